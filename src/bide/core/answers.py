@@ -1,0 +1,46 @@
+"""What a verb answers: one word, and the task as it now is."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from msgspec import Struct
+
+from bide.core.instants import Millis
+from bide.core.records import Record, Result
+from bide.core.tasks import Task
+
+_DONE_AS_ASKED = frozenset(
+    {Result.CREATED, Result.REPLACED, Result.KEPT, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED,
+     Result.REDRIVEN}
+)  # fmt: skip
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """What happened to one task.
+
+    A lost race is an answer too, so look at `result` (a `Result`, equal to its text) or `ok`: an answer itself is
+    neither true nor false.
+    """
+
+    result: Result
+    record: Record | None = None
+    """The task as it now is; None when there is none (`not_found`)."""
+    was: Millis | None = None
+    """For `moved`, and a schedule that replaced: the `wake_at` from before."""
+
+    @property
+    def task(self) -> Task[Any] | None:
+        """The task as it now is, as people see it."""
+        return None if self.record is None else Task(self.record)
+
+    @property
+    def ok(self) -> bool:
+        """Whether what was asked for now holds: it is scheduled, moved, cancelled or sent again."""
+        return self.result in _DONE_AS_ASKED
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"an answer is neither true nor false: this one is {self.result.value!r}; "
+            "look at answer.ok, or compare answer.result with the word you expect"
+        )

@@ -1,0 +1,39 @@
+"""What is out of the ordinary in a task's life, for whoever asks later why it happened.
+
+Recorded: failed deliveries, deaths, lost leases, and every change by a person or an API caller. Not recorded: the happy
+path. The log is capped, written in batches, and never on the way of a delivery.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from bide.core.instants import Millis
+
+
+class EventKind(StrEnum):
+    RETRY = "retry"
+    DEAD = "dead"
+    LOSS = "loss"
+    CHANGE = "change"
+
+
+class Event(Struct, frozen=True, kw_only=True, gc=False):
+    """One line of the log."""
+
+    at: Millis
+    topic: str
+    key: str
+    id: str
+    kind: EventKind
+    attempt: int = 0
+    who: str | None = None
+    """The person, API caller or worker."""
+    what: str = ""
+    """The verb and its answer, or the error."""
+    was: Millis | None = None
+    """For a move: the wake_at from before."""
+    wake_at: Millis | None = None
+    """The wake_at after it, where there is one."""

@@ -1,0 +1,139 @@
+"""Instants and durations: integer milliseconds inside, aware datetimes and text such as "15m" outside.
+
+An *instant* is milliseconds since the Unix epoch, UTC; a *duration* is milliseconds. Everything below the public
+API is one of these two integers. The public API accepts what a person would write, and refuses what could mean
+two things: a naive datetime (whose zone?) and a bare number (of what?).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
+
+from bide.core.errors import BadInput
+
+Millis: TypeAlias = int
+"""An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
+
+When: TypeAlias = datetime | str
+"""What the public API takes for an instant: an aware datetime, or ISO 8601 text with an offset."""
+
+Length: TypeAlias = timedelta | str
+"""What the public API takes for a duration: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
+
+LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last that a datetime can hold
+LONGEST: Millis = LAST_INSTANT
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_UNITS: dict[str, int] = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", re.ASCII)
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<w>\d+(?:\.\d+)?)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
+    r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
+    re.ASCII,
+)
+_DURATION_ACCEPTED = (
+    'a timedelta or text such as "15m", "1h30m", "1.5s", "250ms", "2d" or "PT15M" (units: ms s m h d w)'
+)
+_INSTANT_ACCEPTED = 'an aware datetime, or ISO 8601 text with an offset such as "2030-01-31T08:00:00+01:00"'
+
+
+def duration(value: Length, *, field: str = "delay", negative: bool = False) -> Millis:
+    """The milliseconds that `value` stands for, rounded up to the next whole one so that nothing is early.
+
+    Raises BadInput for unknown units, bare numbers, anything beyond year 9999, and, unless `negative`, below zero.
+    """
+    if isinstance(value, timedelta):
+        millis = -(-value // _MILLISECOND)
+    elif isinstance(value, str):
+        millis = _duration_of_text(value, field)
+    else:
+        raise BadInput(field, value, _DURATION_ACCEPTED)
+    if millis < 0 and not negative:
+        raise BadInput(field, value, "a duration that is not negative; use fire_now for something overdue")
+    if abs(millis) > LONGEST:
+        raise BadInput(field, value, "a duration that ends before the year 10000")
+    return millis
+
+
+def instant(value: When, *, field: str = "at") -> Millis:
+    """The milliseconds since the epoch of `value`, rounded up. Raises BadInput for naive datetimes and before 1970."""
+    moment = value
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment.strip())
+        except ValueError:
+            raise BadInput(field, value, _INSTANT_ACCEPTED) from None
+    if not isinstance(moment, datetime):
+        raise BadInput(field, value, _INSTANT_ACCEPTED)
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise BadInput(field, value, f"{_INSTANT_ACCEPTED}: without a zone it could mean two dozen instants")
+    try:
+        millis = -((_EPOCH - moment) // _MILLISECOND)
+    except OverflowError:
+        raise BadInput(field, value, "an instant within the years 1970 to 9999") from None
+    return check_instant(millis, field=field, value=value)
+
+
+def check_instant(millis: Millis, *, field: str, value: object = None) -> Millis:
+    """`millis` itself, if it lies within 1970..9999; BadInput otherwise."""
+    if 0 <= millis <= LAST_INSTANT:
+        return millis
+    raise BadInput(field, millis if value is None else value, "an instant within the years 1970 to 9999")
+
+
+def as_datetime(millis: Millis) -> datetime:
+    """The aware UTC datetime of an instant; exact, no float in between."""
+    return _EPOCH + timedelta(milliseconds=millis)
+
+
+def instant_text(millis: Millis) -> str:
+    """RFC 3339 in UTC with milliseconds: "2030-01-31T07:00:00.000Z"."""
+    return as_datetime(millis).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration_text(millis: Millis) -> str:
+    """The shortest exact text that `duration` reads back: 5_400_000 -> "1h30m", 0 -> "0s"."""
+    if millis == 0:
+        return "0s"
+    sign, rest = ("-", -millis) if millis < 0 else ("", millis)
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest = divmod(rest, _UNITS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return sign + "".join(parts)
+
+
+def _duration_of_text(text: str, field: str) -> Millis:
+    stripped = text.strip()
+    sign, body = (-1, stripped[1:]) if stripped.startswith("-") else (1, stripped.removeprefix("+"))
+    if len(body) > 64:
+        raise BadInput(field, text, _DURATION_ACCEPTED)
+    if body.startswith("P"):
+        found = _ISO_DURATION.fullmatch(body)
+        parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
+        if not parts or body.endswith("T"):
+            raise BadInput(field, text, _DURATION_ACCEPTED)
+        return sign * sum(_scaled(number, unit) for unit, number in parts.items())
+    total, position, seen = 0, 0, set[str]()
+    while position < len(body):
+        part = _PART.match(body, position)
+        if part is None or part[2] in seen:
+            raise BadInput(field, text, _DURATION_ACCEPTED)
+        seen.add(part[2])
+        total += _scaled(part[1], part[2])
+        position = part.end()
+    if not seen:
+        raise BadInput(field, text, _DURATION_ACCEPTED)
+    return sign * total
+
+
+def _scaled(number: str, unit: str) -> Millis:
+    """`number` of `unit` in milliseconds, exactly, rounded up: integers only, a float would make 0.1 s early."""
+    whole, _, fraction = number.partition(".")
+    scale = _UNITS[unit]
+    divisor: int = 10 ** len(fraction)
+    return int(whole) * scale - (-int(fraction or 0) * scale // divisor)

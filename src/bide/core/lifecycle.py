@@ -1,0 +1,253 @@
+"""The life of a task: one table, and the function that makes each move.
+
+                schedule                    lease (wake_at <= now)
+      (nothing) --------->  WAITING  ------------------------------>  LEASED
+                             ^  ^ |                                    | | | |
+           reschedule,       |  | |  cancel                            | | | +-- done ------> DONE  (or WAITING: again)
+           fire_now, shift --+  | +-----------> CANCELLED <-- cancel --+ | +---- dead ------> DEAD
+                                |                                        |                      |
+                                +---- retry, defer ----------------------+                      |
+                                +------------------------- redrive -----------------------------+
+      LEASED with wake_at <= now (the holder died or hung) is leased again: same arrow, new token, next attempt.
+
+`TABLE` says, for every verb and every state, what is answered and where the task goes. The functions below it are the
+only code that computes a new record; a store that decides in Python calls them, a store that decides in SQL or Lua is
+held to them by the store suite. Each costs O(1), touches no clock and no I/O: `now` and `token` are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from bide.core.answers import Answer
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import (
+    Cancel,
+    Change,
+    Move,
+    NewTask,
+    OnConflict,
+    Record,
+    Redrive,
+    Result,
+    Settlement,
+    State,
+    Token,
+    Verdict,
+)
+
+
+class Verb(StrEnum):
+    """Every way to touch a task."""
+
+    REPLACE = "schedule replace"
+    KEEP = "schedule keep"
+    EARLIEST = "schedule earliest"
+    LATEST = "schedule latest"
+    REFUSE = "schedule refuse"
+    MOVE = "move"
+    CANCEL = "cancel"
+    REDRIVE = "redrive"
+    LEASE = "lease"
+    EXTEND = "extend"
+    DONE = "settle done"
+    AGAIN = "settle done, again"
+    RETRY = "settle retry"
+    DEFER = "settle defer"
+    DEAD = "settle dead"
+
+
+ABSENT = None
+_R, _S = Result, State
+_TAKEN = "taken"
+"""The verb applies; it has no word of its own (the worker's verbs answer with the task, or with true)."""
+_LEFT = "left alone"
+"""The verb does not apply; nothing changes."""
+
+Cell = tuple[str, State | None]
+_OVER: Mapping[State | None, Cell] = {
+    ABSENT: (_R.CREATED, _S.WAITING),
+    _S.DONE: (_R.REPLACED, _S.WAITING),
+    _S.CANCELLED: (_R.REPLACED, _S.WAITING),
+    _S.DEAD: (_R.REPLACED, _S.WAITING),
+}
+_ENDED: Mapping[State | None, Cell] = {
+    ABSENT: (_R.NOT_FOUND, ABSENT),
+    _S.DONE: (_R.FINISHED, _S.DONE),
+    _S.CANCELLED: (_R.FINISHED, _S.CANCELLED),
+    _S.DEAD: (_R.FINISHED, _S.DEAD),
+}
+
+
+def _held(to: State) -> Mapping[State | None, Cell]:
+    """A worker's verb: it applies to what is leased (by this token), and to nothing else."""
+    states = (ABSENT, *State)
+    return {state: (_TAKEN, to) if state is _S.LEASED else (_LEFT, state) for state in states}
+
+
+TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
+    Verb.REPLACE: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.REPLACED, _S.WAITING)},
+    Verb.KEEP: {
+        **_OVER, _S.WAITING: (_R.KEPT, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED), _S.DONE: (_R.KEPT, _S.DONE),
+    },
+    # EARLIEST and LATEST on what waits: `kept` instead, when the time that is there wins
+    Verb.EARLIEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED)},
+    Verb.LATEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.REPLACED, _S.WAITING)},
+    Verb.REFUSE: {
+        **_OVER, _S.WAITING: (_R.REFUSED, _S.WAITING), _S.LEASED: (_R.REFUSED, _S.LEASED),
+        _S.DONE: (_R.REFUSED, _S.DONE),
+    },
+    # MOVE on what waits: `refused` instead, when it would pass the deadline
+    Verb.MOVE: {**_ENDED, _S.WAITING: (_R.MOVED, _S.WAITING), _S.LEASED: (_R.UNDER_WAY, _S.LEASED)},
+    Verb.CANCEL: {
+        **_ENDED, _S.WAITING: (_R.CANCELLED, _S.CANCELLED), _S.LEASED: (_R.CANCELLED_WHILE_LEASED, _S.CANCELLED),
+    },
+    Verb.REDRIVE: {
+        **_ENDED, _S.WAITING: (_R.UNDER_WAY, _S.WAITING), _S.LEASED: (_R.UNDER_WAY, _S.LEASED),
+        _S.DEAD: (_R.REDRIVEN, _S.WAITING),
+    },
+    # LEASE applies when wake_at <= now: to what waits, and to what a lost holder left
+    Verb.LEASE: {**_held(_S.LEASED), _S.WAITING: (_TAKEN, _S.LEASED)},
+    Verb.EXTEND: _held(_S.LEASED),
+    Verb.DONE: _held(_S.DONE),
+    Verb.AGAIN: _held(_S.WAITING),
+    Verb.RETRY: _held(_S.WAITING),
+    Verb.DEFER: _held(_S.WAITING),
+    Verb.DEAD: _held(_S.DEAD),
+}  # fmt: skip
+
+_SCHEDULE = {
+    OnConflict.REPLACE: Verb.REPLACE,
+    OnConflict.KEEP: Verb.KEEP,
+    OnConflict.EARLIEST: Verb.EARLIEST,
+    OnConflict.LATEST: Verb.LATEST,
+    OnConflict.REFUSE: Verb.REFUSE,
+}
+_SETTLE = {Verdict.DONE: Verb.DONE, Verdict.RETRY: Verb.RETRY, Verdict.DEFER: Verb.DEFER, Verdict.DEAD: Verb.DEAD}
+
+
+def next_token(last: Token, now: Millis) -> Token:
+    """The token after `last`: only ever rises, and stays ahead of one lost with a power cut, being a clock too."""
+    return max(last + 1, now * 1000)
+
+
+def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Answer:
+    """Schedule `new` where `old` may be. The answer's record is the one to store if it carries `new.id`."""
+    due_at = _clamp(new.due.resolve(now))
+    if old is None:
+        return Answer(Result.CREATED, _born(new, due_at, now, token))
+    verb = _SCHEDULE[new.on_conflict]
+    word, _ = TABLE[verb][old.state]
+    if old.state is State.WAITING and (
+        (verb is Verb.EARLIEST and due_at >= old.due_at) or (verb is Verb.LATEST and due_at <= old.due_at)
+    ):
+        word = Result.KEPT
+    if word != Result.REPLACED:
+        return Answer(Result(word), old)
+    return Answer(Result.REPLACED, _born(new, due_at, now, token), old.wake_at if old.state.live else None)
+
+
+def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answer:
+    """Move, cancel or redrive. The answer's record is the one to store if it carries `token`."""
+    verb = Verb.MOVE if type(asked) is Move else Verb.CANCEL if type(asked) is Cancel else Verb.REDRIVE
+    if old is None:
+        return Answer(Result.NOT_FOUND)
+    word, _ = TABLE[verb][old.state]
+    if word == Result.FINISHED:
+        return Answer(Result.FINISHED, old)
+    if asked.if_token is not None and asked.if_token != old.token:
+        return Answer(Result.STALE_TOKEN, old)
+    if word == Result.UNDER_WAY:
+        return Answer(Result.UNDER_WAY, old)
+    if type(asked) is Move:
+        due_at = _clamp(asked.due.resolve(now))
+        if old.deadline is not None and due_at > old.deadline:
+            return Answer(Result.REFUSED, old)
+        return Answer(Result.MOVED, _waiting(old, token, due_at=due_at, wake_at=max(due_at, now)), old.wake_at)
+    if type(asked) is Cancel:
+        return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error))
+    assert type(asked) is Redrive
+    due_at = _clamp(asked.due.resolve(now))
+    record = Record(
+        old.topic, old.key, asked.id, old.group, State.WAITING, due_at, max(due_at, now), 0, 0, 0, 0, token, None,
+        old.payload, old.options, None, None, now, None, None,
+    )  # fmt: skip
+    return Answer(Result.REDRIVEN, record)
+
+
+def may_lease(old: Record, now: Millis) -> bool:
+    """Whether `old` is due: P1 says never a millisecond before its `wake_at`."""
+    return old.state.live and old.wake_at <= now
+
+
+def lease(old: Record, now: Millis, until: Millis, holder: str, token: Token) -> Record:
+    """`old` (which is due), held until `until`: the next attempt, and one more loss if it was held already."""
+    lost = old.state is State.LEASED
+    return Record(
+        old.topic, old.key, old.id, old.group, State.LEASED, old.due_at, until,
+        old.planned_at if lost else old.wake_at, old.attempt + 1, old.failures, old.losses + lost, token, holder,
+        old.payload, old.options, old.deadline, old.error, old.created_at, None, None,
+    )  # fmt: skip
+
+
+def holds(old: Record | None, token: Token) -> bool:
+    """Whether `token` is that of the live lease, so that extend and settle apply (P3)."""
+    return old is not None and old.state is State.LEASED and old.token == token
+
+
+def extend(old: Record, until: Millis) -> Record:
+    """`old` (held by the asker) kept longer. Not a transition: the token stays."""
+    return Record(
+        old.topic, old.key, old.id, old.group, State.LEASED, old.due_at, until, old.planned_at, old.attempt,
+        old.failures, old.losses, old.token, old.holder, old.payload, old.options, old.deadline, old.error,
+        old.created_at, None, None,
+    )  # fmt: skip
+
+
+def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
+    """`old` (held by the asker) after its outcome. `keep_until <= now` on an ended one: forget it at once."""
+    verb = Verb.AGAIN if asked.verdict is Verdict.DONE and asked.wake is not None else _SETTLE[asked.verdict]
+    _, to = TABLE[verb][State.LEASED]
+    if to is not State.WAITING:
+        assert to is not None
+        error = asked.error if asked.error is not None else (old.error if verb is Verb.DEAD else None)
+        return _ended(old, to, token, now, asked.keep_until, error)
+    assert asked.wake is not None
+    wake_at = max(_clamp(asked.wake.resolve(now)), now)
+    if verb is Verb.AGAIN:
+        return Record(
+            old.topic, old.key, asked.next_id, old.group, State.WAITING, wake_at, wake_at, 0, 0, 0, 0, token, None,
+            old.payload, old.options, None, None, now, None, None,
+        )  # fmt: skip
+    deferred = verb is Verb.DEFER
+    return Record(
+        old.topic, old.key, old.id, old.group, State.WAITING, old.due_at, wake_at, 0, old.attempt - deferred,
+        old.failures if deferred else old.failures + 1, 0, token, None, old.payload, old.options, old.deadline,
+        old.error if deferred else asked.error, old.created_at, None, None,
+    )  # fmt: skip
+
+
+def _clamp(millis: Millis) -> Millis:
+    return 0 if millis < 0 else LAST_INSTANT if millis > LAST_INSTANT else millis
+
+
+def _born(new: NewTask, due_at: Millis, now: Millis, token: Token) -> Record:
+    return Record(
+        new.topic, new.key, new.id, new.group, State.WAITING, due_at, due_at if due_at > now else now, 0, 0, 0, 0,
+        token, None, new.payload, new.options, new.deadline, None, now, None, None,
+    )  # fmt: skip
+
+
+def _waiting(old: Record, token: Token, *, due_at: Millis, wake_at: Millis) -> Record:
+    return Record(
+        old.topic, old.key, old.id, old.group, State.WAITING, due_at, wake_at, 0, old.attempt, old.failures,
+        old.losses, token, None, old.payload, old.options, old.deadline, old.error, old.created_at, None, None,
+    )  # fmt: skip
+
+
+def _ended(old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None) -> Record:
+    return Record(
+        old.topic, old.key, old.id, old.group, to, old.due_at, old.wake_at, old.planned_at, old.attempt, old.failures,
+        old.losses, token, old.holder, old.payload, old.options, old.deadline, error, old.created_at, now, keep_until,
+    )  # fmt: skip

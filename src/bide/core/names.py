@@ -1,0 +1,48 @@
+"""What may be a topic, a key and a group; and where fresh ids come from."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from bide.core.errors import BadInput
+
+LONGEST_NAME = 200
+"""Bytes of UTF-8 that a topic, key or group may have."""
+
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_ACCEPTED = f"1 to {LONGEST_NAME} bytes of text without control characters"
+RESERVED_TOPIC = "bide:settings"
+"""Settings that must survive live here as hidden tasks; no caller may use it."""
+
+
+def check_name(field: str, value: object) -> str:
+    """`value`, if it can be a topic, key or group. O(length). Raises BadInput."""
+    if type(value) is not str or not value or len(value) > LONGEST_NAME:
+        raise BadInput(field, value, _ACCEPTED)
+    if value.isascii():
+        if not value.isprintable():
+            raise BadInput(field, value, _ACCEPTED)
+    elif _FORBIDDEN.search(value) or len(value.encode()) > LONGEST_NAME:
+        raise BadInput(field, value, _ACCEPTED)
+    return value
+
+
+def check_topic(value: object, field: str = "topic") -> str:
+    """`value`, if it can be a topic of a caller's. Raises BadInput."""
+    topic = check_name(field, value)
+    if topic == RESERVED_TOPIC:
+        raise BadInput(field, value, "a topic of your own: this one holds bide's settings")
+    return topic
+
+
+def new_id() -> str:
+    """A fresh UUIDv7 (RFC 9562 section 5.7) in canonical text: 48 bits of Unix milliseconds, then 74 random bits.
+
+    Time-ordered, so that fresh keys land side by side in an index.
+    """
+    digits = f"{time.time_ns() // 1_000_000:012x}"
+    noise = os.urandom(10).hex()
+    variant = "89ab"[int(noise[3], 16) & 3]
+    return f"{digits[:8]}-{digits[8:]}-7{noise[:3]}-{variant}{noise[4:7]}-{noise[7:19]}"

@@ -1,0 +1,43 @@
+"""What travels with a task that no store need understand: its own retry policy, and headers (trace context)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from bide.core.errors import BadInput
+from bide.core.retry import RetryPolicy
+
+LONGEST_HEADERS = 4096
+"""Bytes that all headers of a task may take, encoded."""
+
+
+class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Encoded as MessagePack; an empty one is no bytes at all. Fields from a newer version are passed over."""
+
+    retry: RetryPolicy | None = None
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
+NO_OPTIONS = Options()
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Options)
+
+
+def encode_options(retry: RetryPolicy | None, headers: Mapping[str, str] | None) -> bytes:
+    """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text."""
+    if not headers:
+        return b"" if retry is None else _encoder.encode(Options(retry=retry))
+    for name, value in headers.items():
+        if not name or not f"{name}{value}".isprintable():
+            raise BadInput("headers", {name: value}, "printable text for both name and value")
+    encoded = _encoder.encode(Options(retry=retry, headers=dict(headers)))
+    if len(encoded) > LONGEST_HEADERS:
+        raise BadInput("headers", f"{len(encoded)} bytes", f"at most {LONGEST_HEADERS} bytes in all")
+    return encoded
+
+
+def decode_options(options: bytes) -> Options:
+    """The options of a stored task. Raises msgspec.DecodeError if the bytes are damaged."""
+    return _decoder.decode(options) if options else NO_OPTIONS

@@ -1,0 +1,57 @@
+"""How a delivery ended, as a handler says it: returned, or raised from any depth below it."""
+
+from __future__ import annotations
+
+from bide.core.errors import BadInput
+from bide.core.instants import Length, When, duration, instant
+from bide.core.records import At, Due, In
+
+
+class Outcome(Exception):
+    """The root of the four outcomes. An exception, so that a handler can raise one from any depth."""
+
+
+class Done(Outcome):
+    """It has happened. With `again_at` or `again_in` the task starts its next life then, under the same key."""
+
+    def __init__(self, *, again_at: When | None = None, again_in: Length | None = None) -> None:
+        self.again: Due | None = None
+        if again_at is not None or again_in is not None:
+            self.again = one_due(again_at, again_in, at_field="again_at", delay_field="again_in")
+        super().__init__("done")
+
+
+class Retry(Outcome):
+    """It failed: try again, by the retry policy, or at the time given here. Counts as a failure."""
+
+    def __init__(self, why: str | None = None, *, delay: Length | None = None, at: When | None = None) -> None:
+        self.due: Due | None = None if delay is None and at is None else one_due(at, delay)
+        self.why = why
+        super().__init__(why or "retry")
+
+
+class Defer(Outcome):
+    """Not yet: wait again, counting nothing."""
+
+    def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
+        self.due: Due = one_due(at, delay)
+        super().__init__("defer")
+
+
+class Dead(Outcome):
+    """It will never work: stop trying, keep it for somebody to look at."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+def one_due(at: When | None, delay: Length | None, *, at_field: str = "at", delay_field: str = "delay") -> Due:
+    """The one of `at` and `delay` that was given. Raises BadInput for both or neither, and for what they refuse."""
+    if at is not None:
+        if delay is not None:
+            raise BadInput(f"{at_field}, {delay_field}", (at, delay), "only one of the two")
+        return At(instant(at, field=at_field))
+    if delay is None:
+        raise BadInput(f"{at_field}, {delay_field}", None, "one of the two: when shall it happen?")
+    return In(duration(delay, field=delay_field))

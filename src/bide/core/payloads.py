@@ -1,0 +1,81 @@
+"""Between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
+
+msgspec does dataclasses, structs, typed dicts and plain values; a pydantic model is recognised by its own two methods
+(`model_dump_json`, `model_validate_json`), so that nobody has to install it for us. Bytes pass through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from bide.core.errors import BadPayload
+
+PAYLOAD_LIMIT = 262_144
+"""Bytes that a payload may have unless the settings say otherwise: 256 KiB."""
+
+Decode: TypeAlias = Callable[[bytes], Any]
+
+_json = msgspec.json.Encoder()
+
+
+def encode_payload(value: object, limit: int = PAYLOAD_LIMIT) -> bytes:
+    """`value` as bytes. O(size). Raises BadPayload when it cannot be encoded or is over `limit`."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        encoded = bytes(value)
+    elif hasattr(value, "model_dump_json"):
+        encoded = value.model_dump_json().encode()
+    else:
+        try:
+            encoded = _json.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None
+    if len(encoded) > limit:
+        raise BadPayload(
+            "payload", f"{len(encoded)} bytes", f"at most {limit} bytes: store it elsewhere, send its name"
+        )
+    return encoded
+
+
+def decoder_for(declared: Any) -> Decode:
+    """A function from bytes to `declared`; it raises BadPayload on bytes that are not one. Made once per handler."""
+    if declared is bytes:
+        return bytes
+    if hasattr(declared, "model_validate_json"):
+        read: Decode = declared.model_validate_json
+    else:
+        read = msgspec.json.Decoder(declared).decode
+
+    def decode(payload: bytes) -> Any:
+        try:
+            return read(payload)
+        except (ValueError, RecursionError) as error:  # msgspec's and pydantic's errors are ValueErrors
+            name = getattr(declared, "__name__", str(declared))
+            raise BadPayload("payload", payload[:60], f"JSON of a {name} ({error})") from None
+
+    return decode
+
+
+def checker_for(declared: Any) -> Callable[[object], None]:
+    """A function that raises BadPayload for a value that is not a `declared`: a wrong payload fails in the caller."""
+    if declared is bytes or declared is Any or not isinstance(declared, type):
+        return _anything
+
+    def check(value: object) -> None:
+        if isinstance(value, declared) or not hasattr(declared, "__annotations__"):
+            return
+        try:
+            msgspec.convert(value, declared)
+        except (ValueError, TypeError) as error:
+            raise BadPayload("payload", value, f"a {declared.__name__} ({error})") from None
+
+    return check
+
+
+def _anything(value: object) -> None:
+    """Nothing was declared, so nothing is checked."""
+
+
+decode_json: Decode = decoder_for(Any)

@@ -1,0 +1,127 @@
+"""When to try again after a failure: three policies, and the named presets.
+
+A policy is data, not code, so that it can travel with a task (`options.retry`) and be drawn in the console. It answers
+one question: after so many failures, how long until the next try, or None: give up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput
+from bide.core.instants import Length, Millis, duration
+
+FOREVER: int = 2**31 - 1
+"""As `tries`: never give up."""
+
+Chance: TypeAlias = Callable[[], float]
+"""A number in [0, 1): `random.random`, or a seeded one in tests."""
+
+
+def _check_tries(tries: int) -> int:
+    if 1 <= tries <= FOREVER and tries == int(tries):
+        return int(tries)
+    raise BadInput("tries", tries, "a whole number of deliveries, at least 1")
+
+
+class Fixed(Struct, frozen=True, tag="fixed", tag_field="policy"):
+    """The same pause each time: `Fixed.every("30s", tries=5)` delivers at most five times."""
+
+    pause: Millis
+    tries: int
+
+    @classmethod
+    def every(cls, pause: Length, *, tries: int) -> Fixed:
+        return cls(duration(pause, field="pause"), _check_tries(tries))
+
+    def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
+        """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
+        return self.pause if failures < self.tries else None
+
+
+class Exponential(Struct, frozen=True, tag="exponential", tag_field="policy"):
+    """Pauses that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
+
+    Jitter only ever shortens, so `longest` is a bound; it keeps a crowd that failed together from returning together
+    (M. Brooker, "Exponential Backoff And Jitter", 2015).
+    """
+
+    first: Millis
+    factor: float
+    longest: Millis
+    tries: int
+    jitter: float
+
+    @classmethod
+    def growing(
+        cls, first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
+    ) -> Exponential:
+        if not 1.0 <= factor <= 100.0:
+            raise BadInput("factor", factor, "a number from 1 to 100")
+        if not 0.0 <= jitter <= 1.0:
+            raise BadInput("jitter", jitter, "a part from 0 to 1")
+        return cls(
+            duration(first, field="first"), float(factor), duration(longest, field="longest"), _check_tries(tries),
+            float(jitter),
+        )  # fmt: skip
+
+    def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
+        """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
+        if failures >= self.tries:
+            return None
+        try:
+            pause = min(self.first * self.factor ** (failures - 1), float(self.longest))
+        except OverflowError:
+            pause = float(self.longest)
+        return int(pause * (1.0 - self.jitter * chance()))
+
+
+class Rungs(Struct, frozen=True, tag="ladder", tag_field="policy"):
+    """One pause per failure, written out; after the last rung it gives up. Made by `Ladder(...)`."""
+
+    rungs: tuple[Millis, ...]
+
+    def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
+        """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
+        return self.rungs[failures - 1] if failures <= len(self.rungs) else None
+
+
+RetryPolicy: TypeAlias = Fixed | Exponential | Rungs
+
+
+def Ladder(*rungs: Length) -> Rungs:  # noqa: N802 - reads as the noun it makes
+    """`Ladder("15s", "15s", "30s", "3m")`: at once, then after each of these pauses in turn, then dead."""
+    if not rungs:
+        raise BadInput("rungs", rungs, 'at least one pause, such as Ladder("15s", "1m")')
+    return Rungs(tuple(duration(rung, field=f"rungs[{place}]") for place, rung in enumerate(rungs)))
+
+
+PRESETS: Mapping[str, RetryPolicy] = MappingProxyType(
+    {
+        "default": Exponential.growing(),
+        "never": Fixed(0, 1),
+        "quick": Exponential.growing("100ms", longest="5s", tries=6),
+        "patient": Exponential.growing("10s", longest="6h", tries=24),
+        "merchant-notify": Ladder("15s", "15s", "30s", "3m", "10m", "20m", "30m", "1h", "2h", "6h", "15h"),
+    }
+)
+"""Policies with a name. `merchant-notify` is the ladder that payment systems publish: eleven rungs over 25 hours."""
+
+
+def policy(value: RetryPolicy | str | None) -> RetryPolicy:
+    """A policy from itself or from a preset's name; None is the default. Raises BadInput."""
+    if value is None:
+        return PRESETS["default"]
+    if isinstance(value, str):
+        if value in PRESETS:
+            return PRESETS[value]
+    elif isinstance(value, Fixed | Exponential | Rungs):
+        return value
+    raise BadInput(
+        "retry", value, f"Ladder(...), Fixed.every(...), Exponential.growing(...) or one of {sorted(PRESETS)}"
+    )

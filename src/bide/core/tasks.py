@@ -1,0 +1,139 @@
+"""A task as people see it: a view of a record, with datetimes and a decoded payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+from bide.core.instants import as_datetime
+from bide.core.options import decode_options
+from bide.core.payloads import Decode, decode_json
+from bide.core.records import Record, State
+
+P = TypeVar("P")
+_UNREAD: Any = object()
+
+
+class Delivery(Protocol):
+    """What the engine lends a task for as long as its handler runs."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]: ...
+    async def extend(self, millis: int) -> bool: ...
+
+
+class Task(Generic[P]):
+    """One thing to be done later. Read-only; `payload` is decoded when first read."""
+
+    __slots__ = ("_delivery", "_payload", "record")
+
+    def __init__(self, record: Record, payload: Any = _UNREAD, delivery: Delivery | None = None) -> None:
+        self.record = record
+        self._payload = payload
+        self._delivery = delivery
+
+    @property
+    def topic(self) -> str:
+        return self.record.topic
+
+    @property
+    def key(self) -> str:
+        return self.record.key
+
+    @property
+    def id(self) -> str:
+        """One life of the key: the same over retries, so a receiver can refuse the repeated."""
+        return self.record.id
+
+    @property
+    def token(self) -> int:
+        """Only ever rises for a (topic, key), so a receiver can refuse the old."""
+        return self.record.token
+
+    @property
+    def group(self) -> str | None:
+        return self.record.group
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+    @property
+    def attempt(self) -> int:
+        """Deliveries given out in this life, less those deferred or given back unstarted; 1 for the first."""
+        return self.record.attempt
+
+    @property
+    def failures(self) -> int:
+        return self.record.failures
+
+    @property
+    def error(self) -> str | None:
+        """What the last failed delivery said."""
+        return self.record.error
+
+    @property
+    def payload(self) -> P:
+        """The data, of the handler's declared type; JSON values where no type was declared."""
+        if self._payload is _UNREAD:
+            self._payload = decode_json(self.record.payload)
+        payload: P = self._payload
+        return payload
+
+    @property
+    def payload_bytes(self) -> bytes:
+        return self.record.payload
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return decode_options(self.record.options).headers
+
+    @property
+    def due_at(self) -> datetime:
+        """The instant that the caller asked for (aware, UTC)."""
+        return as_datetime(self.record.due_at)
+
+    @property
+    def wake_at(self) -> datetime:
+        """The next instant at which the task needs attention (aware, UTC)."""
+        return as_datetime(self.record.wake_at)
+
+    @property
+    def created_at(self) -> datetime:
+        return as_datetime(self.record.created_at)
+
+    @property
+    def deadline(self) -> datetime | None:
+        return None if self.record.deadline is None else as_datetime(self.record.deadline)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return None if self.record.finished_at is None else as_datetime(self.record.finished_at)
+
+    def read_payload(self, decode: Decode) -> None:
+        """Decode the payload now, by `decode`. Raises BadPayload."""
+        self._payload = decode(self.record.payload)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """The handler's own database transaction, in which this task completes: the effect is exactly-once.
+
+        `async with task.transaction() as conn:` gives a connection to the store's own database; leaving the block
+        without an error settles the task Done and commits both, or neither. Verbs awaited inside join it.
+        Raises LeaseLost (and rolls back) if the task is no longer ours; only while a handler runs, and only on a store
+        that can join transactions.
+        """
+        return self._lent().transaction()
+
+    async def extend(self, millis: int) -> bool:
+        """Keep the lease `millis` from now. Seldom needed: a running handler's lease is kept alive by itself."""
+        return await self._lent().extend(millis)
+
+    def _lent(self) -> Delivery:
+        if self._delivery is None:
+            raise RuntimeError("only the task that a running handler was given can do this")
+        return self._delivery
+
+    def __repr__(self) -> str:
+        record = self.record
+        return f"<Task {record.topic}/{record.key} {record.state.value} wake_at={self.wake_at.isoformat()}>"

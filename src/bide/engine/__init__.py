@@ -1,0 +1,1 @@
+"""How tasks move: client, batcher, worker, keeper, settler, sweeper. Knows the ports only."""

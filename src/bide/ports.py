@@ -1,0 +1,248 @@
+"""The seams: what the engine asks of a store, a sink, a timer and a clock, and nothing more.
+
+A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
+optional, none knows about retry policies or handlers, and no driver's type appears here. What only some stores can do
+is a small protocol of its own below, found with `isinstance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from msgspec import Struct
+
+from bide.core.answers import Answer
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.outcomes import Outcome
+from bide.core.records import (
+    Change,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    Tally,
+    Topic,
+)
+from bide.core.retry import RetryPolicy
+from bide.core.tasks import Task
+
+
+class Verbs(Protocol):
+    """The operations that clients use; also what a joined transaction offers."""
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        """Schedule, each by its own `on_conflict`. Durable once answered. One key may come twice: in order."""
+        ...
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        """Move, cancel or redrive: each one atomic transition, or an answer that says why not."""
+        ...
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        """The tasks as they are, also finished ones while they are kept."""
+        ...
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        """One page of tasks, served by an index. Tasks that stay put are neither skipped nor repeated across pages.
+
+        Order: with a group by (topic, key); with a state or a wake range by topic, then `wake_at` (live) or
+        `finished_at` (ended); otherwise by (topic, key). Raises BadInput for a cursor that is not from here.
+        """
+        ...
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        """Record how leases ended; false where the token is not that of the live lease, and nothing changed."""
+        ...
+
+
+@runtime_checkable
+class Store(Verbs, Protocol):
+    """Where tasks rest. Errors: StoreUnavailable, StoreFull (add only), StoreCorrupt; a lost race is an answer."""
+
+    async def open(self) -> None:
+        """Connect; create or check the schema. Raises StoreMismatch, StoreUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of everything. A second close does nothing."""
+        ...
+
+    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+        """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval."""
+        ...
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        """Take up to so many due tasks of each topic, oldest first within it, held until `until`.
+
+        `next_wake` covers the topics that got fewer than they wanted and those that want 0 (which only ask); it may lie
+        in the past for these. A full topic's backlog is left out, so that it cannot spin the caller.
+        """
+        ...
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        """Keep leases until `until`; false where the token is not that of the live lease."""
+        ...
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        """Forget up to `limit` ended tasks whose `keep_until` has passed; how many it was."""
+        ...
+
+
+Heard = Callable[[Topic, Millis], None]
+"""Called on the event loop: something of this topic now wakes at this time, maybe earlier than you know."""
+
+
+class Listening(Protocol):
+    """A subscription; closing it ends the calls."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Notifies(Protocol):
+    """A store that can tell of an earlier wake. Tidings may be late, double, or lost: every sleep is capped."""
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A store that knows which workers live."""
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        """Say that `holder` works on `topics` until then (no topics: it has gone); who lives, with their topics."""
+        ...
+
+
+class Joined(Verbs, Protocol):
+    """The verbs on one open transaction: they take part in it, and end with it."""
+
+    @property
+    def connection(self) -> Any:
+        """The driver's own connection, for the handler's statements."""
+        ...
+
+
+@runtime_checkable
+class JoinsTransaction(Protocol):
+    """A store whose tasks share a database with the caller's data."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Joined]:
+        """A new transaction on the store's database: committed on leaving without an error, else rolled back."""
+        ...
+
+    def using(self, connection: object) -> Joined:
+        """The verbs on the caller's own open connection; the caller commits. Raises BadInput for a foreign one."""
+        ...
+
+
+@runtime_checkable
+class KeepsEvents(Protocol):
+    """A store with a capped log of what was out of the ordinary."""
+
+    async def record(self, events: Sequence[Event]) -> None: ...
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        """The newest first, of one task or of all."""
+        ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A store with a clock of its own."""
+
+    async def time(self) -> Millis: ...
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A store with a schema that has versions."""
+
+    async def schema_version(self) -> tuple[int, int]:
+        """What was found, and what this code wants."""
+        ...
+
+    async def migrate(self) -> None: ...
+
+
+class Finding(Struct, frozen=True):
+    """One thing that `doctor` looked at."""
+
+    ok: bool
+    what: str
+    advice: str = ""
+
+
+@runtime_checkable
+class Diagnoses(Protocol):
+    """A store that can examine itself and its surroundings."""
+
+    async def diagnose(self) -> list[Finding]: ...
+
+
+class Sink(Protocol):
+    """Where a delivery goes. Whatever it raises is a failed delivery; an Outcome raised or returned is itself."""
+
+    async def deliver(self, task: Task[Any]) -> Outcome | None: ...
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """How one topic is worked on."""
+
+    topic: Topic
+    sink: Sink
+    retry: RetryPolicy
+    concurrency: int
+    """Deliveries of this topic at once in one worker process."""
+    timeout: Millis | None = None
+    losses: int = 10
+    """Leases in a row that may end unsettled before the task is dead ("holder lost")."""
+    on_dead: Sequence[Callable[[Task[Any]], Any]] = ()
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """What time it is."""
+
+    def now(self) -> Millis: ...
+
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class Timer(Protocol[Item]):
+    """When, in one process: a pure data structure. Never early; not later than its tick."""
+
+    def add(self, item: Item, at: Millis) -> None:
+        """Remember `item` for `at`; one that is there already is moved."""
+        ...
+
+    def cancel(self, item: Item) -> bool:
+        """Forget it; false: it was not there."""
+        ...
+
+    def move(self, item: Item, at: Millis) -> bool:
+        """Another time for it; false: it was not there, and is not added."""
+        ...
+
+    def advance(self, now: Millis) -> list[Item]:
+        """Take out every item with `at <= now`, in order of `at`."""
+        ...
+
+    def next_deadline(self) -> Millis | None:
+        """Never later than the earliest `at`; None when empty."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, item: object) -> bool: ...

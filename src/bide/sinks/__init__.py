@@ -1,0 +1,1 @@
+"""Where deliveries go: a Python handler, a webhook, a broker. Delivery -> Outcome."""

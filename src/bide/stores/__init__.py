@@ -1,0 +1,1 @@
+"""Where tasks rest: one module or package per backend; none imports another."""

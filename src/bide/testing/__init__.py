@@ -1,0 +1,1 @@
+"""Shipped for users and store authors: the suites, a manual clock, virtual time, faults, the pytest plugin."""
