@@ -1,0 +1,42 @@
+# `make run` shows bide at work, from a fresh clone with nothing but Python >= 3.11, pip and make.
+# ARGS is passed on: make run ARGS="--seconds 20", make test ARGS="-k retry".
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench import-time generate clean
+
+ARGS ?=
+SETUP := sh scripts/setup
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+run: ## show it at work: live scenarios on a SQLite file, each with its own time scale
+	@$(SETUP) run
+	@.venv/bin/bide demo $(ARGS)
+
+test: ## run every test
+	@$(SETUP) test
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: ## check style, format and types
+	@$(SETUP) lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: ## measure this machine: make bench ARGS="sqlite:///bench.db --workload lateness"
+	@$(SETUP) run
+	@.venv/bin/bide bench $(ARGS)
+
+import-time: ## how long `import bide` takes, in fresh processes
+	@$(SETUP) run
+	@.venv/bin/python scripts/import_time.py
+
+generate: ## write the parts of docs/ that come from the code
+	@$(SETUP) run
+	@.venv/bin/python scripts/generate.py
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
