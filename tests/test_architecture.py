@@ -1,0 +1,332 @@
+"""The rules of the architecture, read off the imports: who may know whom, and what each layer may do."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+
+import bide
+from bide.core import lifecycle
+from bide.core.lifecycle import ABSENT, TABLE, Verb
+from bide.core.records import State
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
+
+PUBLIC: tuple[str, ...] = ()
+"""Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
+
+# Which layers each layer may import, itself apart. `core <- ports <- {timers, stores, engine, sinks} <- wiring <- ...`
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "ports": {"core"},
+    "timers": {"core", "ports"},
+    "stores": {"core", "ports"},
+    "engine": {"core", "ports"},
+    "sinks": {"core", "ports"},
+    "settings": {"core"},
+    "wiring": {"core", "ports", "timers", "stores", "engine", "sinks", "settings"},
+    "app": {"core", "ports", "engine", "sinks", "settings", "wiring"},
+    "bide": {"core", "ports", "settings", "app", "_version"},
+    "service": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "_version"},
+    "cli": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "service", "_version"},
+    "__main__": {"cli"},
+    "_version": set(),
+}
+OUTSIDE = {"testing", "lab"}
+"""Shipped beside the product: they may import anything, and nothing imports them."""
+
+STORE_PARTS = {"sorted_chunks"}
+"""Modules of stores/ that are no backend but a data structure, which a backend may share."""
+
+STANDARD_IN_CORE = {
+    "__future__", "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools", "math",
+    "random", "re", "types", "typing",
+}  # fmt: skip
+"""What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
+
+STANDARD_FOR_IDS = {"os", "time"}
+"""And core/names.py alone: an id is a time and noise, and says nothing about when anything happens."""
+
+OTHERS: dict[str, set[str]] = {
+    "stores": {"msgspec", "apsw"},
+    "cli": {"msgspec", "click", "rich", "uvloop"},
+    "service": {"msgspec"},
+}
+"""Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
+
+HEAVY = (
+    "apsw", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic", "pygments", "pytest", "rich",
+    "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.sqlite", "bide.testing",
+)  # fmt: skip
+"""What `import bide` must not load: each is needed by some programs only, and costs all of them."""
+
+
+class Import(NamedTuple):
+    """One import statement, resolved: `from bide.core import names` is `bide.core.names`."""
+
+    path: Path
+    line: int
+    target: str
+
+    @property
+    def importer(self) -> str:
+        return module_of(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(SOURCE.parent)}:{self.line} imports {self.target}"
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path) for path in sources()}
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import of a module, wherever it stands: also in functions, and for the type checker alone."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield Import(path, node.lineno, inner if inner in MODULES else base)
+
+
+IMPORTS = [one for path in sources() for one in imports_of(path)]
+
+
+def layer_of(module: str) -> str:
+    """The layer that a module of bide's belongs to: its first name below `bide`, or "bide" for the front door."""
+    return module.split(".")[1] if "." in module else "bide"
+
+
+def is_ours(module: str) -> bool:
+    return module == "bide" or module.startswith("bide.")
+
+
+def in_layer(layer: str) -> list[Import]:
+    return [one for one in IMPORTS if layer_of(one.importer) == layer]
+
+
+def listed(offences: list[Import]) -> str:
+    return "\n".join(str(one) for one in offences)
+
+
+def test_every_layer_has_its_rule() -> None:
+    layers = {layer_of(module) for module in MODULES}
+    assert {"core", "ports"} <= layers
+    assert layers <= set(MAY_IMPORT) | OUTSIDE, "a new layer needs a line in MAY_IMPORT"
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_arrows_point_inward(layer: str) -> None:
+    allowed = MAY_IMPORT[layer] | {layer}
+    offences = [one for one in in_layer(layer) if is_ours(one.target) and layer_of(one.target) not in allowed]
+    assert not offences, listed(offences)
+
+
+def test_nothing_imports_what_is_outside() -> None:
+    offences = [
+        one
+        for one in IMPORTS
+        if is_ours(one.target) and layer_of(one.target) in OUTSIDE and layer_of(one.importer) not in OUTSIDE
+    ]
+    assert not offences, listed(offences)
+
+
+def test_no_store_imports_another() -> None:
+    def part(module: str) -> str | None:
+        names = module.split(".")
+        return names[2] if len(names) > 2 else None
+
+    offences = [
+        one
+        for one in in_layer("stores")
+        if one.target.startswith("bide.stores") and part(one.target) not in {part(one.importer), *STORE_PARTS}
+    ]
+    assert not offences, listed(offences)
+
+
+def test_only_the_wiring_names_stores_and_sinks() -> None:
+    concrete = {"stores", "sinks"}
+    offences = [
+        one
+        for one in IMPORTS
+        if is_ours(one.target)
+        and layer_of(one.target) in concrete
+        and layer_of(one.importer) not in {layer_of(one.target), "wiring", *OUTSIDE}
+        and not (one.importer == "bide.app" and one.target == "bide.sinks.handlers")
+    ]
+    assert not offences, listed(offences)
+
+
+def test_core_does_no_input_or_output_and_reads_no_clock() -> None:
+    offences = []
+    for one in in_layer("core"):
+        first = one.target.partition(".")[0]
+        allowed = STANDARD_IN_CORE | (STANDARD_FOR_IDS if one.importer == "bide.core.names" else set())
+        if first not in allowed | {"bide", "msgspec"}:
+            offences.append(one)
+    assert not offences, listed(offences)
+
+    readers = {"now", "utcnow", "today"}
+    for path in sources():
+        if layer_of(module_of(path)) in {"core", "ports"}:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in readers:
+                    pytest.fail(f"{path.name}:{node.lineno} reads a clock: {ast.unparse(node)}")
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"open", "input"}:
+                    pytest.fail(f"{path.name}:{node.lineno} does I/O: {ast.unparse(node)}")
+
+
+def test_other_peoples_packages_stay_where_they_belong() -> None:
+    offences = []
+    for one in IMPORTS:
+        first, layer = one.target.partition(".")[0], layer_of(one.importer)
+        if first in sys.stdlib_module_names or first == "bide" or layer in OUTSIDE:
+            continue
+        if first not in OTHERS.get(layer, {"msgspec"}):
+            offences.append(one)
+    assert not offences, listed(offences)
+
+
+def test_asyncio_stays_out_of_what_is_pure() -> None:
+    offences = [one for one in in_layer("timers") if one.target.partition(".")[0] in {"asyncio", "time"}]
+    assert not [one for one in offences if one.importer != "bide.timers.drive"], listed(offences)
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_modules_are_short_and_say_what_they_are(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400, "split it by what it is about"
+    assert path.stem not in {"utils", "util", "common", "helpers", "helper", "manager", "misc"}, "name what it is"
+    if path.name != "_version.py":
+        docstring = ast.get_docstring(ast.parse(text))
+        assert docstring, "a module's docstring says what it is"
+
+
+def test_public_names() -> None:
+    exported = getattr(bide, "__all__", None)
+    if exported is None:
+        exported = [
+            name for name, value in vars(bide).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+        ]
+    assert sorted(set(exported) - {"__version__", "annotations"}) == sorted(PUBLIC)
+    missing = [name for name in (*PUBLIC, "__version__") if not hasattr(bide, name)]
+    assert not missing
+
+
+def test_importing_bide_loads_nothing_heavy() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys, bide; print(*sys.modules, sep='\\n')"],
+        check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    bare = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules, sep='\\n')"],
+        check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    assert "bide" in found
+    assert not set(HEAVY) & (set(found) - set(bare))
+
+
+def test_the_base_install_is_small(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    direct = [Requirement(text).name for text in project["dependencies"]]
+    assert len(direct) <= 4
+    assert len(closure(direct)) <= 8
+
+
+def closure(names: list[str]) -> set[str]:
+    """All distributions that installing `names` brings here, by what the installed ones say that they need."""
+    found: set[str] = set()
+    ahead = [name.lower().replace("_", "-") for name in names]
+    while ahead:
+        name = ahead.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for text in importlib.metadata.requires(name) or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                ahead.append(needed.name.lower().replace("_", "-"))
+    return found
+
+
+# What the drawing in core/lifecycle.py shows, as (label, from, to). A state that a verb leaves as it is has no arrow.
+DRAWN: set[tuple[str, State | None, State]] = {
+    ("schedule", ABSENT, State.WAITING),
+    ("lease", State.WAITING, State.LEASED),
+    ("cancel", State.WAITING, State.CANCELLED),
+    ("cancel", State.LEASED, State.CANCELLED),
+    ("done", State.LEASED, State.DONE),
+    ("again", State.LEASED, State.WAITING),
+    ("dead", State.LEASED, State.DEAD),
+    ("retry", State.LEASED, State.WAITING),
+    ("defer", State.LEASED, State.WAITING),
+    ("redrive", State.DEAD, State.WAITING),
+}
+LABELS = {
+    Verb.REPLACE: "schedule", Verb.KEEP: "schedule", Verb.EARLIEST: "schedule", Verb.LATEST: "schedule",
+    Verb.REFUSE: "schedule", Verb.MOVE: "reschedule", Verb.CANCEL: "cancel", Verb.REDRIVE: "redrive",
+    Verb.LEASE: "lease", Verb.EXTEND: "extend", Verb.DONE: "done", Verb.AGAIN: "again", Verb.RETRY: "retry",
+    Verb.DEFER: "defer", Verb.DEAD: "dead",
+}  # fmt: skip
+
+
+def test_the_drawing_of_a_tasks_life_is_the_table() -> None:
+    assert set(LABELS) == set(Verb)
+    transitions = {
+        (LABELS[verb], state, to)
+        for verb, row in TABLE.items()
+        for state, (_, to) in row.items()
+        if to is not None and to is not state
+    }
+    # Scheduling over a task that is there already starts a new life; drawn once, as the arrow out of nothing.
+    new_lives = {one for one in transitions if one[0] == "schedule" and one[1] is not ABSENT}
+    assert transitions - new_lives == DRAWN
+
+    assert lifecycle.__doc__ is not None
+    drawing = lifecycle.__doc__.split("\n\n")[1]
+    for label, start, end in DRAWN:
+        assert label in drawing
+        assert "(nothing)" in drawing if start is ABSENT else start.name in drawing
+        assert end.name in drawing
+    for unmoved in ("reschedule", "fire_now", "shift"):
+        assert unmoved in drawing
+
+
+def test_every_cell_of_the_table_is_filled() -> None:
+    for verb in Verb:
+        assert set(TABLE[verb]) == {ABSENT, *State}, verb
+
+
+def test_generated_documentation_is_up_to_date(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/generate.py", "--check"], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, parts in {"settings.md": 1, "lifecycle.md": 2}.items():
+        assert (root / "docs" / name).read_text(encoding="utf-8").count("<!-- generated: ") == parts
