@@ -1,3 +1,78 @@
-"""bide: register something to happen at time T; fire it now, move or cancel it until then."""
+"""bide: register something to happen at time T; fire it now, move or cancel it until then.
 
-from bide._version import __version__ as __version__
+from bide import Bide, Task
+
+app = Bide("sqlite:///shop.db")
+
+@app.handler("order.close")
+async def close(task: Task[dict]): ...
+
+async with app:
+    await close.schedule({"number": 42}, key="42", delay="15m")
+"""
+
+from bide._version import __version__
+from bide.app import Bide, Handler
+from bide.core.answers import Answer
+from bide.core.errors import (
+    BadInput,
+    BadPayload,
+    BideError,
+    DuplicateHandler,
+    LeaseLost,
+    MissingExtra,
+    OutcomeUnknown,
+    SetupError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreUnavailable,
+)
+from bide.core.events import Event, EventKind
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import NewTask, OnConflict, Ref, Result, State
+from bide.core.retry import Exponential, Fixed, Ladder
+from bide.core.tasks import Task
+from bide.engine.terms import Retention
+from bide.engine.worker import Worker
+from bide.settings import Settings
+
+__all__ = [
+    "Answer",
+    "BadInput",
+    "BadPayload",
+    "Bide",
+    "BideError",
+    "Dead",
+    "Defer",
+    "Done",
+    "DuplicateHandler",
+    "Event",
+    "EventKind",
+    "Exponential",
+    "Fixed",
+    "Handler",
+    "Ladder",
+    "LeaseLost",
+    "MissingExtra",
+    "NewTask",
+    "OnConflict",
+    "Outcome",
+    "OutcomeUnknown",
+    "Ref",
+    "Result",
+    "Retention",
+    "Retry",
+    "Settings",
+    "SetupError",
+    "State",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreMismatch",
+    "StoreUnavailable",
+    "Task",
+    "Worker",
+    "__version__",
+]

@@ -214,7 +214,13 @@ class Route(Struct, frozen=True, kw_only=True):
 class Clock(Protocol):
     """What time it is."""
 
-    def now(self) -> Millis: ...
+    def now(self) -> Millis:
+        """Whole milliseconds since the epoch, rounded down."""
+        ...
+
+    def seconds_until(self, at: Millis) -> float:
+        """How long until `at`, not rounded; negative once it has passed."""
+        ...
 
 
 Item = TypeVar("Item", bound=Hashable)

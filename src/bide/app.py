@@ -1,0 +1,237 @@
+"""The application object: a store, the verbs, and the handlers of its topics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, DuplicateHandler
+from bide.core.instants import Length, When, duration
+from bide.core.names import check_topic
+from bide.core.outcomes import Outcome
+from bide.core.records import NewTask, Topic
+from bide.core.retry import RetryPolicy, policy
+from bide.core.tasks import Task
+from bide.engine.client import Client
+from bide.engine.sync import SyncClient
+from bide.engine.terms import Retention
+from bide.engine.worker import Observer, Worker
+from bide.ports import Clock, Route, Store
+from bide.settings import Settings
+from bide.sinks.handlers import PythonHandler
+from bide.wiring import store_maker, terms_of
+
+P = TypeVar("P")
+_THREADS = 32
+"""Threads of a plain-function handler unless it says how many."""
+
+
+class Handler(Generic[P]):
+    """A handler and the verbs of its topic, typed by its payload. Calling it calls the function."""
+
+    def __init__(self, app: Bide, topic: Topic, function: Callable[[Task[P]], Any], sink: PythonHandler) -> None:
+        self.topic = topic
+        self._app = app
+        self._function = function
+        self._sink = sink
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", topic)
+        self.__wrapped__ = function
+
+    def __call__(self, task: Task[P]) -> Any:
+        return self._function(task)
+
+    def new(
+        self,
+        payload: P,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> NewTask:
+        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadPayload, BadInput."""
+        self._sink.check(payload)
+        return self._app.new(
+            self.topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+            deadline=deadline, headers=headers,
+        )  # fmt: skip
+
+    async def schedule(
+        self,
+        payload: P,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """See `Bide.schedule`; the payload is checked by its type, here and by mypy."""
+        new = self.new(
+            payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+            deadline=deadline, headers=headers,
+        )  # fmt: skip
+        return await self._app.schedule_new(new)
+
+    async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
+        return await self._app.schedule_many(tasks)
+
+    async def reschedule(self, key: str, *, delay: Length | None = None, at: When | None = None) -> Answer:
+        return await self._app.reschedule(self.topic, key, delay=delay, at=at)
+
+    async def fire_now(self, key: str) -> Answer:
+        return await self._app.fire_now(self.topic, key)
+
+    async def cancel(self, key: str) -> Answer:
+        return await self._app.cancel(self.topic, key)
+
+
+class Bide(Client):
+    """Register something to happen at time T; until then fire it now, move it, or cancel it.
+
+    `Bide("sqlite:///shop.db")`, `Bide("memory:")`, `Bide()` (the URL is then BIDE_STORE's), or any object that is a
+    Store. Settings come from the environment unless given; keyword arguments go before both: `Bide(url, lease="5s")`.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | None = None,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        actor: str | None = None,
+        **overrides: Any,
+    ) -> None:
+        if settings is not None and overrides:
+            raise BadInput("settings", settings, f"either a Settings, or single ones: {', '.join(overrides)}; not both")
+        self.settings = Settings.from_env(**overrides) if settings is None else settings
+        self._make: Callable[[], Store]
+        if store is None or isinstance(store, str):
+            self._make = store_maker(store or self.settings.store, self.settings)
+        elif isinstance(store, Store):
+            self._make = _always(store)
+        else:
+            raise BadInput("store", store, "a store URL or a Store")
+        super().__init__(self._make, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
+        self.routes: dict[Topic, Route] = {}
+        self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
+        self.sync = SyncClient(self, self._clone)
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        retry: RetryPolicy | str | None = None,
+        timeout: Length | None = None,
+        concurrency: int | None = None,
+        losses: int | None = None,
+        keep: Retention | None = None,
+    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+        """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
+
+        A coroutine function runs on the worker's loop, a plain one in a thread. `retry` is a policy or a preset's name;
+        `timeout` ends a delivery as failed; `concurrency` bounds the deliveries of this topic at once in one process;
+        `losses` bounds leases in a row that end unsettled; `keep` says how long ended tasks are remembered.
+        """
+        check_topic(topic)
+        if topic in self.routes:
+            raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
+        names = sys._getframe(1).f_locals
+        retries = policy(retry)
+        limit = None if timeout is None else duration(timeout, field="timeout")
+        if limit == 0:
+            raise BadInput("timeout", timeout, "a length above zero, or None for no limit")
+        for field, count in (("concurrency", concurrency), ("losses", losses)):
+            if count is not None and not 1 <= count <= 1_000_000:
+                raise BadInput(field, count, "a whole number from 1 to 1,000,000")
+
+        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+            threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
+            sink = PythonHandler(function, threads=threads, names=names)
+            slots = concurrency or (self.settings.topic_concurrency if sink.asynchronous else threads)
+            self.routes[topic] = Route(
+                topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
+                losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
+            )  # fmt: skip
+            if keep is not None:
+                by_topic = {**self.terms.retention_by_topic, topic: keep}
+                self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
+            return Handler(self, topic, function, sink)
+
+        return register
+
+    def on_dead(self, topic: str) -> Callable[[Callable[[Task[Any]], Any]], Callable[[Task[Any]], Any]]:
+        """Call this function (plain or coroutine) with each task of `topic` that dies: somebody must know.
+
+        Called once by the worker that settled it, after the store has it; if that very worker dies in between it is
+        not called again, so look at `find(state="dead")` too.
+        """
+        check_topic(topic)
+
+        def register(hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
+            self._dead_hooks.setdefault(topic, []).append(hook)
+            return hook
+
+        return register
+
+    def worker(
+        self, *, topics: Collection[str] | None = None, observe: Observer | None = None, name: str | None = None
+    ) -> AppWorker:
+        """Works on this app's handlers within `async with app.worker():`; no signal handling (`bide work` has that)."""
+        for topic in topics or ():
+            if topic not in self.routes:
+                raise BadInput(
+                    "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
+                )
+        chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
+        return AppWorker(self, chosen, observe, name)
+
+    def _clone(self) -> Client:
+        return Client(self._make, terms=self.terms, clock=self.clock, actor=self.actor)
+
+
+class AppWorker:
+    """A worker with its app: opens the app if it is not open, and lends itself as the running `Worker`."""
+
+    def __init__(self, app: Bide, routes: Mapping[Topic, Route], observe: Observer | None, name: str | None) -> None:
+        self._app = app
+        self._routes = dict(routes)
+        self._observe = observe
+        self._name = name
+        self._worker: Worker | None = None
+
+    async def __aenter__(self) -> Worker:
+        app = await self._app.open()
+        try:
+            self._worker = Worker(
+                app.store, self._routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
+                observe=self._observe, name=self._name,
+            )  # fmt: skip
+            await self._worker.start()
+        except BaseException:
+            await app.close()
+            raise
+        return self._worker
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._worker is not None
+        try:
+            await self._worker.stop()
+        finally:
+            await self._app.close()
+
+
+def _always(store: Store) -> Callable[[], Store]:
+    return lambda: store

@@ -1,0 +1,73 @@
+"""Group commit: concurrent single calls become one plural call.
+
+While one batch is under way the next one gathers, so nobody waits for a timer: alone, a call goes out at once (at the
+end of this turn of the event loop); in a crowd of a thousand, all go together. The busier, the larger the batches and
+the cheaper each call: the classic group commit of databases, with coroutines for committers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Asked = TypeVar("Asked")
+Got = TypeVar("Got")
+
+
+class Batcher(Generic[Asked, Got]):
+    """Folds `ask(x)` calls into `send([x, ...])`, whose answer has the same length and order. One batch in flight."""
+
+    __slots__ = ("_asked", "_busy", "_futures", "_limit", "_loop", "_send", "_task")
+
+    def __init__(self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]], *, limit: int = 1000) -> None:
+        self._send = send
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._asked: list[Asked] = []
+        self._futures: list[asyncio.Future[Got]] = []
+        self._busy = False
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, asked: Asked) -> asyncio.Future[Got]:
+        """The answer to come. A caller that stops waiting does not stop the call: it may be done all the same."""
+        future: asyncio.Future[Got] = self._loop.create_future()
+        self._asked.append(asked)
+        self._futures.append(future)
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._start)
+        return future
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._flush(), name="bide batcher")
+
+    async def _flush(self) -> None:
+        try:
+            while self._asked:
+                asked, futures = self._asked[: self._limit], self._futures[: self._limit]
+                del self._asked[: self._limit], self._futures[: self._limit]
+                try:
+                    got = await self._send(asked)
+                except asyncio.CancelledError:
+                    for future in futures:
+                        future.cancel()
+                    raise
+                except Exception as error:  # noqa: BLE001 - every caller of the batch is told
+                    for future in futures:
+                        if not future.done():
+                            future.set_exception(error)
+                else:
+                    for future, answer in zip(futures, got, strict=True):
+                        if not future.done():
+                            future.set_result(answer)
+        finally:
+            self._busy = False
+
+    async def drain(self) -> None:
+        """Wait until everything asked so far has been answered."""
+        while self._futures or self._busy:
+            if self._task is not None and not self._task.done():
+                await asyncio.wait([self._task])
+            else:
+                await asyncio.sleep(0)

@@ -1,0 +1,375 @@
+"""Every verb of a caller, over any store.
+
+Single calls go through a batcher each (one for adds, one for changes, one for gets), so that a thousand coroutines cost
+one store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Self
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.events import Event
+from bide.core.instants import Length, Millis, When, check_instant, duration, instant
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.options import encode_options
+from bide.core.outcomes import one_due
+from bide.core.payloads import encode_payload
+from bide.core.records import (
+    At,
+    Cancel,
+    Change,
+    Due,
+    Filter,
+    In,
+    Move,
+    NewTask,
+    OnConflict,
+    Page,
+    Record,
+    Redrive,
+    Ref,
+    State,
+    Tally,
+    Token,
+)
+from bide.core.retry import RetryPolicy, policy
+from bide.core.tasks import Task
+from bide.engine.clock import SystemClock
+from bide.engine.groups import over_group
+from bide.engine.joining import joining
+from bide.engine.recorder import Recorder
+from bide.engine.running import inherited_headers
+from bide.engine.session import Session
+from bide.engine.terms import Terms
+from bide.ports import Clock, JoinsTransaction, KeepsEvents, Store
+
+_NOW = In(0)
+_CONFLICTS = {choice.value: choice for choice in OnConflict}
+_STATES = {state.value: state for state in State}
+
+
+class Client:
+    """The verbs. Use it as `async with`; one client belongs to one event loop while it is open."""
+
+    def __init__(
+        self,
+        make_store: Callable[[], Store],
+        *,
+        terms: Terms | None = None,
+        clock: Clock | None = None,
+        actor: str | None = None,
+    ) -> None:
+        self.terms = terms or Terms()
+        self.clock: Clock = clock or SystemClock()
+        self.actor = actor
+        self._make_store = make_store
+        self._opened: Session | None = None
+        self._users = 0
+
+    # --- open and close
+
+    async def open(self) -> Self:
+        """Open the store. May be nested: the last `close` closes."""
+        if self._opened is None:
+            store = self._make_store()
+            await store.open()
+            self._opened = Session(store, self.clock, self.actor)
+        elif self._opened.loop is not asyncio.get_running_loop():
+            raise SetupError(
+                "this app is open in another event loop; give each loop an app of its own, or use app.sync"
+            )
+        self._users += 1
+        return self
+
+    async def close(self) -> None:
+        """Wait for calls under way, then close the store."""
+        if self._opened is None:
+            return
+        self._users -= 1
+        if self._users == 0:
+            opened, self._opened = self._opened, None
+            await opened.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    @property
+    def open_in(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop in which this is open; None when it is not."""
+        return None if self._opened is None else self._opened.loop
+
+    @property
+    def store(self) -> Store:
+        """The open store. Raises StoreUnavailable when this client is not open."""
+        return self._session.store
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._session.recorder
+
+    @property
+    def _session(self) -> Session:
+        if self._opened is None:
+            raise StoreUnavailable("not open: use `async with app:` around this, or app.sync from synchronous code")
+        return self._opened
+
+    # --- schedule
+
+    def new(
+        self,
+        topic: str,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> NewTask:
+        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O."""
+        due = one_due(at, delay)
+        conflict = _CONFLICTS.get(on_conflict)
+        if conflict is None:
+            raise BadInput("on_conflict", on_conflict, f"one of {', '.join(_CONFLICTS)}")
+        not_after = None if deadline is None else self._deadline(deadline, due)
+        inherited = inherited_headers()
+        if inherited:
+            headers = {**inherited, **(headers or {})}
+        return NewTask(
+            check_topic(topic),
+            new_id() if key is None else check_name("key", key),
+            new_id(),
+            due,
+            encode_payload(payload, self.terms.payload_limit),
+            None if group is None else check_name("group", group),
+            encode_options(None if retry is None else policy(retry), headers) if retry or headers else b"",
+            not_after,
+            conflict,
+        )
+
+    async def schedule(
+        self,
+        topic: str,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Register a task to happen after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
+
+        Once this has answered, the task survives any crash. `key` names it (a UUIDv7 if not given) and is unique within
+        the topic; `on_conflict` says what happens when it is taken: "replace", "keep", "earliest", "latest" or
+        "refuse". A `deadline` (an instant, or a length from now) means: not after. Raises BadInput, StoreFull,
+        StoreUnavailable. O(log n).
+        """
+        new = self.new(
+            topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+            deadline=deadline, headers=headers,
+        )  # fmt: skip
+        return await self.schedule_new(new)
+
+    async def schedule_new(self, task: NewTask) -> Answer:
+        """Schedule what `new` made; folded with concurrent calls like any other."""
+        return await self._session.add(task)
+
+    async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
+        """Schedule all of `tasks` (made by `new`) in one store call; answers in order."""
+        return await self._session.add_many(tasks if isinstance(tasks, list) else list(tasks))
+
+    # --- change
+
+    async def reschedule(
+        self,
+        topic: str,
+        key: str,
+        *,
+        delay: Length | None = None,
+        at: When | None = None,
+        if_token: Token | None = None,
+    ) -> Answer:
+        """Make a waiting task due at another time: `moved`; `under_way` when it is leased and nothing changed."""
+        return await self._change(Move(topic, key, one_due(at, delay), if_token))
+
+    async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
+        """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
+        return await self._change(Move(topic, key, _NOW, if_token))
+
+    async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
+        """It shall not happen: `cancelled` means that no delivery starts afterwards.
+
+        `cancelled_while_leased`: a delivery is running; it is told at its next extend, and no other follows.
+        """
+        return await self._change(self._cancel(topic, key, if_token))
+
+    async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
+        """Send a dead task again, as a new life: `redriven`."""
+        return await self._change(Redrive(topic, key, new_id(), In(duration(delay)), if_token))
+
+    async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
+        """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
+        changes: list[Change] = [Move(ref[0], ref[1], _due(when)) for ref, when in moves]
+        return await self._change_many(changes)
+
+    async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        return await self._change_many([Move(topic, key, _NOW) for topic, key in refs])
+
+    async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        return await self._change_many([self._cancel(topic, key, None) for topic, key in refs])
+
+    async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
+        due = In(duration(delay))
+        return await self._change_many([Redrive(topic, key, new_id(), due) for topic, key in refs])
+
+    # --- groups
+
+    async def shift(self, *, group: str, by: Length, topic: str | None = None) -> list[Answer]:
+        """Move every waiting task of `group` (of one topic of it) by a length, which may be negative: maybe to now.
+
+        Atomic per task, bounded per store call. An answer per task that was found live.
+        """
+        delta = duration(by, field="by", negative=True)
+
+        def move(record: Record) -> Change:
+            return Move(record.topic, record.key, At(max(0, record.due_at + delta)), record.token)
+
+        return await self._over_group("shift", group, topic, move)
+
+    async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
+        """Cancel every live task of `group` (of one topic of it)."""
+
+        def cancel(record: Record) -> Change:
+            return self._cancel(record.topic, record.key, record.token)
+
+        return await self._over_group("cancel", group, topic, cancel)
+
+    # --- look
+
+    async def get(self, topic: str, key: str) -> Task[Any] | None:
+        """The task as it is; None if it never was, or is finished and forgotten."""
+        record = await self._session.get(Ref(check_name("topic", topic), check_name("key", key)))
+        return None if record is None else Task(record)
+
+    async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
+        records = await self._session.verbs.get([Ref(*ref) for ref in refs])
+        return [None if record is None else Task(record) for record in records]
+
+    async def find(
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        group: str | None = None,
+        wake_from: When | None = None,
+        wake_before: When | None = None,
+        page: int = 500,
+    ) -> AsyncIterator[Task[Any]]:
+        """Every task that matches, page by page from an index; tasks that stay put are seen exactly once."""
+        if state is not None and state not in _STATES:
+            raise BadInput("state", state, f"one of {', '.join(_STATES)}")
+        where = Filter(
+            topic=None if topic is None else check_name("topic", topic),
+            state=None if state is None else _STATES[state],
+            group=None if group is None else check_name("group", group),
+            wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
+            wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
+        )
+        cursor: str | None = None
+        while True:
+            found = await self._session.verbs.find(where, Page(limit=page, cursor=cursor))
+            for record in found.tasks:
+                yield Task(record)
+            cursor = found.cursor
+            if cursor is None:
+                return
+
+    async def tally(self, edges: Sequence[When] | None = None) -> Tally:
+        """How many tasks by (topic, state); with `edges`, how many wait in each interval between them."""
+        return await self._session.store.tally(
+            None if edges is None else [instant(edge, field="edges") for edge in edges]
+        )
+
+    async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
+        """What was out of the ordinary, newest first: of one task, or of all."""
+        store = self._session.store
+        await self._session.recorder.flush()
+        ref = Ref(topic, key) if topic is not None and key is not None else None
+        return await store.events(ref, limit=limit) if isinstance(store, KeepsEvents) else []
+
+    # --- transactions
+
+    @asynccontextmanager
+    async def using(self, connection: object) -> AsyncIterator[Self]:
+        """Within this block the verbs take part in the caller's own transaction on `connection`; the caller commits.
+
+        Raises BadInput for a connection to anything else than this store's own database, SetupError for a store that
+        shares no database with anybody.
+        """
+        store = self._session.store
+        if not isinstance(store, JoinsTransaction):
+            raise SetupError(f"{type(store).__name__} cannot take part in a transaction; sqlite: can")
+        with joining(store, store.using(connection)):
+            yield self
+
+    # --- inside
+
+    async def _change(self, change: Change) -> Answer:
+        check_name("topic", change.topic)
+        check_name("key", change.key)
+        return await self._session.change(change)
+
+    async def _change_many(self, changes: Sequence[Change]) -> list[Answer]:
+        for change in changes:
+            check_name("topic", change.topic)
+            check_name("key", change.key)
+        return await self._session.change_many(changes)
+
+    async def _over_group(
+        self, verb: str, group: str, topic: str | None, make: Callable[[Record], Change]
+    ) -> list[Answer]:
+        check_name("group", group)
+        if topic is not None:
+            check_name("topic", topic)
+        session = self._session
+        answers = await over_group(session.verbs, Filter(group=group, topic=topic), make, self.clock)
+        session.note(verb, answers)
+        return answers
+
+    def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
+        keep_until = self.terms.retention_of(topic).keep_until(State.CANCELLED, self.clock.now())
+        return Cancel(topic, key, keep_until, if_token)
+
+    def _deadline(self, deadline: When | Length, due: Due) -> Millis:
+        now = self.clock.now()
+        not_after = _due(deadline, "deadline").resolve(now)
+        check_instant(not_after, field="deadline", value=deadline)
+        if not_after < due.resolve(now):
+            raise BadInput("deadline", deadline, "an instant that is not before the task is due")
+        return not_after
+
+
+def _due(when: When | Length, field: str = "when") -> Due:
+    """A datetime or ISO instant is At; a timedelta or a duration text is In."""
+    if isinstance(when, str):
+        try:
+            return In(duration(when, field=field))
+        except BadInput:
+            return At(instant(when, field=field))
+    return In(duration(when, field=field)) if isinstance(when, timedelta) else At(instant(when, field=field))

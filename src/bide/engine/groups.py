@@ -1,0 +1,38 @@
+"""A verb over a whole group: pages of `find`, then `change` with `if_token`; what moved meanwhile is read again.
+
+Atomic per task, bounded per store call, and safe to repeat: each task is named with the token it was seen with, so none
+is changed twice by one call, however often it has to look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bide.core.answers import Answer
+from bide.core.records import Change, Filter, Page, Record, Ref, Result
+from bide.ports import Clock, Verbs
+
+_PAGE = 500
+_TRIES = 5
+
+
+async def over_group(verbs: Verbs, where: Filter, make: Callable[[Record], Change], clock: Clock) -> list[Answer]:
+    """`make(record)` for every live task that matches; one answer each. O(tasks in the group)."""
+    answers: list[Answer] = []
+    cursor: str | None = None
+    while True:
+        found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
+        live = [record for record in found.tasks if record.state.live]
+        for attempt in range(_TRIES):
+            if not live:
+                break
+            stale: list[Ref] = []
+            for answer in await verbs.change([make(record) for record in live], now=clock.now()):
+                if answer.result is Result.STALE_TOKEN and answer.record is not None and attempt + 1 < _TRIES:
+                    stale.append(answer.record.ref)
+                else:
+                    answers.append(answer)
+            live = [record for record in await verbs.get(stale) if record is not None and record.state.live]
+        cursor = found.cursor
+        if cursor is None:
+            return answers

@@ -1,0 +1,179 @@
+"""The deliveries of one topic: a queue of what was leased, and as many lanes as it takes to run them.
+
+A lane is one long-lived asyncio task that runs handlers one after another. A handler that never suspends costs no task
+and no turn of the loop; one that suspends lets the next lane go on (each lane wakes one more while work is left). That
+is what a task per delivery would give, at a fraction of its cost (measured: 1.4 µs against 9 µs for a no-op handler).
+
+What a handler leaves in its context (a ContextVar it set) must not reach the next one, so a lane whose context has
+changed ends, and a fresh one takes its place: comparing two contexts is O(1) while they share their tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING
+
+from bide.core.outcomes import Outcome
+from bide.engine.running import set_running
+from bide.ports import Route
+
+if TYPE_CHECKING:
+    from bide.engine.delivery import Delivery
+
+_LONGEST_TURN = 0.005
+"""Seconds that a lane may run handlers without letting the event loop breathe."""
+
+Ended = Callable[["Delivery", Outcome | BaseException | None], None]
+
+
+class Lanes:
+    """Runs deliveries of one route, at most `route.concurrency` at once. `ended` is told how each one did."""
+
+    def __init__(
+        self, route: Route, ended: Ended, freed: Callable[[Lanes], None], timed_out: Callable[[Delivery], None]
+    ) -> None:
+        self.route = route
+        self.hungry = False
+        """Whether there may be due tasks left in the store that there was no room for."""
+        self.occupied = 0
+        self.running: set[Delivery] = set()
+        self.queue: deque[Delivery] = deque()
+        self._ended = ended
+        self._freed = freed
+        self._timed_out = timed_out
+        self._loop = asyncio.get_running_loop()
+        self._deliver = route.sink.deliver
+        self._timeout = None if route.timeout is None else route.timeout / 1000
+        self._parked: list[asyncio.Future[None]] = []
+        self._lanes: set[asyncio.Task[None]] = set()
+        self._context = copy_context()
+        self._closing = False
+        self._waking = False
+        self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def free(self) -> int:
+        return self.route.concurrency - self.occupied
+
+    def start(self, deliveries: list[Delivery]) -> None:
+        """Take these (there is room for them) and see that they run."""
+        self.occupied += len(deliveries)
+        self.queue.extend(deliveries)
+        if deliveries:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """See that one more lane will look at the queue; not two: the one that comes wakes the next."""
+        if self._waking:
+            return
+        while self._parked:
+            parked = self._parked.pop()
+            if not parked.done():
+                self._waking = True
+                parked.set_result(None)
+                return
+        if len(self._lanes) < self.route.concurrency:
+            self._waking = True
+            lane = self._loop.create_task(self._lane(), name=f"bide {self.route.topic}", context=self._context.copy())
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
+
+    async def _lane(self) -> None:
+        """Run what is queued, one after another; park when there is nothing."""
+        queue, loop = self.queue, self._loop
+        me = asyncio.current_task()
+        assert me is not None
+        set_running(None)
+        base = copy_context()
+        while not self._closing:
+            self._waking = False
+            turn_ends = loop.time() + _LONGEST_TURN
+            while queue:
+                delivery = queue.popleft()
+                if queue:
+                    self._wake_one()
+                now = loop.time()
+                if delivery.over or now >= delivery.expires:
+                    self._done_with(delivery)
+                    continue
+                await self._run(delivery, me)
+                if copy_context() != base:
+                    self._lanes.discard(me)
+                    if queue:
+                        self._wake_one()
+                    return
+                if now >= turn_ends:
+                    await self._pause(asyncio.sleep(0), me)
+                    turn_ends = loop.time() + _LONGEST_TURN
+            parked = loop.create_future()
+            self._parked.append(parked)
+            await self._pause(parked, me)
+
+    async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> None:
+        """Deliver, and tell how it ended, unless that has been decided meanwhile."""
+        delivery.lane = me
+        self.running.add(delivery)
+        traced = delivery.record.options
+        if traced:
+            set_running(delivery.record)
+        if self._timeout is not None:
+            delivery.timer = self._loop.call_later(self._timeout, self._timed_out, delivery)
+        ended: Outcome | BaseException | None
+        try:
+            ended = await self._deliver(delivery)
+        except Outcome as outcome:
+            ended = outcome
+        except asyncio.CancelledError as cancelled:
+            me.uncancel()
+            ended = cancelled
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed delivery
+            ended = error
+        if delivery.timer is not None:
+            delivery.timer.cancel()
+        if traced:
+            set_running(None)
+        self.running.discard(delivery)
+        if not delivery.over:
+            self._ended(delivery, ended)
+        self._done_with(delivery)
+
+    async def _pause(self, pause: Awaitable[None], me: asyncio.Task[None]) -> None:
+        """Wait between deliveries. A cancel that a handler left behind for its own task must not end the lane."""
+        try:
+            await pause
+        except asyncio.CancelledError:
+            if self._closing:
+                raise
+            me.uncancel()
+
+    def _done_with(self, delivery: Delivery) -> None:
+        delivery.over = True
+        self.occupied -= 1
+        if self._idle is not None and not self.running and not self._idle.done():
+            self._idle.set_result(None)
+        self._freed(self)
+
+    def take_unstarted(self) -> list[Delivery]:
+        """Take out what no handler has seen yet."""
+        unstarted = list(self.queue)
+        self.queue.clear()
+        self.occupied -= len(unstarted)
+        return unstarted
+
+    async def idle(self, patience: float) -> bool:
+        """Wait until no handler runs any more, at most `patience` seconds; whether that is so."""
+        if self.running:
+            self._idle = self._loop.create_future()
+            await asyncio.wait([self._idle], timeout=patience)
+        return not self.running
+
+    async def close(self) -> None:
+        """End the lanes; whatever still runs is cancelled."""
+        self._closing = True
+        for lane in list(self._lanes):
+            lane.cancel()
+        if self._lanes:
+            await asyncio.wait(self._lanes)

@@ -1,0 +1,59 @@
+"""Writes the log of what was out of the ordinary: in batches, and never on the way of a delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from bide.core.errors import StoreError
+from bide.core.events import Event
+from bide.ports import KeepsEvents, Store
+
+_log = logging.getLogger("bide.recorder")
+_PAUSE = 0.05
+_MOST = 10_000
+
+
+class Recorder:
+    """Gathers events for a moment and writes them together. A full or dead store costs events, and says how many."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store if isinstance(store, KeepsEvents) else None
+        self._events: deque[Event] = deque(maxlen=_MOST)
+        self._due: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.dropped = 0
+
+    def note(self, event: Event) -> None:
+        """Remember `event`; it is written within some 50 ms."""
+        if self._store is None:
+            return
+        if len(self._events) == _MOST:
+            self.dropped += 1
+        self._events.append(event)
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(_PAUSE, self._write)
+
+    def _write(self) -> None:
+        self._due = None
+        self._task = asyncio.get_running_loop().create_task(self.flush(), name="bide recorder")
+
+    async def flush(self) -> None:
+        """Write what there is now."""
+        if self._store is None or not self._events:
+            return
+        batch = list(self._events)
+        self._events.clear()
+        try:
+            await self._store.record(batch)
+        except StoreError as error:
+            self.dropped += len(batch)
+            _log.warning("%d events were not recorded: %s", len(batch), error)
+
+    async def close(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self.flush()

@@ -1,0 +1,83 @@
+"""Tells the store how deliveries ended: in batches, as soon as it can listen.
+
+One batch is under way at a time; what ends meanwhile goes with the next. Alone, an outcome goes out at the end of this
+turn of the event loop. A store that is away is asked again and again: an outcome is given up only when the worker
+closes, and then the lease runs out and the task is delivered once more, as P2 allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from bide.core.errors import StoreError
+from bide.core.records import Settlement
+from bide.engine.delivery import Delivery
+from bide.ports import Clock, Store
+
+_log = logging.getLogger("bide.settler")
+_LIMIT = 1_000
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+Told = Callable[[Delivery, Settlement, bool], None]
+
+
+class Settler:
+    """`put` an outcome; `told` is called when the store has it, with whether it was accepted."""
+
+    def __init__(self, store: Store, clock: Clock, told: Told) -> None:
+        self._store = store
+        self._clock = clock
+        self._told = told
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[tuple[Delivery, Settlement]] = []
+        self._busy = False
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def put(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._outbox.append((delivery, settlement))
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._flush(), name="bide settler")
+
+    async def _flush(self) -> None:
+        try:
+            while self._outbox:
+                batch = self._outbox[:_LIMIT]
+                del self._outbox[:_LIMIT]
+                settlements = [settlement for _, settlement in batch]
+                accepted = await self._send(settlements)
+                if accepted is not None:
+                    for (delivery, settlement), ok in zip(batch, accepted, strict=True):
+                        self._told(delivery, settlement, ok)
+        finally:
+            self._busy = False
+
+    async def _send(self, settlements: list[Settlement]) -> list[bool] | None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._store.settle(settlements, now=self._clock.now())
+            except StoreError as error:
+                if self._closing:
+                    _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
+                               len(settlements), error)  # fmt: skip
+                    return None
+                _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(settlements), pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def drain(self) -> None:
+        """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
+        self._closing = True
+        while self._busy:
+            if self._task is not None and not self._task.done():
+                await asyncio.wait([self._task])
+            else:
+                await asyncio.sleep(0)
+        self._closing = False

@@ -1,0 +1,89 @@
+"""From how a delivery ended to what the store is told: the retry policy, the deadline, the bound on losses.
+
+Pure functions; all policy that decides whether a task lives on is here.
+"""
+
+from __future__ import annotations
+
+from msgspec import DecodeError
+
+from bide.core.instants import Millis, instant_text
+from bide.core.names import new_id
+from bide.core.options import decode_options
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import In, Record, Settlement, State, Verdict
+from bide.engine.terms import Retention
+from bide.ports import Route
+
+LONGEST_ERROR = 2_000
+
+
+def unfit(record: Record, route: Route, now: Millis) -> str | None:
+    """Why a task that was just leased must not be delivered any more; None: deliver it."""
+    if record.losses >= route.losses:
+        return f"holder lost: {record.losses} leases in a row ended unsettled"
+    if record.deadline is not None and now > record.deadline:
+        return f"deadline: not after {instant_text(record.deadline)}"
+    return None
+
+
+def settlement(
+    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, now: Millis
+) -> Settlement:
+    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised."""
+    if ended is None:
+        return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+    if isinstance(ended, Done):
+        if ended.again is not None:
+            return Settlement(record.topic, record.key, record.token, Verdict.DONE, ended.again, next_id=new_id())
+        return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+    if isinstance(ended, Dead):
+        return dead(record, ended.why, keep, now)
+    if isinstance(ended, Defer):
+        if _too_late(record, ended.due.resolve(now)):
+            return dead(record, "deadline: deferred past it", keep, now)
+        return Settlement(record.topic, record.key, record.token, Verdict.DEFER, ended.due)
+    error = _error_text(ended)
+    due = ended.due if isinstance(ended, Retry) else None
+    if due is None:
+        pause = _pause(record, route)
+        if pause is None:
+            return dead(record, error, keep, now)
+        due = In(pause)
+    if _too_late(record, due.resolve(now)):
+        return dead(record, f"deadline: the next try would be after it; last error: {error}", keep, now)
+    return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)
+
+
+def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
+    """The end without success; kept so long, for somebody to look at."""
+    return Settlement(
+        record.topic,
+        record.key,
+        record.token,
+        Verdict.DEAD,
+        None,
+        keep.keep_until(State.DEAD, now),
+        why[:LONGEST_ERROR],
+    )
+
+
+def _pause(record: Record, route: Route) -> Millis | None:
+    policy = route.retry
+    if record.options:
+        try:
+            policy = decode_options(record.options).retry or policy
+        except DecodeError:
+            policy = route.retry  # damaged options: the topic's own policy is the best that is known
+    return policy.delay(record.failures + 1)
+
+
+def _too_late(record: Record, at: Millis) -> bool:
+    return record.deadline is not None and at > record.deadline
+
+
+def _error_text(ended: BaseException) -> str:
+    if isinstance(ended, Retry):
+        return (ended.why or "retry asked for")[:LONGEST_ERROR]
+    text = str(ended)
+    return (f"{type(ended).__name__}: {text}" if text else type(ended).__name__)[:LONGEST_ERROR]

@@ -1,0 +1,304 @@
+"""A worker: sleeps until the smallest wake that concerns it, leases what is due, delivers it, settles it.
+
+The loop, so that no wake-up is lost: subscribe first, then lease; what the lease returns says how long to sleep; what
+is heard since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. A worker asks for as
+much as it can start now and holds nothing else (P7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from msgspec import Struct
+
+from bide.core.errors import StoreError
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.names import new_id
+from bide.core.outcomes import Outcome, Retry
+from bide.core.records import In, Lease, Record, Settlement, Topic, Verdict
+from bide.core.tasks import Task
+from bide.engine.capacity import wants
+from bide.engine.delivery import Delivery
+from bide.engine.keeper import Keeper
+from bide.engine.lanes import Lanes
+from bide.engine.recorder import Recorder
+from bide.engine.settler import Settler
+from bide.engine.sweeper import Sweeper
+from bide.engine.terms import Terms
+from bide.engine.verdicts import dead, settlement, unfit
+from bide.engine.waker import Waker
+from bide.ports import Clock, Listening, Notifies, Route, Store
+
+_log = logging.getLogger("bide.worker")
+_PAUSE_AFTER_ERROR = 0.25
+
+Observer = Callable[[Record, Settlement], None]
+"""Called for every outcome that the store accepted."""
+
+
+class Stats(Struct):
+    """What a worker has done so far."""
+
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    deferred: int = 0
+    dead: int = 0
+    lost: int = 0
+    """Leases that were gone before their outcome: refused at settle or extend."""
+
+
+class Worker:
+    """Works on `routes` until stopped. Use it as `async with`, or `start` and `stop`."""
+
+    def __init__(
+        self,
+        store: Store,
+        routes: Mapping[Topic, Route],
+        *,
+        clock: Clock,
+        terms: Terms,
+        recorder: Recorder,
+        observe: Observer | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.terms = terms
+        self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        self.stats = Stats()
+        self._recorder = recorder
+        self._observe = observe
+        self._waker = Waker(clock, terms.cap)
+        self._settler = Settler(store, clock, self._told)
+        self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
+        self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
+        self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
+        self._listening: Listening | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hooks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._short = False
+        """Whether the worker's slots, not a topic's own, were the limit at the last lease."""
+
+    # --- start and stop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Subscribe, then begin to lease."""
+        if isinstance(self.store, Notifies):
+            self._listening = await self.store.listen(list(self._lanes), self._heard)
+        for name, work in (
+            ("leasing", self._work()),
+            ("keeper", self._keeper.run()),
+            ("purge", self._sweeper.purge_for_ever()),
+            ("presence", self._sweeper.announce_for_ever()),
+        ):
+            self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
+
+    async def stop(self, *, grace: Millis | None = None) -> None:
+        """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
+
+        A handler that had to be cancelled counts nothing against its task.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        self._waker.kick()
+        if self._tasks:
+            await asyncio.wait(self._tasks[:1])
+        if self._listening is not None:
+            await self._listening.close()
+        self._give_back()
+        ends = (self.terms.grace if grace is None else grace) / 1000
+        await asyncio.gather(*(lanes.idle(ends) for lanes in self._lanes.values()))
+        for lanes in self._lanes.values():
+            await lanes.close()
+        await self._settler.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._hooks, return_exceptions=True)
+        await self._sweeper.leave()
+
+    # --- lease
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            wake: Millis | None = None
+            asked, self._short = wants(self._lanes, self.terms.concurrency)
+            if asked:
+                self._waker.forget()
+                try:
+                    wake = await self._lease(asked)
+                except StoreError as error:
+                    _log.warning("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+                except Exception:  # noqa: BLE001 - a worker outlives its defects, loudly
+                    _log.exception("a defect stopped a lease; trying again in %.2f s", _PAUSE_AFTER_ERROR)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+            await self._waker.sleep(wake)
+            if not asked:
+                self._waker.forget()
+
+    async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
+        """Lease and start what is due; the next wake of the topics that still have room."""
+        expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
+        now = self.clock.now()
+        leased = await self.store.lease(asked, now=now, until=now + self.terms.lease, holder=self.holder)
+        by_topic: dict[Topic, list[Delivery]] = {}
+        for record in leased.tasks:
+            delivery = Delivery(record, self, expires)
+            deliveries = by_topic.get(record.topic)
+            if deliveries is None:
+                by_topic[record.topic] = [delivery]
+            else:
+                deliveries.append(delivery)
+        for topic, count in asked.items():
+            lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
+            fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
+            lanes.hungry = len(deliveries) >= count
+            lanes.start(fit)
+            if lanes.hungry and len(fit) < count:
+                self._waker.kick()  # the unfit left room, and there may be more
+        return leased.next_wake
+
+    def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
+        record = delivery.record
+        if record.losses:
+            self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row")
+        elif record.deadline is None:
+            return True
+        why = unfit(record, route, now)
+        if why is None:
+            return True
+        delivery.over = True
+        self._settler.put(delivery, dead(record, why, self.terms.retention_of(record.topic), now))
+        return False
+
+    def _heard(self, topic: Topic, wake: Millis) -> None:
+        lanes = self._lanes.get(topic)
+        if lanes is not None:
+            if lanes.free > 0:
+                self._waker.hear(wake)
+            else:
+                lanes.hungry = True
+
+    def _freed(self, lanes: Lanes) -> None:
+        """A slot is free: lease again if there may be something for it."""
+        if lanes.hungry or self._short:
+            self._waker.kick()
+
+    def _held(self) -> list[Delivery]:
+        return [held for lanes in self._lanes.values() for held in (*lanes.running, *lanes.queue)]
+
+    # --- settle
+
+    def _ended(self, delivery: Delivery, ended: Outcome | BaseException | None) -> None:
+        """A handler has ended, and its outcome still counts."""
+        record = delivery.record
+        self.stats.delivered += 1
+        now = self.clock.now()
+        if isinstance(ended, asyncio.CancelledError):
+            if self._stopping:
+                self._settler.put(delivery, _back(delivery.lease, In(0)))
+                return
+            ended = Retry("the handler was cancelled")
+        elif isinstance(ended, Exception) and not isinstance(ended, Outcome):
+            _log.warning("%s/%s, attempt %d, failed: %r", record.topic, record.key, record.attempt, ended)
+        route = self._lanes[record.topic].route
+        self._settler.put(delivery, settlement(record, ended, route, self.terms.retention_of(record.topic), now))
+
+    def completed(self, delivery: Delivery) -> None:
+        """The handler's own transaction has settled it."""
+        delivery.over = True
+        self.stats.delivered += 1
+        record = delivery.record
+        self._told(delivery, Settlement(record.topic, record.key, record.token, Verdict.DONE), True)
+
+    def _time_out(self, delivery: Delivery) -> None:
+        """Settle the failure now. What the handler still does is discarded; its slot is freed when it ends."""
+        if delivery.over or delivery.lane is None:
+            return
+        limit = (self._lanes[delivery.topic].route.timeout or 0) / 1000
+        self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
+        delivery.over = True
+        delivery.lane.cancel()
+
+    def _lose(self, delivery: Delivery, why: str) -> None:
+        _log.warning("%s/%s: %s", delivery.topic, delivery.key, why)
+        self.stats.lost += 1
+        delivery.over = True
+        if delivery.lane is not None:
+            delivery.lane.cancel()
+
+    def _told(self, delivery: Delivery, told: Settlement, accepted: bool) -> None:
+        """The store has the outcome, or has refused it."""
+        record = delivery.record
+        if not accepted:
+            self.stats.lost += 1
+            _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
+            return
+        verdict = told.verdict
+        if verdict is Verdict.DONE:
+            self.stats.done += 1
+        elif verdict is Verdict.RETRY:
+            self.stats.retried += 1
+            self._note(EventKind.RETRY, record, told.error or "", None if told.wake is None else self._wake(told))
+        elif verdict is Verdict.DEFER:
+            self.stats.deferred += 1
+        else:
+            self.stats.dead += 1
+            self._note(EventKind.DEAD, record, told.error or "")
+            self._tell_dead(delivery, told)
+        if self._observe is not None:
+            self._observe(record, told)
+
+    def _wake(self, told: Settlement) -> Millis | None:
+        return None if told.wake is None else told.wake.resolve(self.clock.now())
+
+    def _tell_dead(self, delivery: Delivery, told: Settlement) -> None:
+        for hook in self._lanes[delivery.topic].route.on_dead:
+            task = asyncio.get_running_loop().create_task(_run_hook(hook, Task(delivery.record)), name="bide on_dead")
+            self._hooks.add(task)
+            task.add_done_callback(self._hooks.discard)
+
+    def _note(self, kind: EventKind, record: Record, what: str, wake_at: Millis | None = None) -> None:
+        self._recorder.note(
+            Event(at=self.clock.now(), topic=record.topic, key=record.key, id=record.id, kind=kind,
+                  attempt=record.attempt, who=self.holder, what=what, wake_at=wake_at)
+        )  # fmt: skip
+
+    def _give_back(self) -> None:
+        for lanes in self._lanes.values():
+            for delivery in lanes.take_unstarted():
+                delivery.over = True
+                self._settler.put(delivery, _back(delivery.lease, In(0)))
+
+
+def _back(lease: Lease, wake: In) -> Settlement:
+    """Give a lease back: due again at once, counting nothing."""
+    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, wake)
+
+
+async def _run_hook(hook: Callable[[Task[object]], object], task: Task[object]) -> None:
+    try:
+        result = hook(task)
+        if inspect.isawaitable(result):
+            await result
+    except Exception:  # noqa: BLE001 - a hook must not stop the worker
+        _log.exception("on_dead hook for %s/%s failed", task.topic, task.key)

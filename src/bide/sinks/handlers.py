@@ -1,0 +1,86 @@
+"""The sink that calls a Python function: a coroutine function on the loop, a plain one in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args, get_origin, get_type_hints
+
+from bide.core.errors import BadPayload, SetupError
+from bide.core.outcomes import Dead, Outcome
+from bide.core.payloads import Decode, checker_for, decoder_for
+from bide.core.tasks import Task
+
+Function = Callable[[Task[Any]], Any]
+
+
+class PythonHandler:
+    """Decodes the payload to the declared type, calls the function, and takes its outcome.
+
+    A payload that cannot be decoded is Dead at once, with the reason: trying again would not help, and it holds up
+    nobody (P6). The function's return value counts only if it is an Outcome.
+    """
+
+    __slots__ = ("_check", "_decode", "_executor", "_function", "asynchronous", "declared")
+
+    def __init__(self, function: Function, *, threads: int, names: Mapping[str, Any] | None = None) -> None:
+        self._function = function
+        self.declared = declared_payload(function, names)
+        self._decode: Decode = decoder_for(self.declared)
+        self._check = checker_for(self.declared)
+        self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        )
+        self._executor = None if self.asynchronous else ThreadPoolExecutor(threads, f"bide-{function.__name__}")
+
+    def check(self, payload: object) -> None:
+        """Raise BadPayload if `payload` is not of the declared type."""
+        self._check(payload)
+
+    async def deliver(self, task: Task[Any]) -> Outcome | None:
+        try:
+            task.read_payload(self._decode)
+        except BadPayload as error:
+            return Dead(str(error))
+        result = await (self._function(task) if self._executor is None else self._in_thread(task))
+        return result if isinstance(result, Outcome) else None
+
+    async def _in_thread(self, task: Task[Any]) -> Any:
+        """Run the function in a thread. A thread cannot be stopped: when cancelled, wait for its end all the same."""
+        context = contextvars.copy_context()
+        running = asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._function, task)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            running.exception()
+            raise cancelled
+        return running.result()
+
+
+def declared_payload(function: Function, names: Mapping[str, Any] | None = None) -> Any:
+    """The `P` of the function's `Task[P]` parameter; Any where none is declared. Raises SetupError."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    name = getattr(function, "__qualname__", repr(function))
+    if not parameters or any(parameter.default is parameter.empty for parameter in parameters[1:]):
+        raise SetupError(f"handler {name}: it must take one argument, the task: def {name}(task: Task[...])")
+    try:
+        hints = get_type_hints(function, localns=dict(names or {}))
+    except NameError as error:
+        raise SetupError(f"handler {name}: its annotation cannot be resolved ({error})") from None
+    hint = hints.get(parameters[0].name, Any)
+    if hint is Any or hint is Task:
+        return Any
+    if get_origin(hint) is Task:
+        return get_args(hint)[0]
+    raise SetupError(f"handler {name}: its argument is a Task or Task[YourType], not {hint!r}")

@@ -1,0 +1,55 @@
+"""The only place that names concrete stores: from a URL to a store, importing drivers when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from bide.core.errors import BadInput, SetupError
+from bide.engine.terms import Retention, Terms
+from bide.ports import Store
+from bide.settings import Settings
+
+_ACCEPTED = 'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db" or "memory:"'
+_LATER = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel", "postgresql", "mysql", "http", "https")
+
+
+def store_maker(url: str, settings: Settings) -> Callable[[], Store]:
+    """A function that makes the store that `url` names (without opening it). Raises BadInput, MissingExtra."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory" and not parts.netloc and not parts.path:
+        return _memory()
+    if parts.scheme == "sqlite":
+        return _sqlite(url, settings)
+    if parts.scheme in _LATER:
+        raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
+    raise BadInput("store", url, _ACCEPTED)
+
+
+def terms_of(settings: Settings) -> Terms:
+    """What the engine goes by."""
+    return Terms(
+        lease=settings.lease,
+        cap=settings.max_sleep,
+        concurrency=settings.concurrency,
+        grace=settings.grace,
+        payload_limit=settings.payload_limit,
+        retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
+    )
+
+
+def _memory() -> Callable[[], Store]:
+    from bide.stores.memory import MemoryStore
+
+    return MemoryStore
+
+
+def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
+    """`sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute, as SQLAlchemy reads them."""
+    from bide.stores.sqlite import SqliteStore
+
+    parts = urlsplit(url)
+    path = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or not path or parts.query or parts.fragment:
+        raise BadInput("store", url, _ACCEPTED)
+    return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
