@@ -96,6 +96,14 @@ class Client:
             opened, self._opened = self._opened, None
             await opened.close()
 
+    def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
+        """Rest on another store under another clock from the next `open` on; what it was before. For tests."""
+        if self._opened is not None:
+            raise SetupError("the app is open: its store cannot be exchanged under it")
+        before = self._make_store, self.clock
+        self._make_store, self.clock = make_store, clock
+        return before
+
     async def __aenter__(self) -> Self:
         return await self.open()
 

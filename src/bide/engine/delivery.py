@@ -63,5 +63,5 @@ class Delivery(Task[Any]):
         now = self._worker.clock.now()
         kept = (await self._worker.store.extend([self.lease], now=now, until=now + millis))[0]
         if kept:
-            self.expires = max(self.expires, asyncio.get_running_loop().time() + millis / 1000)
+            self.expires = max(self.expires, asyncio.get_running_loop().time() + self._worker.clock.seconds(millis))
         return kept

@@ -35,12 +35,13 @@ class Keeper:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        pause = self._lease / 3000
+        lease = self._clock.seconds(self._lease)
+        pause = lease / 3
         while True:
             expected = loop.time() + pause
             await asyncio.sleep(pause)
             behind = loop.time() - expected
-            if behind > self._lease / 1000 - pause:
+            if behind > lease - pause:
                 self.blocked += 1
                 _log.warning(
                     "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
@@ -62,6 +63,6 @@ class Keeper:
             return
         for delivery, ok in zip(held, kept, strict=True):
             if ok:
-                delivery.expires = asked_at + self._lease / 1000
+                delivery.expires = asked_at + self._clock.seconds(self._lease)
             elif not delivery.over:
                 self._lost(delivery, "the lease was refused: cancelled, replaced, or held by somebody else now")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bide.core.outcomes import Outcome
 from bide.engine.running import set_running
-from bide.ports import Route
+from bide.ports import Clock, Route
 
 if TYPE_CHECKING:
     from bide.engine.delivery import Delivery
@@ -33,7 +33,12 @@ class Lanes:
     """Runs deliveries of one route, at most `route.concurrency` at once. `ended` is told how each one did."""
 
     def __init__(
-        self, route: Route, ended: Ended, freed: Callable[[Lanes], None], timed_out: Callable[[Delivery], None]
+        self,
+        route: Route,
+        clock: Clock,
+        ended: Ended,
+        freed: Callable[[Lanes], None],
+        timed_out: Callable[[Delivery], None],
     ) -> None:
         self.route = route
         self.hungry = False
@@ -46,7 +51,7 @@ class Lanes:
         self._timed_out = timed_out
         self._loop = asyncio.get_running_loop()
         self._deliver = route.sink.deliver
-        self._timeout = None if route.timeout is None else route.timeout / 1000
+        self._timeout = None if route.timeout is None else clock.seconds(route.timeout)
         self._parked: list[asyncio.Future[None]] = []
         self._lanes: set[asyncio.Task[None]] = set()
         self._context = copy_context()
@@ -152,7 +157,7 @@ class Lanes:
     def _done_with(self, delivery: Delivery) -> None:
         delivery.over = True
         self.occupied -= 1
-        if self._idle is not None and not self.running and not self._idle.done():
+        if self._idle is not None and not self.occupied and not self._idle.done():
             self._idle.set_result(None)
         self._freed(self)
 
@@ -163,12 +168,12 @@ class Lanes:
         self.occupied -= len(unstarted)
         return unstarted
 
-    async def idle(self, patience: float) -> bool:
-        """Wait until no handler runs any more, at most `patience` seconds; whether that is so."""
-        if self.running:
+    async def idle(self, patience: float | None) -> bool:
+        """Wait until nothing is queued or running any more, at most `patience` seconds; whether that is so."""
+        if self.occupied:
             self._idle = self._loop.create_future()
             await asyncio.wait([self._idle], timeout=patience)
-        return not self.running
+        return not self.occupied
 
     async def close(self) -> None:
         """End the lanes; whatever still runs is cancelled."""

@@ -1,0 +1,117 @@
+"""A store that fails on purpose: before a call (nothing was done) or after it (done, and the answer lost)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from bide.core.answers import Answer
+from bide.core.instants import Millis
+from bide.core.records import (
+    Change,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    Tally,
+    Topic,
+)
+from bide.ports import Heard, Listening, Notifies, Store
+from bide.testing.virtual import VirtualLoop
+
+Fault = Callable[[str], BaseException | None]
+"""Asked with "add:before", "add:after", "lease:before", ...: an error to raise there, or None to go on."""
+
+
+class _Deaf:
+    async def close(self) -> None:
+        """Nothing was subscribed."""
+
+
+class FaultyStore:
+    """Any store, with faults, delays and lost wake-ups. Holds virtual time still during each call."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        fault: Fault | None = None,
+        latency: Callable[[str], float] | None = None,
+        deaf: bool = False,
+    ) -> None:
+        self.inner = store
+        self.fault: Fault = fault or (lambda _: None)
+        self.latency = latency
+        self.deaf = deaf
+        """Whether subscriptions are taken and never served: every wake-up is lost."""
+        self.calls: dict[str, int] = {}
+
+    async def _call(self, name: str, verb: Callable[[], Any]) -> Any:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self._raise(f"{name}:before")
+        if self.latency is not None:
+            await asyncio.sleep(self.latency(name))
+        loop = asyncio.get_running_loop()
+        with loop.hold() if isinstance(loop, VirtualLoop) else contextlib.nullcontext():
+            answer = await verb()
+        self._raise(f"{name}:after")
+        return answer
+
+    def _raise(self, point: str) -> None:
+        error = self.fault(point)
+        if error is not None:
+            raise error
+
+    async def open(self) -> None:
+        await self._call("open", self.inner.open)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        answers: list[Answer] = await self._call("add", lambda: self.inner.add(tasks, now=now))
+        return answers
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        answers: list[Answer] = await self._call("change", lambda: self.inner.change(changes, now=now))
+        return answers
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        records: list[Record | None] = await self._call("get", lambda: self.inner.get(refs))
+        return records
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        found: Found = await self._call("find", lambda: self.inner.find(where, page))
+        return found
+
+    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges))
+        return tally
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        leased: Leased = await self._call("lease", lambda: self.inner.lease(wants, now=now, until=until, holder=holder))
+        return leased
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        kept: list[bool] = await self._call("extend", lambda: self.inner.extend(leases, now=now, until=until))
+        return kept
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        settled: list[bool] = await self._call("settle", lambda: self.inner.settle(outcomes, now=now))
+        return settled
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        purged: int = await self._call("purge", lambda: self.inner.purge(now=now, limit=limit))
+        return purged
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        if self.deaf or not isinstance(self.inner, Notifies):
+            return _Deaf()
+        return await self.inner.listen(topics, heard)

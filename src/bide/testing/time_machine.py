@@ -1,0 +1,120 @@
+"""Moves an app's time by hand and shows exactly what fires, in order: no sleeping, no background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from bide.app import Bide
+from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
+from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Verdict
+from bide.core.tasks import Task
+from bide.engine.worker import Worker
+from bide.stores.memory import MemoryStore
+from bide.testing.clock import ManualClock
+
+_MOST = 100_000
+"""Deliveries in one `advance`: more is a task that keeps itself due."""
+
+
+class Fired(Struct, frozen=True):
+    """One delivery."""
+
+    topic: Topic
+    key: str
+    at: datetime
+    """When it was delivered, by the app's moved clock."""
+    verdict: Verdict
+    """How it ended: done, retry, defer or dead."""
+    error: str | None
+    attempt: int
+    record: Record
+
+    @property
+    def payload(self) -> Any:
+        return Task[Any](self.record).payload
+
+    @property
+    def ref(self) -> tuple[Topic, str]:
+        return (self.topic, self.key)
+
+
+class TimeMachine:
+    """An app on a memory store under a clock that stands still until `advance` moves it.
+
+    `async with TimeMachine(app) as bide_time:`. While it is open the app's own store is not touched.
+    """
+
+    def __init__(self, app: Bide, *, start: When | None = None) -> None:
+        self._app = app
+        self._clock = ManualClock() if start is None else ManualClock(instant(start, field="start"))
+        self._store = MemoryStore()
+        self._before = app.substitute(lambda: self._store, self._clock)
+        self._fired: list[Fired] = []
+
+    async def __aenter__(self) -> TimeMachine:
+        await self._app.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._app.close()
+        self._app.substitute(*self._before)
+
+    @property
+    def now(self) -> datetime:
+        """What time it is for the app."""
+        return as_datetime(self._clock.now())
+
+    async def advance(self, by: Length) -> list[Fired]:
+        """Let this much time pass; every delivery that happened on the way, in order, retries among them."""
+        return await self._until(self._clock.now() + duration(by, field="by"))
+
+    async def advance_to(self, at: When) -> list[Fired]:
+        """Let time pass until `at`."""
+        return await self._until(instant(at))
+
+    async def waiting(self, topic: str | None = None) -> Sequence[Task[Any]]:
+        """What has not fired yet, the earliest first."""
+        tasks: list[Record] = []
+        cursor: str | None = None
+        while True:
+            found = await self._store.find(Filter(topic=topic, state=State.WAITING), Page(cursor=cursor))
+            tasks += found.tasks
+            cursor = found.cursor
+            if cursor is None:
+                return [Task[Any](record) for record in sorted(tasks, key=lambda record: record.wake_at)]
+
+    async def _until(self, end: Millis) -> list[Fired]:
+        self._fired = []
+        worker = Worker(
+            self._store,
+            self._app.routes,
+            clock=self._clock,
+            terms=self._app.terms,
+            recorder=self._app.recorder,
+            observe=self._saw,
+        )
+        try:
+            while True:
+                wake = await worker.run_due()
+                if len(self._fired) > _MOST:
+                    raise RuntimeError(
+                        f"more than {_MOST} deliveries: a task keeps itself due; last {self._fired[-1].ref}"
+                    )
+                if wake is None or wake > end:
+                    break
+                self._clock.advance(max(wake - self._clock.now(), 0))
+        finally:
+            await worker.stop(grace=0)
+        self._clock.advance(max(end - self._clock.now(), 0))
+        await asyncio.sleep(0)
+        return self._fired
+
+    def _saw(self, record: Record, settlement: Settlement) -> None:
+        self._fired.append(
+            Fired(record.topic, record.key, self.now, settlement.verdict, settlement.error, record.attempt, record)
+        )
