@@ -36,5 +36,11 @@ class ManualClock:
     def seconds(self, length: Millis) -> float:
         return length / 1000
 
+    def seconds_until(self, at: Millis) -> float:
+        return (at - self._now) / 1_000
+
+    def seconds(self, length: Millis) -> float:
+        return length / 1_000
+
     def __repr__(self) -> str:
         return f"ManualClock({self._now})"

@@ -1,0 +1,57 @@
+"""The contract of a store, as tests: whoever passes them all is one.
+
+Bind it to a store of your own (with pytest and pytest-asyncio installed):
+
+    class TestMyStore(StoreSuite):
+        durable = True
+
+        async def make_store(self, tmp_path):
+            return MyStore(tmp_path / "tasks")
+
+Each test's name is a rule; the class it is in says which promise (P1 to P12 of ARCHITECTURE.md) the rule serves.
+Optional capabilities are tested where the store has them and skipped elsewhere. Nothing here sleeps: time is an
+argument of every call.
+"""
+
+from __future__ import annotations
+
+from bide.testing.store_suite.batches import Batches, OddInput
+from bide.testing.store_suite.capabilities import Announcing, Listening, Remembering
+from bide.testing.store_suite.changing import Changing
+from bide.testing.store_suite.counting import Counting
+from bide.testing.store_suite.finding import Finding
+from bide.testing.store_suite.leasing import Extending, Fairness, Leasing
+from bide.testing.store_suite.opening import Joining, Opening
+from bide.testing.store_suite.racing import Racing
+from bide.testing.store_suite.retention import Retention
+from bide.testing.store_suite.scheduling import Scheduling
+from bide.testing.store_suite.settling import Settling
+from bide.testing.store_suite.table import EveryCell
+from bide.testing.store_suite.tokens import Identity, Tokens
+
+__all__ = ["StoreSuite"]
+
+
+class StoreSuite(
+    Scheduling,
+    Changing,
+    EveryCell,
+    Leasing,
+    Fairness,
+    Extending,
+    Settling,
+    Tokens,
+    Identity,
+    Retention,
+    Finding,
+    Counting,
+    Batches,
+    OddInput,
+    Racing,
+    Opening,
+    Joining,
+    Listening,
+    Announcing,
+    Remembering,
+):
+    """Every rule that a store keeps."""

@@ -1,0 +1,59 @@
+"""What a binding of the suite says about its store, and the fixture that every test gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from bide.core.instants import Millis
+from bide.ports import Store
+
+
+class SuiteBase:
+    """Subclass `StoreSuite`, override `make_store`, set the flags that differ."""
+
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
+
+    durable: ClassVar[bool] = False
+    """Whether another store made for the same directory sees the same tasks, at once and after a close."""
+    many: ClassVar[int] = 10_000
+    """How many tasks the large batches have."""
+    exact_wakes: ClassVar[bool] = True
+    """Whether `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
+
+    async def make_store(self, tmp_path: Path) -> Store:
+        """A store that is not open yet, keeping what it keeps under `tmp_path` (or in a namespace named after it).
+
+        A store with a clock of its own is made to go by the caller's.
+        """
+        raise NotImplementedError
+
+    @pytest_asyncio.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        """An open, empty store."""
+        store = await self.make_store(tmp_path)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    async def peer(self, store: Store, tmp_path: Path) -> Store:
+        """Another client of the same tasks, opened; the store itself where there can be no other. Close it."""
+        if not self.durable:
+            return store
+        other = await self.make_store(tmp_path)
+        await other.open()
+        return other
+
+    def wakes_at(self, told: Millis | None, earliest: Millis, now: Millis) -> bool:
+        """Whether `told` is an honest `next_wake` for something that wakes at `earliest`."""
+        if told is None:
+            return False
+        if self.exact_wakes or earliest <= now:
+            return told == earliest
+        return now < told <= earliest

@@ -1,0 +1,281 @@
+"""Finding: every filter, in pages that neither skip nor repeat what stays put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+
+from bide.core.errors import BadInput
+from bide.core.instants import Millis
+from bide.core.records import At, Cancel, Filter, In, Move, Page, Record, Ref, State
+from bide.ports import Store
+from bide.testing.store_suite.acts import (
+    DAY,
+    HOUR,
+    KEPT,
+    LEASE,
+    MINUTE,
+    NOW,
+    SECOND,
+    bring,
+    dead,
+    do,
+    done,
+    extend,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    settle,
+    take,
+)
+from bide.testing.store_suite.base import SuiteBase
+
+FROM, BEFORE = NOW + 3 * SECOND, NOW + 9 * SECOND
+FILTERS = [
+    Filter(topic=topic, state=state, group=group, wake_from=wake_from, wake_before=wake_before)
+    for topic, state, group, wake_from, wake_before in product(
+        (None, "a", "nobody"), (None, *State), (None, "g", "nobody"), (None, FROM), (None, BEFORE)
+    )
+]
+
+
+def matches(record: Record, where: Filter) -> bool:
+    """What a filter means, said once more."""
+    if where.wake_from is not None or where.wake_before is not None:
+        wakes = record.state.live
+        wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)
+        wakes = wakes and (where.wake_before is None or record.wake_at < where.wake_before)
+        if not wakes:
+            return False
+    return (
+        (where.topic is None or record.topic == where.topic)
+        and (where.state is None or record.state is where.state)
+        and (where.group is None or record.group == where.group)
+    )
+
+
+def place(record: Record, where: Filter) -> tuple[str, str] | tuple[str, Millis]:
+    """Where a record stands in the listing of `where`, as `Verbs.find` promises it."""
+    ranged = where.state is not None or where.wake_from is not None or where.wake_before is not None
+    if where.group is not None or not ranged:
+        return record.topic, record.key
+    when = record.wake_at if record.state.live else record.finished_at
+    assert when is not None
+    return record.topic, when
+
+
+async def stock(store: Store) -> list[Record]:
+    """Ninety tasks over two topics, two groups and none, and all five states; their records."""
+    refs: list[Ref] = []
+    for topic in ("a", "b"):
+        for number in range(45):
+            key, group = f"{number * 7 % 45:02}", (None, "g", "h")[number % 3]
+            refs.append(Ref(topic, key))
+            fate = number % 9
+            if fate < 5:
+                await put_one(store, new(key, topic=topic, group=group, due=At(NOW + fate * 4 * SECOND + number)))
+                continue
+            await put_one(store, new(key, topic=topic, group=group))
+            if fate == 5:
+                await do(store, Cancel(topic, key, KEPT), now=NOW + number % 2)
+                continue
+            held = await take(store, topic=topic, lasts=number * SECOND // 4)
+            if fate == 6:
+                assert await settle(store, done(held, keep_until=KEPT), now=NOW + number % 3)
+            elif fate == 7:
+                assert await settle(store, dead(held), now=NOW + number % 4)
+            else:
+                assert await extend(store, held, until=NOW + (1 + number % 13) * SECOND)
+    records = [record for record in await store.get(refs) if record is not None]
+    assert len(records) == 90
+    assert {record.state for record in records} == set(State)
+    return records
+
+
+class Finding(SuiteBase):
+    """P11: a page is served by an index. Tasks that stay put are neither skipped nor repeated."""
+
+    @pytest.mark.parametrize("limit", [1, 2, 7, 1_000])
+    async def test_every_filter_shows_what_it_means_in_the_promised_order(self, store: Store, limit: int) -> None:
+        records = await stock(store)
+        for where in FILTERS if limit > 2 else FILTERS[:: 5 if limit == 1 else 3]:
+            shown = await listed(store, where, limit=limit)
+            expected = [record for record in records if matches(record, where)]
+            assert sorted(shown, key=lambda record: record.ref) == sorted(expected, key=lambda r: r.ref), where
+            places = [place(record, where) for record in shown]
+            assert places == sorted(places), where
+
+    async def test_every_page_but_the_last_is_full_and_the_last_has_no_cursor(self, store: Store) -> None:
+        await put(store, *(new(f"{number:02}") for number in range(12)))
+        for where in (Filter(topic="t"), Filter(state=State.WAITING), Filter(wake_from=NOW), Filter()):
+            sizes: list[int] = []
+            cursor: str | None = None
+            while True:
+                found = await store.find(where, Page(limit=4, cursor=cursor))
+                sizes.append(len(found.tasks))
+                cursor = found.cursor
+                if cursor is None:
+                    break
+            assert sizes == [4, 4, 4], "a page that happens to be the last says so"
+
+    async def test_an_empty_store_has_one_empty_page(self, store: Store) -> None:
+        for where in FILTERS:
+            found = await store.find(where, Page(limit=10))
+            assert (found.tasks, found.cursor) == ([], None)
+
+    async def test_many_at_one_instant_are_paged_without_a_gap(self, store: Store) -> None:
+        names = [f"{number:03}" for number in range(100)]
+        await put(store, *(new(name) for name in names))
+        for where in (Filter(state=State.WAITING), Filter(wake_before=NOW + 1), Filter(topic="t")):
+            for limit in (1, 3, 10):
+                assert sorted(keys(await listed(store, where, limit=limit))) == names
+
+    @pytest.mark.parametrize(
+        "where",
+        [
+            Filter(),
+            Filter(topic="t"),
+            Filter(group="g"),
+            Filter(state=State.WAITING),
+            Filter(topic="t", state=State.WAITING),
+            Filter(wake_from=NOW + HOUR),
+            Filter(topic="t", wake_from=NOW, wake_before=NOW + 100 * DAY),
+            Filter(group="g", state=State.WAITING),
+        ],
+        ids=str,
+    )
+    async def test_what_stays_put_is_shown_once_while_others_move(self, store: Store, where: Filter) -> None:
+        staying = [f"stay-{number:02}" for number in range(30)]
+        moving = [f"move-{number:02}" for number in range(30)]
+        await put(store, *(new(key, group="g", due=In(HOUR + (i % 6) * MINUTE)) for i, key in enumerate(staying)))
+        await put(store, *(new(key, group="g", due=In(HOUR + (i % 6) * MINUTE)) for i, key in enumerate(moving)))
+        shown: list[str] = []
+        cursor: str | None = None
+        turn = 0
+        while True:
+            found = await store.find(where, Page(limit=4, cursor=cursor))
+            shown += keys(found.tasks)
+            if found.cursor is None:
+                break
+            cursor = found.cursor
+            key = moving[turn % 30]
+            if found.tasks[-1].key.startswith("move"):
+                key = found.tasks[-1].key  # even the one that the cursor stands on
+            if turn % 3 == 0:
+                await do(store, Cancel("t", key))
+            elif turn % 3 == 1:
+                await do(store, Move("t", key, In(HOUR + (turn * 37 % 9) * MINUTE)))
+            else:
+                await put_one(store, new(key, group="g", due=In(HOUR + (turn * 17 % 9) * MINUTE)))
+            turn += 1
+            assert turn < 500, "the listing must come to an end"
+        assert sorted(key for key in shown if key.startswith("stay")) == staying
+
+    async def test_a_listing_follows_a_task_through_its_states(self, store: Store) -> None:
+        async def states() -> list[State]:
+            return [state for state in State if await listed(store, Filter(topic="t", state=state))]
+
+        await put_one(store)
+        assert await states() == [State.WAITING]
+        held = await take(store)
+        assert await states() == [State.LEASED]
+        assert await extend(store, held, until=NOW + HOUR)
+        assert [r.wake_at for r in await listed(store, Filter(wake_from=NOW + HOUR))] == [NOW + HOUR]
+        assert await listed(store, Filter(wake_before=NOW + HOUR)) == []
+        assert await settle(store, dead(held))
+        assert await states() == [State.DEAD]
+        await put_one(store)
+        assert await states() == [State.WAITING]
+        await do(store, Cancel("t", "k", KEPT))
+        assert await states() == [State.CANCELLED]
+
+    async def test_what_is_over_has_no_wake(self, store: Store) -> None:
+        for state in (State.DONE, State.CANCELLED, State.DEAD):
+            await bring(store, state, topic=state.value)
+            assert await listed(store, Filter(wake_from=0)) == []
+            assert await listed(store, Filter(state=state, wake_before=KEPT * 2)) == []
+            assert len(await listed(store, Filter(state=state))) == 1
+
+    async def test_a_wake_range_includes_its_start_and_not_its_end(self, store: Store) -> None:
+        await put_one(store, new(due=At(NOW + 10)))
+        for wake_from, wake_before, there in [
+            (NOW + 10, NOW + 11, True),
+            (NOW + 9, NOW + 10, False),
+            (NOW + 11, NOW + 20, False),
+            (NOW + 10, NOW + 10, False),
+            (NOW + 20, NOW, False),
+        ]:
+            shown = await listed(store, Filter(wake_from=wake_from, wake_before=wake_before))
+            assert bool(shown) is there
+
+    async def test_a_task_changes_groups_by_being_replaced(self, store: Store) -> None:
+        await put_one(store, new(group="one"))
+        await put_one(store, new(group="two"))
+        assert await listed(store, Filter(group="one")) == []
+        assert keys(await listed(store, Filter(group="two"))) == ["k"]
+
+    async def test_a_group_spans_topics_and_can_be_narrowed_to_one(self, store: Store) -> None:
+        await put(store, *(new(key, topic=topic, group="g") for topic in ("b", "a") for key in ("2", "1")))
+        await put_one(store, new("other", topic="a", group="gg"))
+        everywhere = await listed(store, Filter(group="g"), limit=3)
+        assert [record.ref for record in everywhere] == [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]
+        assert [record.ref for record in await listed(store, Filter(group="g", topic="b"), limit=1)] == [
+            ("b", "1"),
+            ("b", "2"),
+        ]
+
+    async def test_names_with_a_common_start_are_kept_apart(self, store: Store) -> None:
+        names = ["a", "a ", "a:", "a:b", "aa", "ab", "A"]
+        await put(store, *(new("k", topic=name, group=name) for name in names))
+        for name in names:
+            assert [record.topic for record in await listed(store, Filter(topic=name))] == [name]
+            assert [record.topic for record in await listed(store, Filter(group=name))] == [name]
+            assert [r.topic for r in await listed(store, Filter(topic=name, state=State.WAITING))] == [name]
+
+    @pytest.mark.parametrize(
+        "cursor", ["nonsense", "!", "AAAA", "eyJhIjoxfQ", "null", "[]", "0", "é☃", "' or 1=1 --", "x" * 5_000], ids=repr
+    )
+    async def test_a_cursor_that_is_not_from_here_is_refused(self, store: Store, cursor: str) -> None:
+        await put(store, new("1"), new("2"))
+        for where in (Filter(), Filter(group="g"), Filter(state=State.DEAD), Filter(wake_from=0)):
+            with pytest.raises(BadInput, match="cursor"):
+                await store.find(where, Page(limit=1, cursor=cursor))
+
+    async def test_a_cursor_of_a_listing_in_another_order_is_refused(self, store: Store) -> None:
+        await put(store, new("1", group="g"), new("2", group="g"))
+        by_name = (await store.find(Filter(topic="t"), Page(limit=1))).cursor
+        by_wake = (await store.find(Filter(state=State.WAITING), Page(limit=1))).cursor
+        assert by_name is not None
+        assert by_wake is not None
+        with pytest.raises(BadInput, match="cursor"):
+            await store.find(Filter(state=State.WAITING), Page(limit=1, cursor=by_name))
+        with pytest.raises(BadInput, match="cursor"):
+            await store.find(Filter(topic="t"), Page(limit=1, cursor=by_wake))
+
+    async def test_a_cursor_outlives_the_task_it_stands_on(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(4)))
+        found = await store.find(Filter(topic="t"), Page(limit=2))
+        await store.change([Cancel("t", record.key) for record in found.tasks], now=NOW)
+        rest = await store.find(Filter(topic="t"), Page(limit=5, cursor=found.cursor))
+        assert keys(rest.tasks) == ["2", "3"]
+
+    async def test_get_answers_in_the_order_asked(self, store: Store) -> None:
+        await put(store, new("a"), new("b"), new("a", topic="u"))
+        refs: Sequence[Ref] = [Ref("t", "b"), Ref("t", "nobody"), Ref("u", "a"), Ref("t", "b"), Ref("none", "a")]
+        records = await store.get(refs)
+        assert [None if r is None else (r.topic, r.key) for r in records] == [
+            ("t", "b"), None, ("u", "a"), ("t", "b"), None,
+        ]  # fmt: skip
+
+    async def test_looking_changes_nothing(self, store: Store) -> None:
+        record = await put_one(store)
+        await listed(store, Filter())
+        await store.tally([0, NOW])
+        await lease(store, 0, lasts=LEASE)
+        assert await look(store, record) == record

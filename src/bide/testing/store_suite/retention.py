@@ -1,0 +1,146 @@
+"""Retention: how long what is over is remembered, and that afterwards nothing of it is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Filter, In, Redrive, Ref, Result, State
+from bide.ports import KeepsEvents, Store
+from bide.testing.store_suite.acts import (
+    DAY,
+    HOUR,
+    KEPT,
+    LEASE,
+    MINUTE,
+    NOW,
+    SECOND,
+    bring,
+    dead,
+    do,
+    done,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    see,
+    settle,
+    take,
+)
+from bide.testing.store_suite.base import SuiteBase
+
+ENDED = [State.DONE, State.CANCELLED, State.DEAD]
+
+
+class Retention(SuiteBase):
+    """P10: nothing is left behind, once a task has ended and its retention has passed."""
+
+    @pytest.mark.parametrize("keep_until", [0, NOW - 1, NOW])
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_what_need_not_be_kept_is_forgotten_in_the_same_transition(
+        self, store: Store, state: State, keep_until: int
+    ) -> None:
+        await put_one(store, new(group="g"))
+        if state is State.CANCELLED:
+            assert (await do(store, Cancel("t", "k", keep_until))).result is Result.CANCELLED
+        else:
+            held = await take(store)
+            outcome = done(held, keep_until=keep_until) if state is State.DONE else dead(held, keep_until=keep_until)
+            assert await settle(store, outcome)
+        await self._nothing_left(store, Ref("t", "k"))
+        assert await store.purge(now=NOW + DAY, limit=10) == 0
+
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_what_is_kept_is_there_until_its_time_and_not_a_moment_longer(
+        self, store: Store, state: State
+    ) -> None:
+        record = await bring(store, state, keep_until=NOW + HOUR)
+        assert record is not None
+        assert record.keep_until == NOW + HOUR
+        assert await store.purge(now=NOW + HOUR - 1, limit=10) == 0
+        assert await see(store, record) == record
+        assert await store.purge(now=NOW + HOUR, limit=10) == 1
+        await self._nothing_left(store, Ref("t", "k"))
+
+    async def test_purge_keeps_to_its_limit_and_takes_the_rest_next_time(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(10)))
+        held = (await lease(store, 10)).tasks
+        assert all(await store.settle([done(record, keep_until=NOW + SECOND) for record in held], now=NOW))
+        assert await store.purge(now=NOW + SECOND, limit=0) == 0
+        assert [await store.purge(now=NOW + SECOND, limit=4) for _ in range(4)] == [4, 4, 2, 0]
+        assert await listed(store, Filter()) == []
+
+    async def test_purge_never_touches_what_waits_or_is_leased(self, store: Store) -> None:
+        waiting = await put_one(store, new("waiting", topic="w", due=At(0)))
+        held = await bring(store, State.LEASED, "leased", topic="l")
+        assert held is not None
+        assert await store.purge(now=NOW + 1_000 * DAY, limit=1_000) == 0
+        assert await see(store, waiting) == waiting
+        assert await see(store, held) == held
+
+    async def test_purge_leaves_a_key_that_lives_again(self, store: Store) -> None:
+        await bring(store, State.DEAD, "redriven", topic="r", keep_until=NOW + MINUTE)
+        await do(store, Redrive("r", "redriven", new_id(), In(DAY)))
+        await bring(store, State.DONE, "replaced", topic="p", keep_until=NOW + MINUTE)
+        await put_one(store, new("replaced", topic="p", due=In(DAY)))
+        assert await store.purge(now=NOW + HOUR, limit=10) == 0
+        assert (await see(store, Ref("r", "redriven"))).state is State.WAITING
+        assert (await see(store, Ref("p", "replaced"))).state is State.WAITING
+
+    async def test_purge_goes_by_the_newest_keep_until(self, store: Store) -> None:
+        await bring(store, State.DONE, keep_until=NOW + MINUTE)
+        await bring(store, State.DONE, keep_until=NOW + HOUR)
+        assert await store.purge(now=NOW + MINUTE, limit=10) == 0
+        assert await look(store, Ref("t", "k")) is not None
+        assert await store.purge(now=NOW + HOUR, limit=10) == 1
+
+    async def test_purge_takes_those_whose_time_has_passed_and_leaves_the_others(self, store: Store) -> None:
+        for number in range(20):
+            await bring(store, ENDED[number % 3], str(number), keep_until=NOW + 1 + (number * 7) % 20)
+        assert await store.purge(now=NOW + 10, limit=100) == 10
+        left = await listed(store, Filter(topic="t"))
+        assert {record.keep_until for record in left} == set(range(NOW + 11, NOW + 21))
+
+    async def test_after_everything_has_ended_nothing_is_left(self, store: Store) -> None:
+        refs = [Ref(f"t{number % 7}", str(number)) for number in range(210)]
+        await put(store, *(new(ref.key, topic=ref.topic, group=f"g{i % 5}") for i, ref in enumerate(refs)))
+        wants = {f"t{number}": 20 for number in range(7)}
+        held = (await store.lease(wants, now=NOW, until=NOW + LEASE, holder="w")).tasks
+        assert len(held) == 140
+        outcomes = [
+            dead(record, keep_until=NOW + DAY) if i % 2 else done(record, keep_until=NOW + HOUR)
+            for i, record in enumerate(held)
+        ]
+        assert all(await store.settle(outcomes, now=NOW))
+        await store.change([Cancel(ref.topic, ref.key, NOW + MINUTE) for ref in refs], now=NOW)
+        assert await store.purge(now=NOW + DAY, limit=1_000) == 210
+        for ref in refs:
+            assert await look(store, ref) is None
+        for number in range(5):
+            assert await listed(store, Filter(group=f"g{number}")) == []
+        await self._nothing_left(store, refs[0])
+        asked = await store.lease(wants, now=NOW + 2 * DAY, until=NOW + 3 * DAY, holder="w")
+        assert (asked.tasks, asked.next_wake) == ([], None)
+
+    async def test_a_forgotten_key_is_free(self, store: Store) -> None:
+        await bring(store, State.DONE, keep_until=NOW + SECOND)
+        await store.purge(now=NOW + SECOND, limit=10)
+        [answer] = await store.add([new()], now=NOW + SECOND)
+        assert (answer.result, answer.was) == (Result.CREATED, None)
+        assert (await do(store, Cancel("t", "k", KEPT))).result is Result.CANCELLED
+
+    async def _nothing_left(self, store: Store, ref: Ref) -> None:
+        assert await look(store, ref) is None
+        assert await listed(store, Filter()) == []
+        assert await listed(store, Filter(topic=ref.topic)) == []
+        assert await listed(store, Filter(group="g")) == []
+        for state in State:
+            assert await listed(store, Filter(state=state)) == []
+        tally = await store.tally([0, KEPT])
+        assert not any(count.number for count in tally.counts.values())
+        assert not any(count.number for counts in tally.forecast.values() for count in counts)
+        assert (await lease(store, 0, topic=ref.topic)).next_wake is None
+        if isinstance(store, KeepsEvents):
+            assert await store.events(ref) == []

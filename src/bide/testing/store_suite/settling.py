@@ -1,0 +1,190 @@
+"""Settling: how a delivery's end is recorded, and what it counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Filter, In, Move, Ref, Result, Settlement, State, Verdict
+from bide.ports import Store
+from bide.testing.store_suite.acts import (
+    DAY,
+    HOUR,
+    KEPT,
+    LEASE,
+    MINUTE,
+    NOW,
+    SECOND,
+    again,
+    dead,
+    defer,
+    do,
+    done,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    retry,
+    see,
+    settle,
+    take,
+)
+from bide.testing.store_suite.base import SuiteBase
+
+
+class Settling(SuiteBase):
+    """P2: delivered until settled. P3: a late settle with an old token is refused and changes nothing."""
+
+    async def test_done_ends_it(self, store: Store) -> None:
+        await put_one(store)
+        held = await take(store)
+        assert await settle(store, done(held, keep_until=KEPT), now=NOW + SECOND)
+        ended = await see(store, held)
+        assert (ended.state, ended.finished_at, ended.keep_until) == (State.DONE, NOW + SECOND, KEPT)
+        assert (ended.attempt, ended.error, ended.id) == (1, None, held.id)
+        assert (await lease(store, 5, now=NOW + DAY)).tasks == []
+
+    async def test_a_second_settle_is_refused(self, store: Store) -> None:
+        await put_one(store)
+        held = await take(store)
+        assert await settle(store, done(held, keep_until=KEPT))
+        ended = await see(store, held)
+        for outcome in (done(held, keep_until=KEPT), retry(held, In(0)), defer(held, In(0)), dead(held)):
+            assert not await settle(store, outcome)
+        assert await see(store, held) == ended
+
+    async def test_the_same_lease_twice_in_one_batch_is_settled_once(self, store: Store) -> None:
+        await put_one(store)
+        held = await take(store)
+        assert await store.settle([retry(held, In(HOUR)), done(held)], now=NOW) == [True, False]
+        assert (await see(store, held)).failures == 1
+
+    async def test_a_lease_that_was_taken_over_cannot_be_settled(self, store: Store) -> None:
+        await put_one(store)
+        first = await take(store)
+        second = await take(store, now=NOW + LEASE)
+        for outcome in (done(first), retry(first, In(0)), dead(first), again(first, In(0))):
+            assert not await settle(store, outcome, now=NOW + LEASE)
+        assert await see(store, second) == second
+        assert await settle(store, done(second), now=NOW + LEASE)
+
+    async def test_an_expired_lease_that_nobody_took_can_be_settled(self, store: Store) -> None:
+        await put_one(store)
+        held = await take(store)
+        assert await settle(store, done(held), now=NOW + DAY)
+        assert await look(store, held) is None
+
+    async def test_retry_counts_a_failure_and_forgives_the_losses(self, store: Store) -> None:
+        await put_one(store)
+        await take(store)
+        held = await take(store, now=NOW + LEASE)
+        assert (held.attempt, held.losses) == (2, 1)
+        assert await settle(store, retry(held, In(MINUTE), error="refused"), now=NOW + LEASE)
+        waiting = await see(store, held)
+        assert (waiting.state, waiting.attempt, waiting.failures, waiting.losses) == (State.WAITING, 2, 1, 0)
+        assert (waiting.error, waiting.holder, waiting.planned_at) == ("refused", None, 0)
+        assert (waiting.wake_at, waiting.due_at) == (NOW + LEASE + MINUTE, NOW)
+        following = await take(store, now=NOW + LEASE + MINUTE)
+        assert (following.attempt, following.failures, following.error) == (3, 1, "refused")
+        assert following.planned_at == NOW + LEASE + MINUTE
+
+    async def test_defer_counts_nothing(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(0), error="once"))
+        for step in range(1, 6):
+            held = await take(store, now=NOW + step * HOUR)
+            assert (held.attempt, held.failures) == (2, 1)
+            assert await settle(store, defer(held, In(HOUR)), now=NOW + step * HOUR)
+        waiting = await see(store, Ref("t", "k"))
+        assert (waiting.attempt, waiting.failures, waiting.losses, waiting.error) == (1, 1, 0, "once")
+
+    async def test_defer_forgives_the_losses_and_gives_back_one_attempt(self, store: Store) -> None:
+        await put_one(store)
+        await take(store)
+        held = await take(store, now=NOW + LEASE)
+        assert (held.attempt, held.losses) == (2, 1)
+        assert await settle(store, defer(held, In(0)), now=NOW + LEASE)
+        waiting = await see(store, held)
+        assert (waiting.attempt, waiting.losses) == (1, 0)
+
+    async def test_a_retry_in_the_past_is_due_now(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), At(0)), now=NOW + SECOND)
+        assert (await see(store, Ref("t", "k"))).wake_at == NOW + SECOND
+        assert (await take(store, now=NOW + SECOND)).attempt == 2
+
+    async def test_a_retry_is_never_early(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(5 * MINUTE)))
+        assert (await lease(store, 5, now=NOW + 5 * MINUTE - 1)).tasks == []
+        assert (await lease(store, 5, now=NOW + 5 * MINUTE)).tasks != []
+
+    async def test_dead_keeps_the_reason(self, store: Store) -> None:
+        await put_one(store)
+        held = await take(store)
+        assert await settle(store, dead(held, error="no such order"))
+        ended = await see(store, held)
+        assert (ended.state, ended.error, ended.keep_until) == (State.DEAD, "no such order", KEPT)
+        assert (await lease(store, 5, now=NOW + DAY)).tasks == []
+
+    async def test_dead_without_a_reason_keeps_the_last_failure(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(0), error="the last failure"))
+        assert await settle(store, dead(await take(store), error=None))
+        assert (await see(store, Ref("t", "k"))).error == "the last failure"
+
+    async def test_done_forgets_an_earlier_failure(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(0), error="an earlier failure"))
+        assert await settle(store, done(await take(store), keep_until=KEPT))
+        ended = await see(store, Ref("t", "k"))
+        assert (ended.error, ended.failures, ended.attempt) == (None, 1, 2)
+
+    @pytest.mark.parametrize("wake", [In(HOUR), At(NOW + HOUR)], ids=["in", "at"])
+    async def test_done_with_another_time_starts_the_next_life(self, store: Store, wake: In | At) -> None:
+        first = await put_one(store, new(payload=b"p", group="g", options=b"\x80", deadline=NOW + MINUTE))
+        assert await settle(store, retry(await take(store), In(0)))
+        held = await take(store)
+        life = new_id()
+        assert await settle(store, again(held, wake, next_id=life))
+        following = await see(store, held)
+        assert (following.id, following.state, following.payload) == (life, State.WAITING, b"p")
+        assert following.id != first.id
+        assert (following.group, following.options, following.deadline) == ("g", b"\x80", None)
+        assert (following.due_at, following.wake_at, following.created_at) == (NOW + HOUR, NOW + HOUR, NOW)
+        assert (following.attempt, following.failures, following.losses, following.error) == (0, 0, 0, None)
+        assert len(await listed(store, Filter(group="g"))) == 1
+        assert (await take(store, now=NOW + HOUR)).attempt == 1
+
+    async def test_a_next_life_in_the_past_is_due_now(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, again(await take(store), At(NOW - DAY)))
+        following = await see(store, Ref("t", "k"))
+        assert (following.due_at, following.wake_at) == (NOW, NOW)
+
+    async def test_a_mixed_batch_keeps_its_order_though_some_are_refused(self, store: Store) -> None:
+        await put(store, *(new(key) for key in "abcdef"))
+        held = {record.key: record for record in (await lease(store, 6)).tasks}
+        assert (await do(store, Cancel("t", "c"))).result is Result.CANCELLED_WHILE_LEASED
+        outcomes = [
+            done(held["a"]),
+            Settlement("t", "nobody", 1, Verdict.DONE),
+            done(held["c"]),
+            retry(held["b"], In(HOUR), error=None),
+            dead(held["d"]),
+            Settlement("nowhere", "a", held["a"].token, Verdict.DEAD),
+            defer(held["e"], In(HOUR)),
+            again(held["f"], In(HOUR)),
+        ]
+        assert await store.settle(outcomes, now=NOW) == [True, False, False, True, True, False, True, True]
+        states = [None if r is None else r.state for r in await store.get([Ref("t", key) for key in "abcdef"])]
+        assert states == [None, State.WAITING, None, State.DEAD, State.WAITING, State.WAITING]
+
+    async def test_a_settled_retry_can_be_moved_and_cancelled_like_any_other(self, store: Store) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(DAY)))
+        assert (await do(store, Move("t", "k", In(HOUR)))).was == NOW + DAY
+        assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
+        assert (await lease(store, 1)).next_wake is None
