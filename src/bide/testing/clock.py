@@ -18,7 +18,7 @@ class ManualClock:
         return self._now
 
     def advance(self, millis: Millis) -> Millis:
-        """Let so many milliseconds pass; the new now. Raises ValueError for a step back, which is `turn_back`."""
+        """Let so many milliseconds pass; the new now. Raises ValueError for a step back: that is `turn_back`."""
         if millis < 0:
             raise ValueError(f"a clock advances by 0 ms or more, not by {millis}; turn_back is for clocks that jump")
         self._now = min(self._now + millis, LAST_INSTANT)
@@ -28,19 +28,6 @@ class ManualClock:
         """Jump back, as a clock does that is set right; the new now."""
         self._now = max(self._now - millis, 0)
         return self._now
-
-    def seconds_until(self, at: Millis) -> float:
-        """As if real time passed at its usual pace from here."""
-        return (at - self._now) / 1000
-
-    def seconds(self, length: Millis) -> float:
-        return length / 1000
-
-    def seconds_until(self, at: Millis) -> float:
-        return (at - self._now) / 1_000
-
-    def seconds(self, length: Millis) -> float:
-        return length / 1_000
 
     def __repr__(self) -> str:
         return f"ManualClock({self._now})"

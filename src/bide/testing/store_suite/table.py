@@ -13,6 +13,7 @@ from bide.core.records import (
     Cancel,
     Change,
     In,
+    Lease,
     Move,
     NewTask,
     OnConflict,
