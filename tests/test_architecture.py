@@ -49,8 +49,8 @@ STORE_PARTS = {"sorted_chunks"}
 """Modules of stores/ that are no backend but a data structure, which a backend may share."""
 
 STANDARD_IN_CORE = {
-    "__future__", "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "itertools", "math",
-    "random", "re", "types", "typing",
+    "__future__", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions", "functools", "itertools",
+    "math", "random", "re", "types", "typing",
 }  # fmt: skip
 """What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
 

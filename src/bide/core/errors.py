@@ -54,7 +54,11 @@ class MissingExtra(SetupError):
 
     def __init__(self, extra: str, needed_for: str) -> None:
         self.extra = extra
+        self.needed_for = needed_for
         super().__init__(f"{needed_for} needs an optional package: pip install 'bide[{extra}]'")
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        return type(self), (self.extra, self.needed_for)
 
 
 class StoreError(BideError):
@@ -86,5 +90,8 @@ class LeaseLost(BideError):
 
 
 def _shorten(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - what is too deep to show, or cannot show itself, is still not accepted
+        text = f"a {type(value).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

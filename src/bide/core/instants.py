@@ -7,8 +7,10 @@ two things: a naive datetime (whose zone?) and a bare number (of what?).
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import TypeAlias
 
 from bide.core.errors import BadInput
@@ -46,7 +48,8 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
     Raises BadInput for unknown units, bare numbers, anything beyond year 9999, and, unless `negative`, below zero.
     """
     if isinstance(value, timedelta):
-        millis = -(-value // _MILLISECOND)
+        whole, rest = divmod(value, _MILLISECOND)
+        millis = whole + bool(rest)
     elif isinstance(value, str):
         millis = _duration_of_text(value, field)
     else:
@@ -63,6 +66,8 @@ def instant(value: When, *, field: str = "at") -> Millis:
     moment = value
     if isinstance(moment, str):
         try:
+            if not moment.isprintable():  # fromisoformat reads on past a NUL
+                raise ValueError
             moment = datetime.fromisoformat(moment.strip())
         except ValueError:
             raise BadInput(field, value, _INSTANT_ACCEPTED) from None
@@ -117,8 +122,9 @@ def _duration_of_text(text: str, field: str) -> Millis:
         parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
         if not parts or body.endswith("T"):
             raise BadInput(field, text, _DURATION_ACCEPTED)
-        return sign * sum(_scaled(number, unit) for unit, number in parts.items())
-    total, position, seen = 0, 0, set[str]()
+        return math.ceil(sign * sum(_scaled(number, unit) for unit, number in parts.items()))
+    total: int | Fraction = 0
+    position, seen = 0, set[str]()
     while position < len(body):
         part = _PART.match(body, position)
         if part is None or part[2] in seen:
@@ -128,12 +134,10 @@ def _duration_of_text(text: str, field: str) -> Millis:
         position = part.end()
     if not seen:
         raise BadInput(field, text, _DURATION_ACCEPTED)
-    return sign * total
+    return math.ceil(sign * total)
 
 
-def _scaled(number: str, unit: str) -> Millis:
-    """`number` of `unit` in milliseconds, exactly, rounded up: integers only, a float would make 0.1 s early."""
-    whole, _, fraction = number.partition(".")
+def _scaled(number: str, unit: str) -> int | Fraction:
+    """`number` of `unit` in milliseconds, exactly: a float would make 0.1 s early."""
     scale = _UNITS[unit]
-    divisor: int = 10 ** len(fraction)
-    return int(whole) * scale - (-int(fraction or 0) * scale // divisor)
+    return Fraction(number) * scale if "." in number else int(number) * scale

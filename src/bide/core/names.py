@@ -19,6 +19,8 @@ RESERVED_TOPIC = "bide:settings"
 
 def check_name(field: str, value: object) -> str:
     """`value`, if it can be a topic, key or group. O(length). Raises BadInput."""
+    if isinstance(value, str) and type(value) is not str:
+        value = str.__str__(value)  # a member of a StrEnum names a topic well; what is kept is its plain text
     if type(value) is not str or not value or len(value) > LONGEST_NAME:
         raise BadInput(field, value, _ACCEPTED)
     if value.isascii():

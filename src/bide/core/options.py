@@ -29,13 +29,19 @@ def encode_options(retry: RetryPolicy | None, headers: Mapping[str, str] | None)
     """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text."""
     if not headers:
         return b"" if retry is None else _encoder.encode(Options(retry=retry))
+    if not isinstance(headers, Mapping):
+        raise BadInput("headers", headers, "a mapping of names to values")
     for name, value in headers.items():
-        if not name or not f"{name}{value}".isprintable():
+        if not name or not _is_printable(name) or not _is_printable(value):
             raise BadInput("headers", {name: value}, "printable text for both name and value")
     encoded = _encoder.encode(Options(retry=retry, headers=dict(headers)))
     if len(encoded) > LONGEST_HEADERS:
         raise BadInput("headers", f"{len(encoded)} bytes", f"at most {LONGEST_HEADERS} bytes in all")
     return encoded
+
+
+def _is_printable(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def decode_options(options: bytes) -> Options:

@@ -24,9 +24,13 @@ Chance: TypeAlias = Callable[[], float]
 
 
 def _check_tries(tries: int) -> int:
-    if 1 <= tries <= FOREVER and tries == int(tries):
-        return int(tries)
+    if type(tries) is int and 1 <= tries <= FOREVER:
+        return tries
     raise BadInput("tries", tries, "a whole number of deliveries, at least 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Fixed(Struct, frozen=True, tag="fixed", tag_field="policy"):
@@ -61,9 +65,9 @@ class Exponential(Struct, frozen=True, tag="exponential", tag_field="policy"):
     def growing(
         cls, first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
     ) -> Exponential:
-        if not 1.0 <= factor <= 100.0:
+        if not _is_number(factor) or not 1.0 <= factor <= 100.0:
             raise BadInput("factor", factor, "a number from 1 to 100")
-        if not 0.0 <= jitter <= 1.0:
+        if not _is_number(jitter) or not 0.0 <= jitter <= 1.0:
             raise BadInput("jitter", jitter, "a part from 0 to 1")
         return cls(
             duration(first, field="first"), float(factor), duration(longest, field="longest"), _check_tries(tries),
@@ -77,7 +81,7 @@ class Exponential(Struct, frozen=True, tag="exponential", tag_field="policy"):
         try:
             pause = min(self.first * self.factor ** (failures - 1), float(self.longest))
         except OverflowError:
-            pause = float(self.longest)
+            pause = float(self.longest) if self.first else 0.0
         return int(pause * (1.0 - self.jitter * chance()))
 
 

@@ -1,0 +1,99 @@
+"""Names and ids: what may be a topic, a key and a group, and fresh keys that are in order."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from enum import Enum, StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.core.errors import BadInput
+from bide.core.names import LONGEST_NAME, RESERVED_TOPIC, check_name, check_topic, new_id
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        " ",
+        "order.close",
+        "a/b:c%d?e#f",
+        "'; DROP TABLE tasks; --",
+        '"quoted"',
+        "{tag}",
+        "x" * LONGEST_NAME,
+        "é" * (LONGEST_NAME // 2),
+        "訂單",
+        "🦀" * (LONGEST_NAME // 4),
+        "שלום\u200f",  # direction marks are part of ordinary text in some languages
+        "a\u0301",
+    ],
+)
+def test_names_that_are_accepted(name: str) -> None:
+    assert check_name("key", name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x" * (LONGEST_NAME + 1), "é" * (LONGEST_NAME // 2) + "x", "🦀" * 51, "a\x00b", "a\nb", "\t", "\x7f", "a\x85",
+     "é\x00", "é\n", "é\x9f", "\u2028", "\u2029", "\ud800", "é\udfff", None, 42, b"key", ["key"], 1.5],
+)  # fmt: skip
+def test_names_that_are_refused(name: Any) -> None:
+    with pytest.raises(BadInput) as caught:
+        check_name("key", name)
+    assert caught.value.field == "key"
+    assert str(LONGEST_NAME) in caught.value.accepted
+
+
+@given(st.text(max_size=LONGEST_NAME + 5))
+def test_an_accepted_name_fits_and_encodes(name: str) -> None:
+    try:
+        check_name("key", name)
+    except BadInput:
+        return
+    assert 1 <= len(name.encode()) <= LONGEST_NAME
+    assert all(ord(letter) >= 32 for letter in name)
+
+
+def test_a_member_of_an_enum_of_texts_is_its_plain_text() -> None:
+    class Topic(StrEnum):
+        CLOSE = "order.close"
+
+    class Older(str, Enum):  # noqa: UP042 - how it was written before StrEnum
+        CLOSE = "order.close"
+
+    for member in (Topic.CLOSE, Older.CLOSE):
+        checked = check_topic(member)
+        assert type(checked) is str
+        assert checked == "order.close"
+        assert f"{checked}" == "order.close"
+
+
+def test_the_topic_of_the_settings_is_not_for_callers() -> None:
+    assert check_topic("order.close") == "order.close"
+    assert check_name("key", RESERVED_TOPIC) == RESERVED_TOPIC
+    with pytest.raises(BadInput, match="a topic of your own"):
+        check_topic(RESERVED_TOPIC)
+
+
+def test_a_fresh_id_is_a_uuid_of_version_7() -> None:
+    for _ in range(1000):
+        before = time.time_ns() // 1_000_000
+        text = new_id()
+        after = time.time_ns() // 1_000_000
+        read = uuid.UUID(text)
+        assert str(read) == text
+        assert read.version == 7
+        assert read.variant == uuid.RFC_4122
+        assert before <= read.int >> 80 <= after
+
+
+def test_fresh_ids_differ_and_are_in_order_of_time() -> None:
+    ids = [new_id() for _ in range(20_000)]
+    assert len(set(ids)) == len(ids)
+    stamps = [text[:13] for text in ids]  # the milliseconds; the rest is noise
+    assert stamps == sorted(stamps)

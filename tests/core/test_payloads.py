@@ -1,0 +1,150 @@
+"""Payloads: what goes in comes out, of its declared type; everything else is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.core.errors import BadInput, BadPayload
+from bide.core.payloads import PAYLOAD_LIMIT, checker_for, decode_json, decoder_for, encode_payload
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+@dataclasses.dataclass
+class Meal:
+    number: int
+
+
+class Ride(pydantic.BaseModel):
+    number: int
+
+
+class Coupon(TypedDict):
+    number: int
+
+
+numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_plain_values_survive(value: Any) -> None:
+    assert decode_json(encode_payload(value)) == value
+
+
+@given(st.binary())
+def test_bytes_pass_through_untouched(value: bytes) -> None:
+    for given_as in (value, bytearray(value), memoryview(value)):
+        encoded = encode_payload(given_as)
+        assert type(encoded) is bytes
+        assert decoder_for(bytes)(encoded) == value
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (Order, Order(42)),
+        (Meal, Meal(42)),
+        (Ride, Ride(number=42)),
+        (Coupon, {"number": 42}),
+        (list[Order], [Order(1), Order(2)]),
+        (Order | None, None),
+        (dict[str, int], {"a": 1}),
+        (int, 42),
+        (str, "42"),
+        (None, None),
+    ],
+)
+def test_declared_types_survive(declared: Any, value: Any) -> None:
+    checker_for(declared)(value)
+    assert decoder_for(declared)(encode_payload(value)) == value
+
+
+@pytest.mark.parametrize("declared", [Order, Meal, Ride, Coupon])
+def test_a_plain_dict_of_the_right_shape_is_read_as_the_declared_type(declared: Any) -> None:
+    checker_for(declared)({"number": 42})
+    assert decoder_for(declared)(encode_payload({"number": 42})) == (
+        {"number": 42} if declared is Coupon else declared(number=42)
+    )
+
+
+@pytest.mark.parametrize("declared", [Order, Meal, Ride, Coupon, int, list[Order], dict[str, bool]])
+@pytest.mark.parametrize("value", [{"number": "many"}, {"nummer": 42}, "42", [1], None, object()])
+def test_a_wrong_payload_fails_in_the_caller(declared: Any, value: Any) -> None:
+    with pytest.raises(BadPayload) as caught:
+        checker_for(declared)(value)
+    assert caught.value.field == "payload"
+
+
+def test_a_wrong_field_in_the_right_type_fails_in_the_caller_too() -> None:
+    with pytest.raises(BadPayload, match="Order"):
+        checker_for(Order)(Order("many"))  # type: ignore[arg-type]
+
+
+def test_without_a_declared_type_anything_is_accepted() -> None:
+    for declared in (Any, bytes):
+        for value in (1, "x", {"a": [None]}, b"\x00"):
+            checker_for(declared)(value)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"{", b'{"number": }', b"[" * 100_000, b"nul", b'"\xff"'])
+@pytest.mark.parametrize("declared", [Any, Order, Meal, Ride])
+def test_damaged_bytes_are_a_bad_payload(declared: Any, damaged: bytes) -> None:
+    with pytest.raises(BadPayload) as caught:
+        decoder_for(declared)(damaged)
+    assert len(str(caught.value)) < 1000, "what is stored as the error stays short"
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+class Stubborn:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Odd(pydantic.BaseModel):
+    model_config = {"arbitrary_types_allowed": True}
+    thing: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [endless, deep, object, Stubborn, lambda: {(1, 2): 3}, lambda: "\ud800", lambda: 1j, lambda: Odd(thing=object())],
+)
+def test_what_json_cannot_hold_is_refused(make: Any) -> None:
+    with pytest.raises(BadPayload, match="what JSON can hold"):
+        encode_payload(make())
+
+
+def test_the_limit_is_in_bytes_and_exact() -> None:
+    assert len(encode_payload(b"x" * PAYLOAD_LIMIT)) == PAYLOAD_LIMIT
+    with pytest.raises(BadPayload, match=f"{PAYLOAD_LIMIT + 1} bytes"):
+        encode_payload(b"x" * (PAYLOAD_LIMIT + 1))
+    assert encode_payload("é" * 4, 10) == '"éééé"'.encode()
+    with pytest.raises(BadPayload, match="at most 9 bytes"):
+        encode_payload("é" * 4, 9)
+    assert issubclass(BadPayload, BadInput)
