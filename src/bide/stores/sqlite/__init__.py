@@ -1,0 +1,3 @@
+"""Tasks in a SQLite file: durable, shared by several processes, beside your own tables if you like."""
+
+from bide.stores.sqlite.store import SqliteStore as SqliteStore

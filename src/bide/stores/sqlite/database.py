@@ -1,0 +1,121 @@
+"""An open file: its connections, the threads that own them, and how they come and go."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.stores.sqlite import schema
+from bide.stores.sqlite.connection import connect, patiently, register
+from bide.stores.sqlite.errors import translate
+from bide.stores.sqlite.listening import Listener, Listeners
+from bide.stores.sqlite.reader import Reader
+from bide.stores.sqlite.room import Room
+from bide.stores.sqlite.work import Fault
+from bide.stores.sqlite.writer import Writer
+
+WRITER_CACHE_KIB = 8 * 1024
+READER_CACHE_KIB = 2 * 1024
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """How a file is to be opened; checked here, once."""
+
+    path: str
+    synchronous: str
+    disk_reserve: int
+    events_kept: int
+    watch: str
+    fault: Fault | None
+
+    def __post_init__(self) -> None:
+        if not self.path or self.path.startswith(":memory:") or self.path.startswith("file:"):
+            raise BadInput("path", self.path, "the path of a file; for tasks that need not survive, use memory:")
+        if self.synchronous not in {"full", "normal"}:
+            raise BadInput("synchronous", self.synchronous, '"full" or "normal"')
+        if self.watch not in {"auto", "inotify", "poll"}:
+            raise BadInput("watch", self.watch, '"auto", "inotify" or "poll"')
+        if self.disk_reserve < 0:
+            raise BadInput("disk_reserve", self.disk_reserve, "a number of bytes, 0 or more")
+        if self.events_kept < 0:
+            raise BadInput("events_kept", self.events_kept, "a number of events, 0 or more")
+
+
+class Database:
+    """Everything that is there between open and close. Constructing it opens the file, and blocks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = os.path.abspath(settings.path)
+        self._process = os.getpid()
+        self._connections: list[sqlite3.Connection] = []
+        self.listeners = Listeners()
+        self.room = Room(self.path, settings.disk_reserve)
+        try:
+            self._open(settings)
+        except Exception as error:
+            for connection in self._connections:
+                connection.close()
+            raise translate(error, self.path) from error
+
+    def _open(self, settings: Settings) -> None:
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            raise StoreUnavailable(f"{self.path}: the folder {folder} does not exist; create it first")
+        writing = self._connect(WRITER_CACHE_KIB)
+        mode = patiently(writing, "PRAGMA journal_mode = WAL")[0]
+        if mode != "wal":
+            raise StoreUnavailable(
+                f"{self.path}: SQLite cannot keep a write-ahead log there (it says {mode!r}); use a local disk"
+            )
+        status = os.stat(self.path)
+        identity = (self._process, status.st_dev, status.st_ino)
+        self.file = register(identity, self.path, {"synchronous": settings.synchronous})
+        schema.prepare(writing, self.path)
+        reading = self._connect(READER_CACHE_KIB)
+        self.reader = Reader(self.path, reading)
+        self.writer = Writer(
+            self.path,
+            writing,
+            self.file.lock,
+            synchronous=settings.synchronous.upper(),
+            fault=settings.fault,
+            tell=self.tell,
+            committed=self._committed,
+        )
+
+    def _connect(self, cache_kib: int) -> sqlite3.Connection:
+        connection = connect(self.path, cache_kib=cache_kib)
+        self._connections.append(connection)
+        return connection
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process opened it: after a fork the child must not touch the parent's connections."""
+        return os.getpid() == self._process
+
+    def close(self) -> None:
+        """Let the threads finish, then close the connections. Blocks."""
+        self.writer.stop()
+        self.reader.stop()
+        for connection in self._connections:
+            connection.close()
+
+    def start_listening(self, listener: Listener) -> None:
+        self.listeners.add(listener)
+        self.writer.listening = True
+
+    def stop_listening(self, listener: Listener) -> None:
+        self.listeners.remove(listener)
+        self.writer.listening = bool(self.listeners)
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        self.listeners.tell(wakes)
+
+    def _committed(self, connection: sqlite3.Connection) -> None:
+        """After each commit, on the writer's thread."""

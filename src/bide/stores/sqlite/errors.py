@@ -1,0 +1,78 @@
+"""From what SQLite reports to what bide raises: the one place that knows both."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
+
+_BUSY = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED"})
+_FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
+_DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
+
+
+def code_of(error: BaseException) -> str:
+    """The name of SQLite's primary result code ("SQLITE_BUSY"), or "" for any other error."""
+    number = getattr(error, "sqlite_errorcode", None)
+    if number is None:
+        return ""
+    if number & 0xFF == sqlite3.SQLITE_IOERR:
+        return getattr(error, "sqlite_errorname", "SQLITE_IOERR")
+    return _PRIMARY.get(number & 0xFF, "")
+
+
+_PRIMARY = {
+    sqlite3.SQLITE_BUSY: "SQLITE_BUSY",
+    sqlite3.SQLITE_LOCKED: "SQLITE_LOCKED",
+    sqlite3.SQLITE_FULL: "SQLITE_FULL",
+    sqlite3.SQLITE_CORRUPT: "SQLITE_CORRUPT",
+    sqlite3.SQLITE_FORMAT: "SQLITE_FORMAT",
+    sqlite3.SQLITE_NOTADB: "SQLITE_NOTADB",
+    sqlite3.SQLITE_READONLY: "SQLITE_READONLY",
+    sqlite3.SQLITE_CANTOPEN: "SQLITE_CANTOPEN",
+    sqlite3.SQLITE_PERM: "SQLITE_PERM",
+    sqlite3.SQLITE_AUTH: "SQLITE_AUTH",
+}
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether another connection holds the lock that was asked for."""
+    return code_of(error) in _BUSY
+
+
+def full(path: str, why: str) -> StoreFull:
+    return StoreFull(f"{path}: no room for new tasks ({why}); what is there still drains: free some disk space")
+
+
+def translate(error: Exception, path: str, *, adding: bool = False) -> Exception:
+    """What to raise for `error`. Errors that are not the database's fault come back as they are."""
+    if isinstance(error, BideError):
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return BadInput("text", error.object, "text that UTF-8 can hold: no lone surrogates")
+    if isinstance(error, OverflowError):
+        return BadInput("number", str(error), "integers of at most 64 bits")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"{path}: {error}")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = code_of(error)
+    found: StoreError
+    if code in _BUSY:
+        found = StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
+    elif code in _FULL:
+        found = full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
+    elif code in _DAMAGED:
+        found = StoreCorrupt(
+            f"{path}: the file is damaged ({error}); stop all users of it, look with 'PRAGMA integrity_check', "
+            "and restore a backup or save what can be saved with '.recover'"
+        )
+    elif code == "SQLITE_NOTADB":
+        found = StoreMismatch(f"{path}: not an SQLite database; give another path, or move that file away")
+    elif code in {"SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"}:
+        found = StoreUnavailable(f"{path}: may not be written ({error}); the file and its folder must be writable")
+    elif code == "SQLITE_CANTOPEN":
+        found = StoreUnavailable(f"{path}: cannot be opened ({error}); does the folder exist, and may we write there?")
+    else:
+        found = StoreUnavailable(f"{path}: {error}")
+    return found

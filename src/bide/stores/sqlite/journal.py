@@ -1,0 +1,55 @@
+"""What lies beside the tasks in the file: the log of events, and who works on what."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.records import Ref, Topic
+from bide.stores.sqlite.queries import QUERIES
+from bide.stores.sqlite.work import Work
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[str])
+
+
+def record(work: Work, events: Sequence[Event], kept: int) -> None:
+    """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
+    rows = [
+        (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
+        for one in events
+    ]
+    work.cursor.executemany(QUERIES["insert_event"], rows)
+    first, last = work.one(QUERIES["event_span"])
+    if last - first >= kept + kept // 10:
+        work.cursor.execute(QUERIES["trim_events"], (last - kept,))
+
+
+def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:
+    """The newest first; never more than the log is said to keep."""
+    limit = max(0, min(limit, kept))
+    if ref is None:
+        rows = cursor.execute(QUERIES["events"], (limit,))
+    else:
+        rows = cursor.execute(QUERIES["events_by_name"], (*ref, limit))
+    return [
+        Event(
+            at=at, topic=topic, key=key, id=life, kind=EventKind(kind), attempt=attempt, who=who, what=what, was=was,
+            wake_at=wake_at,
+        )
+        for at, topic, key, life, kind, attempt, who, what, was, wake_at in rows
+    ]  # fmt: skip
+
+
+def announce(work: Work, holder: str, topics: Collection[Topic], until: Millis, now: Millis) -> dict[str, list[Topic]]:
+    """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
+    if topics:
+        work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
+    else:
+        work.cursor.execute(QUERIES["leave"], (holder,))
+    work.cursor.execute(QUERIES["forget_workers"], (now,))
+    return {name: _decoder.decode(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}

@@ -1,0 +1,171 @@
+-- Every statement that touches a task, with the reason for its form. `{record}` stands for the columns of a Record, in
+-- its order, and then `row`; `state < 2` and `state >= 2` are there so that SQLite sees that the partial index applies.
+
+-- name: insert_task
+-- The optimistic form: what is already there is left alone, and the count of rows tells whether any was.
+INSERT INTO bide_task (
+    topic, key, state, wake_at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
+    group_name, options, payload
+) VALUES (?, ?, 0, ?, ?, ?, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: task_by_name
+SELECT {record} FROM bide_task WHERE topic = ? AND key = ?
+
+-- name: task_by_row
+SELECT {record} FROM bide_task WHERE row = ?
+
+-- name: put_task
+-- A whole new state of a task that is there; its row stays, so that pages over equal times stay right.
+UPDATE bide_task SET
+    id = ?, group_name = ?, state = ?, due_at = ?, wake_at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
+    token = ?, holder = ?, payload = ?, options = ?, deadline = ?, error = ?, created_at = ?, finished_at = ?,
+    keep_until = ?
+WHERE row = ?
+
+-- name: move_task
+-- A move touches only these (lifecycle: moving touches only what waits), and so only one index.
+UPDATE bide_task SET due_at = ?, wake_at = ?, token = ? WHERE row = ?
+
+-- name: delete_task
+DELETE FROM bide_task WHERE row = ?
+
+-- name: waiting_due
+-- Waiting and leased are two ranges of one index, each already in order; the caller merges them.
+SELECT {record} FROM bide_task
+WHERE topic = ? AND state = 0 AND state < 2 AND wake_at <= ? ORDER BY wake_at LIMIT ?
+
+-- name: leased_due
+-- What a lost holder left: its lease has ended.
+SELECT {record} FROM bide_task
+WHERE topic = ? AND state = 1 AND state < 2 AND wake_at <= ? ORDER BY wake_at LIMIT ?
+
+-- name: lease_task
+UPDATE bide_task SET
+    state = 1, wake_at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?
+WHERE row = ?
+
+-- name: next_wake
+-- Two seeks, each to the first entry of its range.
+SELECT
+    (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 0 AND state < 2),
+    (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 1 AND state < 2)
+
+-- name: extend_task
+UPDATE bide_task SET wake_at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1
+
+-- name: settle_done
+-- The happy path: done, and nothing to remember. The condition is the fencing; the count of rows is the answer.
+DELETE FROM bide_task WHERE topic = ? AND key = ? AND token = ? AND state = 1
+
+-- name: purge
+DELETE FROM bide_task WHERE row IN (
+    SELECT row FROM bide_task WHERE state >= 2 AND keep_until <= ? ORDER BY keep_until LIMIT ?
+)
+
+-- name: last_token
+SELECT last FROM bide_token WHERE one = 1
+
+-- name: put_token
+UPDATE bide_token SET last = ? WHERE one = 1
+
+-- name: page_by_name
+SELECT {record} FROM bide_task WHERE topic = ? AND key > ? ORDER BY key LIMIT ?
+
+-- name: page_by_group
+-- One group of one topic, from after a key.
+SELECT {record} FROM bide_task
+WHERE group_name = ? AND topic = ? AND key > ? ORDER BY key LIMIT ?
+
+-- name: page_of_live
+SELECT {record} FROM bide_task
+WHERE topic = ? AND state = ? AND state < 2 AND (wake_at, row) > (?, ?) AND wake_at < ?
+ORDER BY wake_at, row LIMIT ?
+
+-- name: page_of_ended
+SELECT {record} FROM bide_task
+WHERE topic = ? AND state = ? AND state >= 2 AND (finished_at, row) > (?, ?)
+ORDER BY finished_at, row LIMIT ?
+
+-- name: next_topic
+-- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
+SELECT min(topic) FROM bide_task WHERE topic > ?
+
+-- name: next_topic_of_group
+SELECT min(topic) FROM bide_task WHERE group_name = ? AND topic > ?
+
+-- name: topics
+WITH RECURSIVE topics (topic) AS (
+    SELECT min(topic) FROM bide_task
+    UNION ALL
+    SELECT (SELECT min(topic) FROM bide_task WHERE bide_task.topic > topics.topic) FROM topics WHERE topic IS NOT NULL
+)
+SELECT topic FROM topics WHERE topic IS NOT NULL
+
+-- name: count_live
+-- Counting stops at the limit: a tally costs the same at ten million.
+SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? AND state < 2 LIMIT ?)
+
+-- name: count_ended
+SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? AND state >= 2 LIMIT ?)
+
+-- name: count_waiting_between
+SELECT count(*) FROM (
+    SELECT 1 FROM bide_task WHERE topic = ? AND state = 0 AND state < 2 AND wake_at >= ? AND wake_at < ? LIMIT ?
+)
+
+-- name: damaged_row
+-- A row that cannot be read as text, read as bytes.
+SELECT
+    CAST(topic AS BLOB), CAST(key AS BLOB), CAST(id AS BLOB), CAST(group_name AS BLOB), CAST(state AS INTEGER),
+    CAST(due_at AS INTEGER), CAST(wake_at AS INTEGER), CAST(planned_at AS INTEGER), CAST(attempt AS INTEGER),
+    CAST(failures AS INTEGER), CAST(losses AS INTEGER), CAST(token AS INTEGER), CAST(holder AS BLOB),
+    CAST(payload AS BLOB), CAST(options AS BLOB), CAST(deadline AS INTEGER), CAST(error AS BLOB),
+    CAST(created_at AS INTEGER), CAST(finished_at AS INTEGER), CAST(keep_until AS INTEGER), row
+FROM bide_task WHERE row = ?
+
+-- name: row_by_name
+SELECT row FROM bide_task WHERE topic = ? AND key = ?
+
+-- name: rename_task
+UPDATE bide_task SET key = ? WHERE row = ?
+
+-- name: announce
+INSERT INTO bide_worker (holder, topics, until) VALUES (?, ?, ?)
+ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.until
+
+-- name: leave
+DELETE FROM bide_worker WHERE holder = ?
+
+-- name: forget_workers
+-- As many rows as there are workers: no index is worth it.
+DELETE FROM bide_worker WHERE until <= ?
+
+-- name: workers
+SELECT holder, topics FROM bide_worker
+
+-- name: insert_event
+INSERT INTO bide_event (topic, key, at, id, kind, attempt, who, what, was, wake_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: event_span
+-- First and last line: a seek to each end of the table.
+SELECT (SELECT min(line) FROM bide_event), (SELECT max(line) FROM bide_event)
+
+-- name: trim_events
+DELETE FROM bide_event WHERE line <= ?
+
+-- name: events
+SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event ORDER BY line DESC LIMIT ?
+
+-- name: events_by_name
+SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event
+WHERE topic = ? AND key = ? ORDER BY line DESC LIMIT ?
+
+-- name: has_meta
+SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bide_meta'
+
+-- name: version
+SELECT value FROM bide_meta WHERE name = 'version'
+
+-- name: put_version
+UPDATE bide_meta SET value = ? WHERE name = 'version'

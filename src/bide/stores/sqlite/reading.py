@@ -1,0 +1,209 @@
+"""The operations that only read, on a connection of their own: they wait for no writer.
+
+Each runs in one read transaction, so that it sees one state of the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from bide.core.errors import BadInput
+from bide.core.instants import Millis
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.sqlite import damage
+from bide.stores.sqlite.queries import QUERIES
+from bide.stores.sqlite.rows import CODES, STATES, record_of
+
+COUNT_LIMIT = 10_000
+"""Where counting stops: about a millisecond's worth of index entries."""
+
+_BY_NAME = QUERIES["task_by_name"]
+_ROW_BY_NAME = QUERIES["row_by_name"]
+_LATEST: Millis = 2**62
+"""After every instant that there is."""
+
+
+def get(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
+    """Each task by its name. O(log n) per task."""
+    return [_get(cursor, topic, key) for topic, key in refs]
+
+
+def _get(cursor: sqlite3.Cursor, topic: Topic, key: str) -> Record | None:
+    try:
+        row = cursor.execute(_BY_NAME, (topic, key)).fetchone()
+        return None if row is None else record_of(row)
+    except damage.UNREADABLE as error:
+        damage.check(error)
+        row = cursor.execute(_ROW_BY_NAME, (topic, key)).fetchone()
+        return None if row is None else damage.read_row(cursor, row[0])[0]
+
+
+def topics(cursor: sqlite3.Cursor) -> list[Topic]:
+    """All topics, by a loose scan: one seek each."""
+    return [topic for (topic,) in cursor.execute(QUERIES["topics"])]
+
+
+def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None) -> Tally:
+    """Counts by topic and state; O(topics x COUNT_LIMIT) at worst, whatever waits."""
+    counts: dict[tuple[Topic, State], Count] = {}
+    forecast: dict[Topic, list[Count]] = {}
+    for topic in topics(cursor):
+        for code, state in enumerate(STATES):
+            query = QUERIES["count_live" if state.live else "count_ended"]
+            count = _count(cursor, query, (topic, code))
+            if count.number:
+                counts[topic, state] = count
+        if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
+            forecast[topic] = [
+                _count(cursor, QUERIES["count_waiting_between"], (topic, low, high)) for low, high in pairwise(edges)
+            ]
+    return Tally(counts, forecast)
+
+
+def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> Count:
+    (number,) = cursor.execute(query, (*arguments, COUNT_LIMIT + 1)).fetchone()
+    return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
+
+
+class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Where a page ended: what a cursor says."""
+
+    order: str
+    """"name", "group", "live" or "ended": which index the page was read from."""
+    topic: Topic
+    key: str = ""
+    instant: Millis = -1
+    row: int = -1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Place)
+
+
+def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
+    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    order = _order_of(where)
+    place = _Place(order, "") if page.cursor is None else _read_cursor(page.cursor, order)
+    if page.limit <= 0:
+        return Found([], page.cursor)
+    tasks: list[Record] = []
+    last = place
+    for row, record in _walk(cursor, where, place, page.limit + 1):
+        if len(tasks) == page.limit:
+            return Found(tasks, _write_cursor(last))
+        tasks.append(record)
+        instant = record.wake_at if order == "live" else record.finished_at or 0
+        last = _Place(order, record.topic, record.key, instant, row)
+    return Found(tasks, None)
+
+
+def _order_of(where: Filter) -> str:
+    if where.group is not None:
+        return "group"
+    if where.wake_from is not None or where.wake_before is not None:
+        return "live"
+    if where.state is None:
+        return "name"
+    return "live" if where.state.live else "ended"
+
+
+def _walk(cursor: sqlite3.Cursor, where: Filter, place: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+    """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
+    for topic in _topics_from(cursor, where, place.topic):
+        start = place if topic == place.topic else _Place(place.order, topic)
+        if place.order == "live":
+            yield from _live(cursor, where, start, enough)
+        elif place.order == "ended":
+            assert where.state is not None
+            arguments = (topic, CODES[where.state], start.instant, start.row, enough)
+            yield from damage.read_page(cursor, QUERIES["page_of_ended"], arguments)
+        else:
+            yield from _named(cursor, where, start, enough)
+
+
+def _topics_from(cursor: sqlite3.Cursor, where: Filter, first: Topic) -> Iterator[Topic]:
+    if where.topic is not None:
+        if where.topic >= first:
+            yield where.topic
+        return
+    topic = first
+    if first:
+        yield first
+    while True:
+        if where.group is None:
+            (topic,) = cursor.execute(QUERIES["next_topic"], (topic,)).fetchone()
+        else:
+            (topic,) = cursor.execute(QUERIES["next_topic_of_group"], (where.group, topic)).fetchone()
+        if topic is None:
+            return
+        yield topic
+
+
+def _live(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+    """Waiting and leased are two ranges of the index: merged by `wake_at`, and by row among equals."""
+    after = (start.instant, start.row)
+    if where.wake_from is not None:
+        after = max(after, (where.wake_from, -1))
+    before = _LATEST if where.wake_before is None else where.wake_before
+    states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
+    query = QUERIES["page_of_live"]
+    pages = [
+        damage.read_page(cursor, query, (start.topic, CODES[state], *after, before, enough))
+        for state in states
+        if state.live
+    ]
+    return merge(*pages, key=_by_wake_at)
+
+
+def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:
+    return found[1].wake_at, found[0]
+
+
+def _named(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+    """By key, of a group or of all; what else `where` says is looked at row by row."""
+    key = start.key
+    while True:
+        if where.group is None:
+            page = damage.read_page(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
+        else:
+            page = damage.read_page(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
+        for found in page:
+            if _matches(found[1], where):
+                yield found
+        if len(page) < enough:
+            return
+        key = page[-1][1].key
+
+
+def _matches(record: Record, where: Filter) -> bool:
+    if where.state is not None and record.state is not where.state:
+        return False
+    if where.wake_from is None and where.wake_before is None:
+        return True
+    return (
+        record.state.live
+        and (where.wake_from is None or record.wake_at >= where.wake_from)
+        and (where.wake_before is None or record.wake_at < where.wake_before)
+    )
+
+
+def _write_cursor(place: _Place) -> str:
+    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
+
+
+def _read_cursor(text: str, order: str) -> _Place:
+    """The place that a cursor names. Raises BadInput for one that is damaged, or of a list in another order."""
+    try:
+        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
+    except (ValueError, TypeError, AttributeError):
+        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
+    if place.order != order:
+        raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
+    return place
