@@ -320,10 +320,12 @@ def _from_environment(one: Described, environ: Mapping[str, str]) -> tuple[str, 
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = [variable for one in describe() for variable in (one.variable, one.file_variable) if variable]
+    described = describe()
+    known = {variable for one in described for variable in (one.variable, one.file_variable)}
     for variable in environ:
         if variable.startswith(PREFIX) and variable not in known and not _OF_KUBERNETES.fullmatch(variable):
-            raise BadInput("environment", variable, _closest(variable, known))  # not its value: it may be a secret
+            # without its value, which may be a secret
+            raise BadInput("environment", variable, _closest(variable, [one.variable for one in described]))
 
 
 def _closest(name: str, known: Sequence[str]) -> str:

@@ -62,8 +62,8 @@ def test_durations_are_read(text: str, millis: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", " ", "-", "+", "15", "1.5", "m", "15 minutes", "15x", "1h1h", "1h, 5m", "1.s", ".5s", "1e3s", "0x10s",
-     "1_000s", "P", "PT", "P1DT", "PT1H30", "pt15m", "P1Y", "P1M", "P-1D", "１５m", "١٥m", "1m\x00", "--5s", "- 5s", "∞",
-     "nan", "infs", "9" * 70 + "s", "1m" * 1000, "\ud800m"],
+     "1_000s", "P", "PT", "P1DT", "PT1H30", "pt15m", "P1Y", "P1M", "P-1D", "１５m", "١٥m", "1m\x00", "--5s", "- 5s",
+     "∞", "nan", "infs", "9" * 70 + "s", "1m" * 1000, "\ud800m"],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadInput) as caught:
