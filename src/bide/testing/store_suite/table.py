@@ -114,7 +114,7 @@ async def _check(store: Store, verb: Verb, old: Record | None, answer: Answer, e
 class EveryCell(SuiteBase):
     """P4: every verb is one transition and answers what happened; the table says which, for every state."""
 
-    def test_the_table_has_every_verb_and_every_state(self) -> None:
+    async def test_the_table_has_every_verb_and_every_state(self) -> None:
         assert set(TABLE) == set(Verb)
         assert all(set(row) == set(STATES) for row in TABLE.values())
 

@@ -1,0 +1,350 @@
+"""The memory store: the pure functions of the lifecycle over dictionaries, and nothing else.
+
+It decides nothing itself, so it is what "right" means: a Hypothesis machine plays every other store against it. It
+lasts as long as its process; several apps may share one on one event loop, not across threads.
+
+**The cost** (CPython 3.11, one slow core, batches of 100): see `docs/performance.md` for the whole way through the
+engine. Every verb is O(1) or O(log n) per task, with any number waiting, also of topics that nobody works on; only the
+first listing sorts (see `listings`), and a page of a group with a state or wake range looks through the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice
+
+from bide.core import lifecycle
+from bide.core.answers import Answer
+from bide.core.errors import StoreUnavailable
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.records import (
+    Change,
+    Count,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    State,
+    Tally,
+    Token,
+    Topic,
+)
+from bide.ports import Heard
+from bide.stores.memory.lines import MakeTimer, TopicTasks
+from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, cursor_of, kind_of, matches, read_cursor
+from bide.stores.memory.tidings import Ears, Log, Subscription
+
+_WAITING, _LEASED = State.WAITING, State.LEASED
+_SLACK = 64
+"""So many outdated retention entries are never worth clearing away."""
+
+
+class MemoryStore:
+    """A `Store` in memory; it also `Notifies`, `Shares` and `KeepsEvents`.
+
+    `timer` makes, from the present, the timer on which the tasks of one topic wait, for example
+    `lambda now: HierarchicalWheel(start=now)`; without one they wait on a heap. What was scheduled survives `close`
+    and another `open` of the same object. `longest_log` caps the events.
+    """
+
+    def __init__(self, *, timer: MakeTimer | None = None, longest_log: int = 10_000) -> None:
+        self._make_timer = timer
+        self._is_open = False
+        self._topics: dict[Topic, TopicTasks] = {}
+        self._vacant: set[Topic] = set()
+        self._token: Token = 0
+        self._ended: list[tuple[Millis, Token, Topic, str]] = []
+        self._ended_live = 0
+        self._listings = Listings(self._everything)
+        self._ears = Ears()
+        self._log = Log(longest_log)
+        self._workers: dict[str, tuple[Millis, list[Topic]]] = {}
+
+    async def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._is_open = False
+        self._ears.clear()
+
+    # the verbs of clients
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        self._check_open()
+        answers: list[Answer] = []
+        waiting: list[Record] = []
+        listings, last, topic = self._listings, None, None
+        for new in tasks:
+            if topic is None or new.topic != last:
+                last, topic = new.topic, self._topic(new.topic, now)
+            old = topic.records.get(new.key)
+            token = lifecycle.next_token(self._token, now)
+            answer = lifecycle.schedule(new, old, now, token)
+            answers.append(answer)
+            record = answer.record
+            if record is None or record is old:
+                continue
+            self._token = token
+            if old is None:
+                topic.records[new.key] = record
+                topic.place(record, now)
+            else:
+                self._revive(old)
+                topic.replace(old, record, now)
+                topic.clear_away()
+            waiting.append(record)
+            if listings:
+                listings.note(old, record)
+        if self._ears:
+            self._ears.tell(waiting, now)
+        return answers
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        self._check_open()
+        answers: list[Answer] = []
+        waiting: list[Record] = []
+        for asked in changes:
+            topic = self._topics.get(asked.topic)
+            old = None if topic is None else topic.records.get(asked.key)
+            token = lifecycle.next_token(self._token, now)
+            answer = lifecycle.change(asked, old, now, token)
+            answers.append(answer)
+            record = answer.record
+            if topic is None or old is None or record is None or record is old:
+                continue
+            self._token = token
+            self._revive(old)
+            if record.state is _WAITING:
+                topic.replace(old, record, now)
+                waiting.append(record)
+                if self._listings:
+                    self._listings.note(old, record)
+            else:
+                self._end(topic, old, record, now)
+            topic.clear_away()
+        if self._ears:
+            self._ears.tell(waiting, now)
+        return answers
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        self._check_open()
+        return [self._record(topic, key) for topic, key in refs]
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        self._check_open()
+        after = None if page.cursor is None else read_cursor(page.cursor, where)
+        shown = list(islice(self._shown(where, after), max(page.limit, 0) + 1))
+        records = [record for _, record in shown[: page.limit]]
+        if len(shown) <= page.limit:
+            return Found(records, None)
+        return Found(records, cursor_of(kind_of(where), shown[page.limit - 1][0]) if records else page.cursor)
+
+    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+        """O(topics); with edges, a rank in the listing of what waits for each topic and edge. All exact."""
+        self._check_open()
+        counts: dict[tuple[Topic, State], Count] = {}
+        forecast: dict[Topic, list[Count]] = {}
+        for name, topic in self._topics.items():
+            for state in State:
+                number: int = getattr(topic, state.value)
+                if number:
+                    counts[name, state] = Count(number)
+            if edges is not None and topic.waiting:
+                forecast[name] = [Count(number) for number in self._listings.forecast(name, edges)]
+        return Tally(counts, forecast)
+
+    # the verbs of workers
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        self._check_open()
+        taken: list[Record] = []
+        next_wake: Millis | None = None
+        for name, want in wants.items():
+            topic = self._topics.get(name)
+            if topic is None:
+                continue
+            topic.ripen(now)
+            got = self._take(topic, want, now, until, holder) if want > 0 else []
+            taken += got
+            if len(got) < want or want <= 0:
+                wake = topic.next_wake()
+                if wake is not None and (next_wake is None or wake < next_wake):
+                    next_wake = wake
+        return Leased(taken, next_wake, now)
+
+    def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
+        taken: list[Record] = []
+        listings, records = self._listings, topic.records
+        while len(taken) < want:
+            first = topic.first()
+            if first is None or not lifecycle.may_lease(first[1], now):
+                break
+            line, old = first
+            line.pop(old)
+            self._token = lifecycle.next_token(self._token, now)
+            record = lifecycle.lease(old, now, until, holder, self._token)
+            records[record.key] = record
+            if old.state is _WAITING:
+                topic.leased += 1
+            taken.append(record)
+            if listings:
+                listings.note(old, record)
+        # only now do they wait again, else a lease that ends at once would be taken twice
+        for record in taken:
+            topic.place(record, now)
+        return taken
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        self._check_open()
+        return [self._extend(lease, now, until) for lease in leases]
+
+    def _extend(self, lease: Lease, now: Millis, until: Millis) -> bool:
+        topic = self._topics.get(lease.topic)
+        old = None if topic is None else topic.records.get(lease.key)
+        if topic is None or old is None or not lifecycle.holds(old, lease.token):
+            return False
+        record = lifecycle.extend(old, until)
+        topic.replace(old, record, now)
+        topic.clear_away()
+        if self._listings:
+            self._listings.note(old, record)
+        return True
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        self._check_open()
+        accepted: list[bool] = []
+        waiting: list[Record] = []
+        last, topic = None, None
+        for asked in outcomes:
+            if topic is None or asked.topic != last:
+                if topic is not None:
+                    topic.clear_away()
+                last, topic = asked.topic, self._topics.get(asked.topic)
+            old = None if topic is None else topic.records.get(asked.key)
+            if topic is None or old is None or not lifecycle.holds(old, asked.token):
+                accepted.append(False)
+                continue
+            accepted.append(True)
+            self._token = lifecycle.next_token(self._token, now)
+            record = lifecycle.settle(asked, old, now, self._token)
+            if record.state is _WAITING:
+                topic.replace(old, record, now)
+                waiting.append(record)
+                if self._listings:
+                    self._listings.note(old, record)
+            else:
+                self._end(topic, old, record, now)
+        if topic is not None:
+            topic.clear_away()
+        if waiting and self._ears:
+            self._ears.tell(waiting, now)
+        return accepted
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        """O(log n) for each task forgotten. Topics that have become empty are forgotten too."""
+        self._check_open()
+        forgotten = 0
+        while forgotten < limit and self._ended and self._ended[0][0] <= now:
+            _, token, name, key = heappop(self._ended)
+            record = self._record(name, key)
+            if record is None or record.token != token:
+                continue
+            self._ended_live -= 1
+            self._forget(self._topics[name], record)
+            forgotten += 1
+        for name in self._vacant:
+            if name in self._topics and not self._topics[name].records:
+                del self._topics[name]
+        self._vacant.clear()
+        return forgotten
+
+    # what only some stores can
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscription:
+        self._check_open()
+        return self._ears.add(topics, heard)
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        self._check_open()
+        if topics:
+            self._workers[holder] = (until, list(topics))
+        else:
+            self._workers.pop(holder, None)
+        self._workers = {name: known for name, known in self._workers.items() if known[0] > now}
+        return {name: list(known) for name, (_, known) in self._workers.items()}
+
+    async def record(self, events: Sequence[Event]) -> None:
+        self._check_open()
+        self._log.record(events)
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        self._check_open()
+        return self._log.newest(ref, limit)
+
+    # within
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreUnavailable("the store is not open: nothing was done")
+
+    def _topic(self, name: Topic, now: Millis) -> TopicTasks:
+        topic = self._topics.get(name)
+        if topic is None:
+            make = self._make_timer
+            topic = self._topics[name] = TopicTasks(None if make is None else make(now))
+        return topic
+
+    def _record(self, topic: Topic, key: str) -> Record | None:
+        tasks = self._topics.get(topic)
+        return None if tasks is None else tasks.records.get(key)
+
+    def _everything(self) -> Iterator[Record]:
+        return chain.from_iterable(topic.records.values() for topic in self._topics.values())
+
+    def _shown(self, where: Filter, after: Entry | None) -> Iterator[tuple[Entry, Record]]:
+        kind = kind_of(where)
+        for entry in self._listings.entries(where, after):
+            topic, key = (entry[0], entry[2]) if kind not in (NAMES, GROUPS) else entry[-2:]
+            record = self._topics[topic].records[key]
+            if kind != GROUPS or matches(record, where):
+                yield entry, record
+
+    def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:
+        """Remember `ended` until its time, or forget it at once."""
+        if ended.keep_until is None or ended.keep_until <= now:
+            self._forget(topic, old)
+            return
+        topic.replace(old, ended, now)
+        heappush(self._ended, (ended.keep_until, ended.token, ended.topic, ended.key))
+        self._ended_live += 1
+        if self._listings:
+            self._listings.note(old, ended)
+
+    def _revive(self, old: Record) -> None:
+        """An ended task lives again, so its retention entry is outdated; clear those away if they are many."""
+        if old.keep_until is None:
+            return
+        self._ended_live -= 1
+        if len(self._ended) > 2 * self._ended_live + _SLACK:
+            self._ended = [entry for entry in self._ended if self._is_current(entry) and entry[1] != old.token]
+            heapify(self._ended)
+
+    def _is_current(self, entry: tuple[Millis, Token, Topic, str]) -> bool:
+        record = self._record(entry[2], entry[3])
+        return record is not None and record.token == entry[1]
+
+    def _forget(self, topic: TopicTasks, old: Record) -> None:
+        topic.forget(old)
+        if not topic.records:
+            self._vacant.add(old.topic)
+        if self._listings:
+            self._listings.note(old, None)

@@ -1,0 +1,34 @@
+"""The contract of a store, kept by the memory store over each timer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from bide.stores.memory import MemoryStore
+from bide.testing.store_suite import StoreSuite
+from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
+
+
+class TestMemory(StoreSuite):
+    async def make_store(self, tmp_path: Path) -> MemoryStore:
+        return MemoryStore()
+
+
+class TestMemoryOverHeap(StoreSuite):
+    async def make_store(self, tmp_path: Path) -> MemoryStore:
+        return MemoryStore(timer=lambda now: HeapTimer(start=now))
+
+
+class TestMemoryOverHashedWheel(StoreSuite):
+    exact_wakes: ClassVar[bool] = False
+
+    async def make_store(self, tmp_path: Path) -> MemoryStore:
+        return MemoryStore(timer=lambda now: HashedWheel(slots=64, start=now))
+
+
+class TestMemoryOverHierarchicalWheel(StoreSuite):
+    exact_wakes: ClassVar[bool] = False
+
+    async def make_store(self, tmp_path: Path) -> MemoryStore:
+        return MemoryStore(timer=lambda now: HierarchicalWheel(start=now))
