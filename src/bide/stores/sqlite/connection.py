@@ -21,9 +21,9 @@ _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 def connect(
     path: str, *, cache_kib: int = 1024, factory: type[sqlite3.Connection] = sqlite3.Connection
 ) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself, and never sleeps inside SQLite."""
+    """A connection that begins no transaction by itself."""
     connection = sqlite3.connect(
-        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256, factory=factory
+        path, timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=256, factory=factory
     )
     # Who reaches the WAL's size limit checkpoints inside its own commit: here a thread of its own does it instead.
     connection.execute("PRAGMA wal_autocheckpoint = 0")

@@ -12,6 +12,7 @@ from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.sqlite import schema
+from bide.stores.sqlite.checkpoint import Checkpointer
 from bide.stores.sqlite.connection import connect, patiently, register
 from bide.stores.sqlite.errors import translate
 from bide.stores.sqlite.listening import Listener, Listeners
@@ -22,6 +23,7 @@ from bide.stores.sqlite.writer import Writer
 
 WRITER_CACHE_KIB = 8 * 1024
 READER_CACHE_KIB = 2 * 1024
+CHECKPOINT_CACHE_KIB = 64
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -77,8 +79,10 @@ class Database:
         identity = (self._process, status.st_dev, status.st_ino)
         self.file = register(identity, self.path, {"synchronous": settings.synchronous})
         schema.prepare(writing, self.path)
+        writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
         reading = self._connect(READER_CACHE_KIB)
         self.reader = Reader(self.path, reading)
+        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB))
         self.writer = Writer(
             self.path,
             writing,
@@ -86,7 +90,7 @@ class Database:
             synchronous=settings.synchronous.upper(),
             fault=settings.fault,
             tell=self.tell,
-            committed=self._committed,
+            committed=self.checkpointer.committed,
         )
 
     def _connect(self, cache_kib: int) -> sqlite3.Connection:
@@ -103,6 +107,7 @@ class Database:
         """Let the threads finish, then close the connections. Blocks."""
         self.writer.stop()
         self.reader.stop()
+        self.checkpointer.stop()
         for connection in self._connections:
             connection.close()
 
@@ -116,6 +121,3 @@ class Database:
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         self.listeners.tell(wakes)
-
-    def _committed(self, connection: sqlite3.Connection) -> None:
-        """After each commit, on the writer's thread."""

@@ -103,7 +103,7 @@ class SqliteStore:
         return await self._write(partial(operations.add, tasks=tasks, now=now), adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        if not changes:
+        if not self._open() or not changes:
             return []
         return await self._write(partial(operations.change, changes=changes, now=now))
 
@@ -121,12 +121,12 @@ class SqliteStore:
         return await self._write(call, durable=False)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        if not leases:
+        if not self._open() or not leases:
             return []
         return await self._write(partial(operations.extend, leases=leases, now=now, until=until), durable=False)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        if not outcomes:
+        if not self._open() or not outcomes:
             return []
         return await self._write(partial(operations.settle, outcomes=outcomes, now=now))
 

@@ -60,7 +60,7 @@ class Writer:
         synchronous: str,
         fault: Fault | None,
         tell: Tell,
-        committed: Callable[[sqlite3.Connection], None],
+        committed: Callable[[sqlite3.Connection, int], None],
     ) -> None:
         self.listening = False
         """Whether anybody wants to be told of wakes; gathering them is left out otherwise."""
@@ -110,9 +110,10 @@ class Writer:
                 else:
                     group.append(more)
             if group:
+                before = self._connection.total_changes
                 self._commit(group)
                 _hand_back(group)
-                self._committed(self._connection)
+                self._committed(self._connection, self._connection.total_changes - before)
 
     def _commit(self, group: list[Operation]) -> None:
         """Run the group as one transaction; or, when that fails, each of it alone."""

@@ -1,0 +1,94 @@
+"""The thread that writes the WAL back into the file, so that no commit has to stand still for it.
+
+SQLite's own way is that whoever commits past a thousand pages also checkpoints: some commit then takes tens of
+milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer that
+never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
+
+How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says little, since that
+is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
+was: a row is one to three pages where keys are random, and a fortieth of one where they rise.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+
+PAGE = 4096
+KICK_PAGES = 1024
+"""Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure."""
+STOP_BYTES = 64 * 1024 * 1024
+"""Size of the WAL past which the writer makes a stop for it to start over."""
+
+
+class Checkpointer:
+    """Owns a connection for checkpoints. `committed` is called by the writer's thread alone."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA busy_timeout = 0")
+        self._connection = connection
+        self._wal = f"{path}-wal"
+        self._kick = threading.Semaphore(0)
+        self._closing = False
+        self._busy = False
+        self._changes = 0
+        self._commits = 0
+        self._pages_per_change = 1.0
+        self._wal_pages = 0
+        """Pages in the WAL when it was last looked at."""
+        self._behind = False
+        """Whether the last checkpoint could not keep up."""
+        self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
+        self._thread.start()
+
+    def committed(self, writing: sqlite3.Connection, changes: int) -> None:
+        """`changes` rows were written and committed. Nearly free, unless it is time for a stop."""
+        self._changes += changes
+        self._commits += 1
+        if self._busy or self._changes * self._pages_per_change + self._commits < KICK_PAGES:
+            return
+        if self._behind and self._size() > STOP_BYTES:
+            # What the other thread has just left over is little: a stop of milliseconds.
+            self._behind = False
+            writing.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            self._changes = self._commits = 0
+            return
+        self._busy = True
+        self._kick.release()
+
+    def stop(self) -> None:
+        """End the thread. Blocks."""
+        self._closing = True
+        self._kick.release()
+        self._thread.join()
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._wal).st_size
+        except OSError:
+            return 0
+
+    def _run(self) -> None:
+        while True:
+            self._kick.acquire()
+            if self._closing:
+                return
+            try:
+                self._checkpoint()
+            except sqlite3.Error:
+                # Whatever it is (a full disk, say), the next commit meets it too, and somebody there is told.
+                self._changes = self._commits = 0
+            self._busy = False
+
+    def _checkpoint(self) -> None:
+        changes, commits = self._changes, self._commits
+        busy, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        new = pages - self._wal_pages if pages >= self._wal_pages else pages
+        if changes:
+            measured = max(new - commits, 0) / changes
+            self._pages_per_change = max(0.01, (self._pages_per_change + measured) / 2)
+        self._wal_pages = pages
+        self._behind = bool(busy) or written < pages or self._changes > changes
+        self._changes -= changes
+        self._commits -= commits
