@@ -113,6 +113,8 @@ class Lanes:
                 if now >= turn_ends:
                     await self._pause(asyncio.sleep(0), me)
                     turn_ends = loop.time() + _LONGEST_TURN
+            if self._closing:
+                return
             parked = loop.create_future()
             self._parked.append(parked)
             await self._pause(parked, me)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from bide.core.answers import Answer
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import (
     Change,
@@ -23,7 +24,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import Heard, Listening, Notifies, Store
+from bide.ports import Heard, KeepsEvents, Listening, Notifies, Shares, Store
 from bide.testing.virtual import VirtualLoop
 
 Fault = Callable[[str], BaseException | None]
@@ -110,6 +111,29 @@ class FaultyStore:
     async def purge(self, *, now: Millis, limit: int) -> int:
         purged: int = await self._call("purge", lambda: self.inner.purge(now=now, limit=limit))
         return purged
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        inner = self.inner
+        if not isinstance(inner, Shares):
+            return {}
+        live: dict[str, list[Topic]] = await self._call(
+            "announce", lambda: inner.announce(holder, topics, until, now=now)
+        )
+        return live
+
+    async def record(self, events: Sequence[Event]) -> None:
+        inner = self.inner
+        if isinstance(inner, KeepsEvents):
+            await self._call("record", lambda: inner.record(events))
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        inner = self.inner
+        if not isinstance(inner, KeepsEvents):
+            return []
+        events: list[Event] = await self._call("events", lambda: inner.events(ref, limit=limit))
+        return events
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         if self.deaf or not isinstance(self.inner, Notifies):

@@ -1,0 +1,240 @@
+"""The verbs as a caller sees them: answers, bad input, groups, events, and what must not be half done."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bide import BadInput, BadPayload, Bide, DuplicateHandler, Result, SetupError, StoreUnavailable, Task
+from bide.core.retry import Ladder
+
+
+@dataclass
+class Order:
+    number: int
+
+
+async def test_every_verb_answers_in_one_word() -> None:
+    async with Bide("memory:") as app:
+        words = [
+            await app.schedule("t", 1, key="k", delay="1h"),
+            await app.schedule("t", 2, key="k", delay="2h"),
+            await app.schedule("t", 3, key="k", delay="3h", on_conflict="keep"),
+            await app.schedule("t", 4, key="k", delay="3h", on_conflict="refuse"),
+            await app.reschedule("t", "k", delay="5h"),
+            await app.fire_now("t", "k"),
+            await app.fire_now("t", "k", if_token=1),
+            await app.cancel("t", "k"),
+            await app.cancel("t", "k"),
+        ]
+        assert [answer.result for answer in words] == [
+            "created", "replaced", "kept", "refused", "moved", "moved", "stale_token", "cancelled", "not_found",
+        ]  # fmt: skip
+        assert [answer.ok for answer in words] == [True, True, True, False, True, True, False, True, False]
+        assert words[2].task is not None
+        assert words[2].task.payload == 2, "what was there is kept"
+        with pytest.raises(TypeError, match=r"answer\.ok"):
+            bool(words[0])
+
+
+async def test_a_crowd_of_callers_costs_one_store_call() -> None:
+    from bide.stores.memory import MemoryStore
+    from bide.testing.faults import FaultyStore
+
+    store = FaultyStore(MemoryStore())
+    async with Bide(store) as app:
+        answers = await asyncio.gather(*(app.schedule("t", n, key=str(n), delay="1h") for n in range(500)))
+        assert {answer.result for answer in answers} == {Result.CREATED}
+        moved = await asyncio.gather(*(app.reschedule("t", str(n), delay="2h") for n in range(500)))
+        assert {answer.result for answer in moved} == {Result.MOVED}
+        found = await asyncio.gather(*(app.get("t", str(n)) for n in range(500)))
+        assert [task.payload for task in found if task] == list(range(500))
+    assert (store.calls["add"], store.calls["change"], store.calls["get"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("topic", {"topic": ""}),
+        ("topic", {"topic": "a\nb"}),
+        ("topic", {"topic": "x" * 201}),
+        ("topic", {"topic": "bide:settings"}),
+        ("key", {"key": ""}),
+        ("key", {"key": "ключ" * 60}),
+        ("group", {"group": "\x00"}),
+        ("delay", {"delay": "-1s"}),
+        ("delay", {"delay": "15 fortnights"}),
+        ("delay", {"delay": 15}),
+        ("delay", {"delay": "9000000000d"}),
+        ("at", {"delay": None, "at": datetime(2030, 1, 1)}),
+        ("at", {"delay": None, "at": "2030-01-01T08:00"}),
+        ("at", {"delay": None, "at": "10000-01-01T00:00Z"}),
+        ("at, delay", {"delay": None}),
+        ("at, delay", {"at": datetime(2030, 1, 1, tzinfo=UTC)}),
+        ("on_conflict", {"on_conflict": "overwrite"}),
+        ("retry", {"retry": "sometimes"}),
+        ("deadline", {"deadline": "1m"}),
+        ("payload", {"payload": object()}),
+        ("payload", {"payload": b"x" * 262_145}),
+        ("headers", {"headers": {"a": "b\n"}}),
+    ],
+)
+async def test_bad_input_names_the_field_and_nothing_is_done(field: str, asked: dict[str, Any]) -> None:
+    async with Bide("memory:") as app:
+        arguments = {"topic": "t", "payload": None, "key": "k", "delay": "1h", **asked}
+        with pytest.raises(BadInput) as caught:
+            await app.schedule(**arguments)
+        assert caught.value.field == field
+        assert caught.value.accepted
+        assert [task async for task in app.find()] == []
+
+
+async def test_a_wrong_payload_fails_in_the_caller() -> None:
+    app = Bide("memory:")
+
+    @app.handler("order")
+    async def order(task: Task[Order]) -> None: ...
+
+    async with app:
+        with pytest.raises(BadPayload, match="Order"):
+            await order.schedule({"numero": 7}, key="k", delay="1h")  # type: ignore[arg-type]
+        await order.schedule(Order(7), key="k", delay="1h")
+        task = await app.get("order", "k")
+        assert task is not None
+        assert task.payload == {"number": 7}
+
+
+async def test_a_handler_is_declared_once_and_rightly() -> None:
+    app = Bide("memory:")
+
+    @app.handler("t")
+    async def first(task: Task[int]) -> None: ...
+
+    with pytest.raises(DuplicateHandler, match="'t'"):
+        app.handler("t")
+    with pytest.raises(SetupError, match="one argument"):
+
+        @app.handler("u")  # type: ignore[arg-type]
+        async def none() -> None: ...
+
+    with pytest.raises(SetupError, match="Task"):
+
+        @app.handler("v")  # type: ignore[arg-type]
+        async def wrong(task: int) -> None: ...
+
+    with pytest.raises(BadInput, match="timeout"):
+        app.handler("w", timeout="0s")
+    with pytest.raises(BadInput, match="topics"):
+        app.worker(topics=["unknown"])
+
+
+async def test_an_app_that_is_not_open_says_so() -> None:
+    app = Bide("memory:")
+    with pytest.raises(StoreUnavailable, match="async with app"):
+        await app.schedule("t", delay="1h")
+    async with app:
+        async with app:
+            await app.schedule("t", delay="1h")
+        await app.schedule("t", delay="1h")
+
+
+async def test_a_group_is_shifted_and_cancelled_as_a_whole() -> None:
+    async with Bide("memory:") as app:
+        start = datetime.now(UTC)
+        await app.schedule_many(
+            [
+                *(app.new("meal", n, key=f"m{n}", group="ann", at=start + timedelta(hours=n)) for n in range(1, 6)),
+                app.new("walk", 0, key="w", group="ann", at=start + timedelta(hours=4)),
+                app.new("meal", 0, key="other", group="bob", at=start + timedelta(hours=4)),
+            ]
+        )
+        moved = await app.shift(group="ann", topic="meal", by="-2h")
+        assert [answer.result for answer in moved] == ["moved"] * 5
+        due = {task.key: round((task.due_at - start) / timedelta(hours=1)) for task in [t async for t in app.find()]}
+        assert due == {"m1": -1, "m2": 0, "m3": 1, "m4": 2, "m5": 3, "w": 4, "other": 4}
+        assert all([task.wake_at >= start - timedelta(seconds=1) async for task in app.find()])
+        assert [answer.result for answer in await app.cancel_group("ann")] == ["cancelled"] * 6
+        assert [task.key async for task in app.find()] == ["other"]
+
+
+async def test_a_group_larger_than_a_page_is_shifted_once_each() -> None:
+    async with Bide("memory:") as app:
+        await app.schedule_many([app.new("t", n, key=str(n), group="g", delay="2h") for n in range(1_700)])
+        before = {task.key: task.due_at async for task in app.find(group="g")}
+        assert len(await app.shift(group="g", by="1h")) == 1_700
+        after = {task.key: task.due_at async for task in app.find(group="g")}
+        assert {after[key] - before[key] for key in before} == {timedelta(hours=1)}
+
+
+async def test_changes_by_a_person_are_noted_with_who_and_from_when_to_when() -> None:
+    async with Bide("memory:", actor="ann@host") as app:
+        created = await app.schedule("t", key="k", delay="1h")
+        moved = await app.reschedule("t", "k", delay="2h")
+        await app.cancel("t", "unknown")
+        events = await app.events("t", "k")
+        assert [(event.who, event.what) for event in events] == [
+            ("ann@host", "reschedule: moved"),
+            ("ann@host", "schedule: created"),
+        ]
+        assert created.record is not None
+        assert moved.record is not None
+        assert (events[0].was, events[0].wake_at) == (created.record.wake_at, moved.record.wake_at)
+        assert len(await app.events()) == 2
+
+
+async def test_redrive_starts_a_new_life() -> None:
+    app = Bide("memory:")
+    died = asyncio.Event()
+
+    @app.on_dead("t")
+    def tell(task: Task[Any]) -> None:
+        died.set()
+
+    @app.handler("t", retry="never")
+    async def fail(task: Task[Any]) -> None:
+        raise ValueError("no")
+
+    async with app:
+        async with app.worker():
+            await fail.schedule(None, key="k", delay="0s")
+            await asyncio.wait_for(died.wait(), 10)
+        dead = [task async for task in app.find(state="dead")]
+        answer = await app.redrive("t", "k", delay="1h")
+        assert answer.result == "redriven"
+        assert answer.task is not None
+        assert answer.task.id != dead[0].id
+        assert answer.task.token > dead[0].token
+        assert (answer.task.attempt, answer.task.error) == (0, None)
+
+
+async def test_tally_forecasts() -> None:
+    async with Bide("memory:") as app:
+        start = datetime.now(UTC)
+        await app.schedule_many([app.new("t", at=start + timedelta(minutes=n)) for n in range(60)])
+        tally = await app.tally([start + timedelta(minutes=n) for n in (1, 30, 60)])
+        assert {state.value: count.number for (_, state), count in tally.counts.items()} == {"waiting": 60}
+        assert [count.number for count in tally.forecast["t"]] == [29, 30]
+
+
+async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
+    app = Bide("memory:")
+    ran: list[int] = []
+    died = asyncio.Event()
+
+    @app.on_dead("t")
+    def tell(task: Task[Any]) -> None:
+        died.set()
+
+    @app.handler("t", retry="never")
+    async def fail(task: Task[Any]) -> None:
+        ran.append(task.attempt)
+        raise ValueError("no")
+
+    async with app, app.worker():
+        await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
+        await asyncio.wait_for(died.wait(), 10)
+    assert ran == [1, 2, 3]

@@ -1,0 +1,543 @@
+"""What a worker promises, told in virtual time: hours pass in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bide import Dead, Defer, Done, Fixed, Ladder, LeaseLost, Retry, StoreUnavailable, Task
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Tell, World
+
+
+def test_each_delivery_starts_at_its_own_millisecond(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app(max_sleep="1h")
+        fired: list[tuple[str, int]] = []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append((task.key, world.elapsed))
+
+        async with app, app.worker():
+            for key, delay in (("week", "7d"), ("soon", "20ms"), ("hour", "1h"), ("now", "0s")):
+                await post.schedule(None, key=key, delay=delay)
+            await world.until(lambda: len(fired) == 4, 8 * 86_400)
+        assert fired == [("now", 0), ("soon", 20), ("hour", 3_600_000), ("week", 604_800_000)]
+
+    virtual(story)
+
+
+def test_an_earlier_task_cuts_the_sleep_short(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app()
+        fired: list[tuple[str, int]] = []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append((task.key, world.elapsed))
+
+        async with app, app.worker():
+            await post.schedule(None, key="late", delay="1h")
+            await world.pause(0.1)
+            await post.schedule(None, key="early", delay="50ms")
+            await app.reschedule("post", "late", delay="200ms")
+            await world.until(lambda: len(fired) == 2)
+        assert fired == [("early", 150), ("late", 300)]
+
+    virtual(story)
+
+
+def test_losing_every_wake_up_costs_at_most_the_cap(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        world.store.deaf = True
+        app = world.app(max_sleep="400ms")
+        fired: list[int] = []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append(world.clock.now() - task.record.planned_at)
+
+        async with app, app.worker():
+            for _ in range(20):
+                await world.pause(0.137)
+                await post.schedule(None, delay="0s")
+            await world.until(lambda: len(fired) == 20)
+        assert max(fired) <= 400
+        assert max(fired) > 0, "every wake-up was meant to be lost"
+
+    virtual(story)
+
+
+def test_an_idle_worker_asks_no_more_often_than_the_cap(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app(max_sleep="1s")
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None: ...
+
+        async with app, app.worker():
+            await post.schedule(None, delay="1d")
+            await world.pause(1)
+            before = world.store.calls["lease"]
+            await world.pause(100)
+            assert world.store.calls["lease"] - before <= 101
+
+    virtual(story)
+
+
+def test_the_ladder_is_climbed_rung_by_rung_and_ends_dead(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app()
+        tries: list[tuple[int, int]] = []
+        mourned: list[str] = []
+
+        @app.handler("notify", retry=Ladder("15s", "15s", "30s"))
+        async def notify(task: Task[Any]) -> None:
+            tries.append((world.elapsed, task.attempt))
+            raise ConnectionError("merchant is away")
+
+        @app.on_dead("notify")
+        async def mourn(task: Task[Any]) -> None:
+            mourned.append(task.key)
+
+        async with app, app.worker():
+            await notify.schedule(None, key="p1", delay="0s")
+            await world.until(lambda: bool(mourned))
+            task = await app.get("notify", "p1")
+            assert task is not None
+            assert (task.state, task.error, task.failures) == ("dead", "ConnectionError: merchant is away", 3)
+            events = await app.events("notify", "p1")
+            assert [event.kind for event in events] == ["dead", "retry", "retry", "retry"]
+        assert tries == [(0, 1), (15_000, 2), (30_000, 3), (60_000, 4)]
+        assert mourned == ["p1"]
+
+    virtual(story)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_outcomes_count_alike_returned_or_raised(virtual: Tell, raised: bool) -> None:
+    async def story(world: World) -> None:
+        app = world.app(keep_done="1h")
+        seen: list[tuple[int, int]] = []
+        ends = [Defer("5s"), Retry("busy", delay="7s"), Done(again_in="10s"), Dead("hopeless")]
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> Any:
+            seen.append((world.elapsed, task.attempt))
+            outcome = ends[len(seen) - 1]
+            if raised:
+                raise outcome
+            return outcome
+
+        async with app, app.worker():
+            first = (await work.schedule(None, key="k", delay="0s")).task
+            await world.until(lambda: len(seen) == 4)
+            await world.pause(0.01)
+            task = await app.get("work", "k")
+            assert task is not None
+            assert (task.state, task.error) == ("dead", "hopeless")
+            assert first is not None
+            assert task.id != first.id, "Done(again) starts a new life"
+        assert seen == [(0, 1), (5_000, 1), (12_000, 2), (22_000, 1)]
+
+    virtual(story)
+
+
+def test_what_a_dead_worker_held_comes_back_when_its_lease_ends(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, fired = world.app(lease="10s"), []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append((world.elapsed, task.attempt, task.record.losses, task.token))
+
+        async with app:
+            await post.schedule(None, key="k", delay="0s")
+            now = world.clock.now()
+            lost = await world.memory.lease({"post": 1}, now=now, until=now + 10_000, holder="killed")
+            async with app.worker():
+                await world.until(lambda: bool(fired))
+        assert fired[0][:3] == (10_000, 2, 1)
+        assert fired[0][3] > lost.tasks[0].token
+
+    virtual(story)
+
+
+def test_losses_in_a_row_are_bounded(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, ran = world.app(lease="1s"), []
+
+        @app.handler("poison", losses=3)
+        async def poison(task: Task[Any]) -> None:
+            ran.append(task.attempt)
+
+        async with app:
+            await poison.schedule(None, key="k", delay="0s")
+            for _ in range(3):
+                now = world.clock.now()
+                await world.memory.lease({"poison": 1}, now=now, until=now + 1_000, holder="killed")
+                await world.pause(1)
+            async with app.worker():
+                await world.pause(5)
+                task = await app.get("poison", "k")
+                assert task is not None
+                assert (task.state, ran) == ("dead", [])
+                assert "holder lost" in (task.error or "")
+
+    virtual(story)
+
+
+def test_a_cancel_reaches_the_running_handler_within_a_lease(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, ended = world.app(lease="9s"), []
+
+        @app.handler("slow")
+        async def slow(task: Task[Any]) -> None:
+            try:
+                await asyncio.sleep(3_600)
+            except asyncio.CancelledError:
+                ended.append(world.elapsed)
+                raise
+
+        async with app, app.worker() as worker:
+            await slow.schedule(None, key="k", delay="0s")
+            await world.pause(60)
+            answer = await app.cancel("slow", "k")
+            assert answer.result == "cancelled_while_leased"
+            await world.until(lambda: bool(ended))
+            await world.pause(1)
+            assert await app.get("slow", "k") is None
+            assert worker.stats.lost == 1
+        assert 60_000 <= ended[0] <= 63_100
+
+    virtual(story)
+
+
+def test_a_long_handler_keeps_its_lease(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, runs = world.app(lease="2s"), []
+
+        @app.handler("slow")
+        async def slow(task: Task[Any]) -> None:
+            runs.append(task.attempt)
+            await asyncio.sleep(600)
+
+        async with app, app.worker() as first, app.worker() as second:
+            await slow.schedule(None, key="k", delay="0s")
+            await world.pause(700)
+            assert await app.get("slow", "k") is None
+            assert first.stats.done + second.stats.done == 1
+        assert runs == [1]
+
+    virtual(story)
+
+
+def test_a_timeout_is_a_failure_and_frees_the_slot(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, seen = world.app(), []
+
+        @app.handler("slow", timeout="30s", concurrency=1, retry=Fixed.every("10s", tries=2))
+        async def slow(task: Task[Any]) -> None:
+            seen.append((task.key, world.elapsed))
+            await asyncio.sleep(3_600)
+
+        async with app, app.worker():
+            await slow.schedule(None, key="a", delay="0s")
+            await world.pause(100)
+            task = await app.get("slow", "a")
+            assert task is not None
+            assert (task.state, task.error) == ("dead", "TimeoutError: no outcome within 30 s")
+        assert seen == [("a", 0), ("a", 40_000)]
+
+    virtual(story)
+
+
+def test_the_deadline_is_kept(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, ran = world.app(), []
+
+        @app.handler("remind", retry=Fixed.every("1h", tries=5))
+        async def remind(task: Task[Any]) -> None:
+            ran.append(task.key)
+            raise OSError("no signal")
+
+        async with app:
+            await remind.schedule(None, key="missed", delay="10s", deadline="20s")
+            await world.pause(60)
+            async with app.worker():
+                await remind.schedule(None, key="retried", delay="0s", deadline="30m")
+                await world.pause(10)
+                missed, retried = await app.get("remind", "missed"), await app.get("remind", "retried")
+                assert missed is not None
+                assert retried is not None
+                assert (missed.state, retried.state) == ("dead", "dead")
+                assert (missed.error or "").startswith("deadline: not after")
+                assert "next try would be after it" in (retried.error or "")
+        assert ran == ["retried"]
+
+    virtual(story)
+
+
+def test_a_drain_gives_back_what_no_handler_has_seen(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, started = world.app(grace="5s"), []
+
+        @app.handler("slow", concurrency=3)
+        async def slow(task: Task[Any]) -> None:
+            started.append(task.key)
+            await asyncio.sleep(2)
+
+        async with app:
+            for key in "abcde":
+                await slow.schedule(None, key=key, delay="0s")
+            async with app.worker():
+                await world.until(lambda: len(started) == 3)
+            assert world.elapsed == pytest.approx(2_000, abs=100)
+            left = [task async for task in app.find(topic="slow")]
+            assert {task.key for task in left} == set("abcde") - set(started)
+            assert [(task.state, task.attempt) for task in left] == [("waiting", 0), ("waiting", 0)]
+
+    virtual(story)
+
+
+def test_a_handler_cut_off_by_the_grace_counts_nothing_against_its_task(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app(grace="5s")
+
+        @app.handler("slow")
+        async def slow(task: Task[Any]) -> None:
+            await asyncio.sleep(1_000)
+
+        async with app:
+            await slow.schedule(None, key="k", delay="0s")
+            async with app.worker():
+                await world.pause(1)
+            task = await app.get("slow", "k")
+            assert task is not None
+            assert (task.state, task.attempt, task.failures) == ("waiting", 0, 0)
+            assert world.elapsed == pytest.approx(6_000, abs=100)
+
+    virtual(story)
+
+
+def test_no_topic_holds_up_another(virtual: Tell) -> None:
+    """P6: a flood of slow tasks fills its own slots and its share of the worker's, never the others'."""
+
+    async def story(world: World) -> None:
+        app, late = world.app(concurrency=20), []
+
+        @app.handler("flood", concurrency=100)
+        async def flood(task: Task[Any]) -> None:
+            await asyncio.sleep(60)
+
+        @app.handler("quick")
+        async def quick(task: Task[Any]) -> None:
+            late.append(world.clock.now() - task.record.planned_at)
+
+        async with app, app.worker() as worker:
+            await app.schedule_many([flood.new(None, delay="0s") for _ in range(500)])
+            await app.schedule_many([app.new("nobody", None, delay="0s") for _ in range(500)])
+            for _ in range(50):
+                await world.pause(0.1)
+                await quick.schedule(None, delay="0s")
+            await world.until(lambda: len(late) == 50, 1)
+            assert worker.stats.delivered == 50
+        assert max(late) <= 1
+
+    virtual(story)
+
+
+def test_concurrency_is_a_bound_and_is_used(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app()
+        running = most = done = 0
+        ended: list[int] = []
+
+        @app.handler("work", concurrency=7)
+        async def work(task: Task[Any]) -> None:
+            nonlocal running, most, done
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(1)
+            running -= 1
+            done += 1
+            ended.append(world.elapsed)
+
+        async with app, app.worker():
+            await app.schedule_many([work.new(None, delay="0s") for _ in range(70)])
+            await world.until(lambda: done == 70)
+        assert most == 7
+        assert ended[-1] == 10_000
+
+    virtual(story)
+
+
+def test_what_a_handler_leaves_in_its_context_does_not_reach_the_next(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+        app, seen = world.app(), []
+
+        @app.handler("work", concurrency=1)
+        async def work(task: Task[Any]) -> None:
+            seen.append(user.get())
+            user.set(task.key)
+
+        async with app, app.worker():
+            await app.schedule_many([work.new(None, delay="0s", key=f"u{n}") for n in range(10)])
+            await world.until(lambda: len(seen) == 10)
+        assert set(seen) == {"nobody"}
+
+    virtual(story)
+
+
+def test_a_handler_that_cancels_its_own_task_stops_nobody(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, seen = world.app(), []
+
+        @app.handler("work", concurrency=1, retry="never")
+        async def work(task: Task[Any]) -> None:
+            seen.append(task.key)
+            me = asyncio.current_task()
+            assert me is not None
+            if task.key == "odd":
+                me.cancel()
+            if task.key == "worse":
+                raise asyncio.CancelledError
+
+        async with app, app.worker():
+            for key in ("odd", "worse", "even"):
+                await work.schedule(None, key=key, delay="0s")
+                await world.pause(1)
+        assert seen == ["odd", "worse", "even"]
+
+    virtual(story)
+
+
+def test_plain_functions_run_in_threads_and_a_timed_out_one_keeps_its_slot(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        import threading
+
+        app, threads, gate = world.app(), [], threading.Event()
+
+        @app.handler("sync", concurrency=1, timeout="1s", retry="never")
+        def sync(task: Task[Any]) -> None:
+            threads.append((task.key, threading.current_thread() is threading.main_thread()))
+            if task.key == "stuck":
+                gate.wait(10)
+
+        async with app, app.worker() as worker:
+            await sync.schedule(None, key="fine", delay="0s")
+            await world.until(lambda: worker.stats.done == 1)
+            held = world.loop.hold()
+            with held:  # real time, as a thread is outstanding: the timeout is called by hand
+                await sync.schedule(None, key="stuck", delay="0s")
+                await sync.schedule(None, key="next", delay="0s")
+                await world.until_real(lambda: len(threads) == 2)
+                delivery = next(iter(worker._lanes["sync"].running))
+                worker._time_out(delivery)
+                await world.until_real(lambda: worker.stats.dead == 1)
+                assert worker._lanes["sync"].free == 0, "the thread still runs"
+                gate.set()
+                await world.until_real(lambda: worker.stats.done == 2)
+        assert threads == [("fine", False), ("stuck", False), ("next", False)]
+
+    virtual(story)
+
+
+def test_an_undecodable_payload_is_dead_at_once_and_delays_nobody(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, seen = world.app(), []
+
+        @app.handler("typed")
+        async def typed(task: Task[int]) -> None:
+            seen.append(task.payload)
+
+        async with app, app.worker():
+            await app.schedule("typed", b"\xff{", key="bad", delay="0s")
+            await typed.schedule(7, key="good", delay="0s")
+            await world.pause(0.1)
+            bad = await app.get("typed", "bad")
+            assert bad is not None
+            assert bad.state == "dead"
+            assert "payload" in (bad.error or "")
+        assert seen == [7]
+
+    virtual(story)
+
+
+def test_a_failing_store_delays_and_loses_nothing(virtual: Tell) -> None:
+    """Calls fail before and after they were done; every task is done in the end, and none twice after its settle."""
+
+    async def story(world: World) -> None:
+        app, done, count = world.app(lease="3s"), [], 0
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            done.append(task.key)
+
+        def fault(point: str) -> BaseException | None:
+            nonlocal count
+            if point.split(":")[0] in ("lease", "settle", "extend"):
+                count += 1
+                if count % 3 == 0:
+                    return StoreUnavailable(f"made up, at {point}")
+            return None
+
+        async with app:
+            await app.schedule_many([work.new(None, key=str(n), delay=f"{n * 50}ms") for n in range(100)])
+            world.store.fault = fault
+            async with app.worker():
+                await world.until(lambda: len(set(done)) == 100)
+                await world.pause(10)
+            world.store.fault = lambda _: None
+            assert [task async for task in app.find(topic="work")] == []
+        assert set(done) == {str(n) for n in range(100)}
+
+    virtual(story)
+
+
+def test_a_memory_store_joins_no_transaction(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, seen = world.app(), []
+
+        @app.handler("work", retry="never")
+        async def work(task: Task[Any]) -> None:
+            async with task.transaction():
+                seen.append("never")
+
+        async with app, app.worker():
+            await work.schedule(None, key="k", delay="0s")
+            await world.pause(1)
+            task = await app.get("work", "k")
+            assert task is not None
+            assert "SetupError" in (task.error or "")
+        assert seen == []
+        assert issubclass(LeaseLost, Exception)
+
+    virtual(story)
+
+
+def test_what_a_handler_schedules_carries_on_its_trace(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, seen = world.app(), []
+
+        @app.handler("first")
+        async def first(task: Task[Any]) -> None:
+            await app.schedule("second", key="s", delay="0s")
+
+        @app.handler("second")
+        async def second(task: Task[Any]) -> None:
+            seen.append(dict(task.headers))
+
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        async with app, app.worker():
+            await first.schedule(None, delay="0s", headers={"traceparent": trace, "x-own": "stays"})
+            await world.until(lambda: bool(seen))
+        assert seen == [{"traceparent": trace}]
+
+    virtual(story)
