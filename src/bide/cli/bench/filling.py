@@ -1,0 +1,19 @@
+"""Many tasks put into a store before anything is measured."""
+
+from __future__ import annotations
+
+from bide.app import Bide
+from bide.cli.bench.limits import BATCH, random_keys
+from bide.cli.bench.plan import Plan
+from bide.cli.bench.worker import PAYLOAD
+
+
+async def fill(app: Bide, topic: str, count: int, *, delay: str, plan: Plan) -> list[str]:
+    """Put `count` tasks with random keys into the store, due after `delay`; their keys."""
+    keys: list[str] = []
+    for first in range(0, count, BATCH):
+        plan.progress(f"filling {topic}", first, count)
+        some = random_keys(min(BATCH, count - first))
+        await app.schedule_many([app.new(topic, PAYLOAD, key=key, delay=delay) for key in some])
+        keys += some
+    return keys

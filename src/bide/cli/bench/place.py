@@ -1,0 +1,75 @@
+"""Where a benchmark runs: a store of its own, or a part of one that is there, and what to take away afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from bide.core.errors import BadInput
+
+TOPIC_PREFIX = "bench."
+_ACCEPTED = '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db" or "sqlite:////absolute/path.db"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A store to measure."""
+
+    kind: str
+    """What it is: "memory" or "sqlite"."""
+    url: str
+    path: Path | None = None
+    """The file, where there is one."""
+    owned: bool = True
+    """Whether all of it is ours, so that it goes as a whole afterwards."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether another process can work on it."""
+        return self.path is not None
+
+    def size(self) -> int:
+        """Bytes on disk: the file and what belongs to it."""
+        return sum(path.stat().st_size for path in _files_of(self.path)) if self.path else 0
+
+
+@contextmanager
+def place_of(url: str) -> Iterator[Place]:
+    """The place that `url` names; files that were not there before are removed at the end. Raises BadInput."""
+    parts = urlsplit(url)
+    if url == "memory:":
+        yield Place(kind="memory", url=url)
+    elif url == "sqlite:":
+        with tempfile.TemporaryDirectory(prefix="bide-bench-") as directory:
+            yield _sqlite(Path(directory) / "bench.db", owned=True)
+    elif parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1 and not parts.query:
+        path = Path(unquote(parts.path.removeprefix("/"))).absolute()
+        before = set(_files_of(path))
+        try:
+            yield _sqlite(path, owned=path not in before)
+        finally:
+            if path not in before:
+                for made in set(_files_of(path)) - before:
+                    with suppress(FileNotFoundError):
+                        made.unlink()
+    else:
+        raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
+
+
+def _sqlite(path: Path, *, owned: bool) -> Place:
+    return Place(kind="sqlite", url=f"sqlite:///{quote(str(path))}", path=path, owned=owned)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The file and its companions (-wal, -shm, a lock)."""
+    return [
+        one for one in path.parent.glob(f"{_literal(path.name)}*") if one == path or one.name[len(path.name)] == "-"
+    ]
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,0 +1,179 @@
+"""The workload `timers`: bide's timers against `loop.call_at`, as pure data structures in one process.
+
+Each structure is filled to a size with items due at random within an hour. Then, in rounds in which the four take
+turns, a thousand more are inserted and cancelled again, and the time moves on until a thousand have come due. Figures
+are nanoseconds per item, medians over the rounds, with the garbage collector off as `timeit` has it. asyncio's own
+timers run on a loop whose clock is set by hand, so that they too pay for nothing but their work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Protocol
+
+from bide.cli.bench.limits import limit_of, uncollected
+from bide.cli.bench.plan import Plan, Report, rounded
+from bide.ports import Timer
+from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
+
+_HOUR = 3_600_000
+_ROUNDS = 15
+_MOST_PER_ROUND = 1000
+OPERATIONS = ("insert", "cancel", "advance")
+
+
+class Contestant(Protocol):
+    """One structure under test. `times` are milliseconds, `items` their names."""
+
+    def insert(self, items: Sequence[int], times: Sequence[int]) -> None: ...
+    def cancel(self, items: Sequence[int]) -> None: ...
+    def advance(self, now: int) -> int: ...
+
+
+class Ours:
+    """A timer of bide's."""
+
+    def __init__(self, timer: Timer[int]) -> None:
+        self._timer = timer
+
+    def insert(self, items: Sequence[int], times: Sequence[int]) -> None:
+        add = self._timer.add
+        for item, at in zip(items, times, strict=True):
+            add(item, at)
+
+    def cancel(self, items: Sequence[int]) -> None:
+        cancel = self._timer.cancel
+        for item in items:
+            cancel(item)
+
+    def advance(self, now: int) -> int:
+        return len(self._timer.advance(now))
+
+
+class _LoopByHand(asyncio.SelectorEventLoop):
+    """asyncio's event loop, with a clock that only moves when it is told to."""
+
+    hand = 0.0
+
+    def time(self) -> float:
+        return self.hand
+
+
+class CallAt:
+    """`loop.call_at`, with the handles kept by name, as anybody must who wants to cancel by name."""
+
+    def __init__(self) -> None:
+        self._loop = _LoopByHand()
+        self._handles: dict[int, asyncio.TimerHandle] = {}
+        self._fired = 0
+
+    def insert(self, items: Sequence[int], times: Sequence[int]) -> None:
+        call_at, handles, fire = self._loop.call_at, self._handles, self._fire
+        for item, at in zip(items, times, strict=True):
+            handles[item] = call_at(at / 1000, fire, item)
+
+    def cancel(self, items: Sequence[int]) -> None:
+        pop = self._handles.pop
+        for item in items:
+            pop(item).cancel()
+
+    def advance(self, now: int) -> int:
+        self._fired = 0
+        self._loop.hand = now / 1000 + 0.0005  # in between two milliseconds, so that no float is too small
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+        return self._fired
+
+    def close(self) -> None:
+        self._handles.clear()
+        self._loop.close()
+
+    def _fire(self, item: int) -> None:
+        del self._handles[item]
+        self._fired += 1
+
+
+async def timers(plan: Plan) -> Report:
+    """At 10^3, 10^4, 10^5 and 10^6 (or up to N) items."""
+    most = plan.count(1_000_000)
+    sizes = [size for power in range(3, 10) if (size := 10**power) < most]
+    sizes.append(most)
+    nanoseconds: dict[str, dict[str, dict[str, float]]] = {}
+    with limit_of(plan) as limit:
+        limit.measure(5)
+        faults: list[str] = []
+        for number, size in enumerate(sizes):
+            plan.progress("timers", number, len(sizes))
+            # in a thread, since one loop cannot run inside another
+            found, wrong = await asyncio.to_thread(_at_size, size)
+            faults += wrong
+            for name, costs in found.items():
+                for operation, cost in costs.items():
+                    nanoseconds.setdefault(name, {}).setdefault(operation, {})[str(size)] = cost
+        return Report(fields={"ns": nanoseconds, **limit.fields({})}, faults=faults)
+
+
+def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
+    by_call_at = CallAt()
+    contestants: dict[str, Contestant] = {
+        "heap": Ours(HeapTimer[int]()),
+        "hashed": Ours(HashedWheel[int]()),
+        "hierarchical": Ours(HierarchicalWheel[int]()),
+        "call_at": by_call_at,
+    }
+    taken = {name: {operation: list[float]() for operation in OPERATIONS} for name in contestants}
+    source = random.Random(size)
+    batch = min(_MOST_PER_ROUND, size)
+    now, faults = 0, []
+    first_times = [source.randrange(1, _HOUR) for _ in range(size)]
+    for contestant in contestants.values():
+        contestant.advance(0)
+        contestant.insert(range(size), first_times)
+    ordered = sorted(first_times)
+    gc.freeze()
+    try:
+        with uncollected():
+            # one round to warm up; a quarter of what is there comes due at most
+            step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
+            for number in range(_ROUNDS + 1):
+                items = range(size + number * batch, size + (number + 1) * batch)
+                times = [now + source.randrange(1, _HOUR) for _ in items]
+                before, now = now, ordered[(number + 1) * step - 1]
+                due = sum(1 for at in ordered[number * step : (number + 2) * step + 1000] if before < at <= now)
+                shuffled = source.sample(items, batch)
+                for name, contestant in contestants.items():
+                    times_taken = _round(contestant, items, times, shuffled, now)
+                    if times_taken[3] != due:
+                        faults.append(f"{name} at {size}: {times_taken[3]} items came due instead of {due}")
+                    if number and due:
+                        taken[name]["insert"].append(times_taken[0] / batch)
+                        taken[name]["cancel"].append(times_taken[1] / batch)
+                        taken[name]["advance"].append(times_taken[2] / due)
+    finally:
+        by_call_at.close()
+        gc.unfreeze()
+    return (
+        {
+            name: {operation: rounded(median(all_)) for operation, all_ in costs.items()}
+            for name, costs in taken.items()
+        },
+        faults,
+    )
+
+
+def _round(
+    contestant: Contestant, items: Sequence[int], times: Sequence[int], shuffled: Sequence[int], now: int
+) -> tuple[int, int, int, int]:
+    """Nanoseconds for the inserts, the cancels and the advance; and how many came due."""
+    zero = time.perf_counter_ns()
+    contestant.insert(items, times)
+    one = time.perf_counter_ns()
+    contestant.cancel(shuffled)
+    two = time.perf_counter_ns()
+    fired = contestant.advance(now)
+    return one - zero, two - one, time.perf_counter_ns() - two, fired
