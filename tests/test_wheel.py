@@ -1,0 +1,124 @@
+"""The wheel is complete: SQL and other files are in it, and the store suite passes on what it installs."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SMOKE = """
+import asyncio, pathlib, sys
+import bide
+from bide import Bide, Task
+
+assert pathlib.Path(bide.__file__).is_relative_to(sys.argv[1]), bide.__file__
+app = Bide("sqlite:///smoke.db")
+fired = asyncio.Event()
+
+@app.handler("order.close")
+async def close(task: Task[dict[str, int]]) -> None:
+    assert task.payload == {"number": 42}
+    fired.set()
+
+async def main() -> None:
+    async with app, app.worker():
+        answer = await close.schedule({"number": 42}, key="42", delay="10ms")
+        assert answer.result == "created"
+        await asyncio.wait_for(fired.wait(), 30)
+
+asyncio.run(main())
+print("delivered by bide", bide.__version__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with what is installed here, so that no network is needed."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(root)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def target(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel, and nothing else, is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile",
+         "--disable-pip-version-check", "--target", str(folder), str(wheel)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+def run_with(target: Path, arguments: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Python in `directory`, with the wheel's bide in front of the clone's."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+    environ["PYTHONPATH"] = str(target)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheel: Path, root: Path) -> None:
+    source = root / "src"
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in (source / "bide").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    assert packed == wanted
+    assert {"bide/py.typed", "bide/stores/sqlite/schema.sql"} <= packed
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (metadata_file,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(packed.read(metadata_file))
+        folder = metadata_file.rpartition("/")[0]
+        assert packed.read(f"{folder}/licenses/LICENSE")
+        entry_points = packed.read(f"{folder}/entry_points.txt").decode()
+    needed = metadata.get_all("Requires-Dist") or []
+    assert len([one for one in needed if "extra ==" not in one]) <= 4
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "bide = bide.cli:main" in entry_points
+    assert "bide = bide.testing.plugin" in entry_points
+
+
+def test_the_installed_wheel_delivers(target: Path, tmp_path: Path) -> None:
+    script = tmp_path / "smoke.py"
+    script.write_text(SMOKE, encoding="utf-8")
+    done = run_with(target, [str(script), str(target)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("delivered by bide")
+
+
+def test_the_command_line_starts(target: Path, tmp_path: Path) -> None:
+    done = run_with(target, ["-c", "from bide.cli import main; main()", "--help"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "schedule" in done.stdout
+
+
+def test_the_store_suite_passes_on_the_installed_wheel(target: Path, tmp_path: Path, root: Path) -> None:
+    which = tmp_path / "conftest.py"  # says in which bide the suite runs, from the inside
+    which.write_text(
+        f"import bide\n\nassert bide.__file__.startswith({str(target)!r}), bide.__file__\n", encoding="utf-8"
+    )
+    selection = [str(tmp_path), str(root / "tests" / "conformance"), "-k", "TestSqlite"]
+    settings = ["-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), "--rootdir", str(root)]
+    done = run_with(target, ["-m", "pytest", "-q", "-x", *settings, *selection], tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert " passed" in done.stdout
