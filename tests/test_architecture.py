@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app": {"core", "ports", "engine", "sinks", "settings", "wiring"},
     "bide": {"core", "ports", "engine", "settings", "app", "_version"},
     "service": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "_version"},
-    "cli": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "service", "_version"},
+    "cli": {"core", "ports", "timers", "engine", "settings", "wiring", "app", "bide", "service", "_version"},
     "__main__": {"cli"},
     "_version": set(),
 }
@@ -120,7 +120,7 @@ def imports_of(path: Path) -> Iterator[Import]:
                 yield Import(path, node.lineno, inner if inner in MODULES else base)
 
 
-IMPORTS = [one for path in sources() for one in imports_of(path)]
+IMPORTS = list(dict.fromkeys(one for path in sources() for one in imports_of(path)))
 
 
 def layer_of(module: str) -> str:
