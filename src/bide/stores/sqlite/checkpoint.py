@@ -1,8 +1,8 @@
 """The thread that writes the WAL back into the file, so that no commit has to stand still for it.
 
 SQLite's own way is that whoever commits past a thousand pages also checkpoints: some commit then takes tens of
-milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer that
-never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
+milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
+that never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
 
 How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says little, since that
 is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
@@ -42,20 +42,24 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
         self._thread.start()
 
-    def committed(self, writing: sqlite3.Connection, changes: int) -> None:
-        """`changes` rows were written and committed. Nearly free, unless it is time for a stop."""
+    def committed(self, changes: int) -> bool:
+        """`changes` rows were written and committed; whether the writer is now to make a stop."""
         self._changes += changes
         self._commits += 1
         if self._busy or self._changes * self._pages_per_change + self._commits < KICK_PAGES:
-            return
+            return False
         if self._behind and self._size() > STOP_BYTES:
             # What the other thread has just left over is little: a stop of milliseconds.
             self._behind = False
-            writing.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
             self._changes = self._commits = 0
-            return
+            return True
         self._busy = True
         self._kick.release()
+        return False
+
+    def others_committed(self, changes: int) -> None:
+        """Rows were written by a transaction outside the writer. Now and then a count is lost: it is a guess anyhow."""
+        self._changes += changes
 
     def stop(self) -> None:
         """End the thread. Blocks."""

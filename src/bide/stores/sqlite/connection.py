@@ -9,7 +9,7 @@ import time
 from typing import Any
 from weakref import WeakValueDictionary
 
-from bide.core.errors import StoreMismatch
+from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.stores.sqlite.errors import is_busy
 
 PATIENCE = 5.0
@@ -61,13 +61,23 @@ class WriteLock:
     one to stand in line with, one to write under, so that a busy writer thread cannot overtake a waiting transaction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._line = threading.Lock()
         self._write = threading.Lock()
 
     def acquire(self) -> None:
-        with self._line:
-            self._write.acquire()
+        """Wait for the turn to write, which anybody may end. Raises StoreUnavailable once patience is over."""
+        if self._line.acquire(timeout=PATIENCE):
+            try:
+                if self._write.acquire(timeout=PATIENCE):
+                    return
+            finally:
+                self._line.release()
+        raise StoreUnavailable(
+            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and nobody "
+            "else can write meanwhile; nothing was done"
+        )
 
     def try_acquire(self) -> bool:
         return self._write.acquire(blocking=False)
@@ -79,9 +89,9 @@ class WriteLock:
 class OpenFile:
     """A database file that this process has open, and the settings it is open with."""
 
-    def __init__(self, settings: dict[str, object]) -> None:
+    def __init__(self, path: str, settings: dict[str, object]) -> None:
         self.settings = settings
-        self.lock = WriteLock()
+        self.lock = WriteLock(path)
 
 
 _open_files: WeakValueDictionary[tuple[int, int, int], OpenFile] = WeakValueDictionary()
@@ -96,7 +106,7 @@ def register(identity: tuple[int, int, int], path: str, settings: dict[str, obje
     with _open_files_lock:
         entry = _open_files.get(identity)
         if entry is None:
-            entry = _open_files[identity] = OpenFile(settings)
+            entry = _open_files[identity] = OpenFile(path, settings)
         elif entry.settings != settings:
             name = next(name for name in settings if settings[name] != entry.settings[name])
             raise StoreMismatch(

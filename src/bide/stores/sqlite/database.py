@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping
+import threading
+from contextlib import closing
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput, StoreUnavailable
-from bide.core.instants import Millis
-from bide.core.records import Topic
 from bide.stores.sqlite import schema
 from bide.stores.sqlite.checkpoint import Checkpointer
 from bide.stores.sqlite.connection import connect, patiently, register
 from bide.stores.sqlite.errors import translate
+from bide.stores.sqlite.joined import CallersConnection
+from bide.stores.sqlite.lanes import JoinedTransaction, Lanes
+from bide.stores.sqlite.libraries import refuse_others
 from bide.stores.sqlite.listening import Listener, Listeners
 from bide.stores.sqlite.reader import Reader
 from bide.stores.sqlite.room import Room
+from bide.stores.sqlite.watch import Watcher
 from bide.stores.sqlite.work import Fault
 from bide.stores.sqlite.writer import Writer
 
@@ -57,6 +60,10 @@ class Database:
         self._process = os.getpid()
         self._connections: list[sqlite3.Connection] = []
         self.listeners = Listeners()
+        self._listening = threading.Lock()
+        self._watch = settings.watch
+        self._watcher: Watcher | None = None
+        self._ended_watchers: list[Watcher] = []
         self.room = Room(self.path, settings.disk_reserve)
         try:
             self._open(settings)
@@ -69,6 +76,7 @@ class Database:
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise StoreUnavailable(f"{self.path}: the folder {folder} does not exist; create it first")
+        refuse_others(self.path)
         writing = self._connect(WRITER_CACHE_KIB)
         mode = patiently(writing, "PRAGMA journal_mode = WAL")[0]
         if mode != "wal":
@@ -89,9 +97,22 @@ class Database:
             self.file.lock,
             synchronous=settings.synchronous.upper(),
             fault=settings.fault,
-            tell=self.tell,
-            committed=self.checkpointer.committed,
+            tell=self.listeners.tell,
+            need_stop=self.checkpointer.committed,
         )
+        self.lanes = Lanes(
+            self.path, settings.synchronous, self.file.lock, self.room, settings.fault, self._transaction_committed
+        )
+        self._fault = settings.fault
+
+    def using(self, connection: object) -> CallersConnection:
+        """The verbs on the caller's connection. Raises BadInput for one that cannot be joined."""
+        return CallersConnection(connection, self.path, self.room, self._fault)
+
+    def _transaction_committed(self, joined: JoinedTransaction, changes: int) -> None:
+        self.checkpointer.others_committed(changes)
+        if joined.wakes:
+            self.listeners.tell(joined.wakes)
 
     def _connect(self, cache_kib: int) -> sqlite3.Connection:
         connection = connect(self.path, cache_kib=cache_kib)
@@ -105,6 +126,12 @@ class Database:
 
     def close(self) -> None:
         """Let the threads finish, then close the connections. Blocks."""
+        with self._listening:
+            self._end_watcher()
+            watchers, self._ended_watchers = self._ended_watchers, []
+        for watcher in watchers:
+            watcher.join()
+        self.lanes.close()
         self.writer.stop()
         self.reader.stop()
         self.checkpointer.stop()
@@ -112,12 +139,38 @@ class Database:
             connection.close()
 
     def start_listening(self, listener: Listener) -> None:
-        self.listeners.add(listener)
-        self.writer.listening = True
+        """Tell `listener` from now on; the first one starts the watcher."""
+        with self._listening:
+            self.listeners.add(listener)
+            self.writer.listening = True
+            if self._watcher is None:
+                self._watcher = Watcher(self.path, self._watch, self.listeners, self.writer.foreign_version)
 
     def stop_listening(self, listener: Listener) -> None:
-        self.listeners.remove(listener)
-        self.writer.listening = bool(self.listeners)
+        """Tell `listener` no more; the last one ends the watcher, which then goes by itself."""
+        with self._listening:
+            self.listeners.remove(listener)
+            if not self.listeners:
+                self.writer.listening = False
+                self._end_watcher()
 
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        self.listeners.tell(wakes)
+    def _end_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._ended_watchers = [one for one in self._ended_watchers if one.alive]
+            self._ended_watchers.append(self._watcher)
+            self._watcher = None
+
+
+def version_of_file(settings: Settings) -> int:
+    """The schema's version in a file that need not be open, and is not made by asking."""
+    path = os.path.abspath(settings.path)
+    if not os.path.exists(path):
+        return 0
+    try:
+        refuse_others(path)
+        with closing(connect(path, cache_kib=READER_CACHE_KIB)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            return schema.found_version(connection)
+    except Exception as error:
+        raise translate(error, path) from error

@@ -50,6 +50,13 @@ SELECT
     (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 0 AND state < 2),
     (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 1 AND state < 2)
 
+-- name: waiting_head
+-- The head with its token, by which the watcher tells one head from another that wakes at the same time.
+SELECT wake_at, token FROM bide_task WHERE topic = ? AND state = 0 AND state < 2 ORDER BY wake_at LIMIT 1
+
+-- name: leased_head
+SELECT wake_at, token FROM bide_task WHERE topic = ? AND state = 1 AND state < 2 ORDER BY wake_at LIMIT 1
+
 -- name: extend_task
 UPDATE bide_task SET wake_at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1
 

@@ -22,7 +22,7 @@ STEPS: Mapping[int, Sequence[str]] = {}
 _STRICT_SINCE = (3, 37, 0)
 
 
-def found_version(connection: sqlite3.Connection) -> int:
+def found_version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
     """The version of the schema in the file; 0 when there is none."""
     if not connection.execute(QUERIES["has_meta"]).fetchone()[0]:
         return 0

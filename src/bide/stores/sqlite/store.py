@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -26,8 +27,10 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.stores.sqlite import journal, operations, reading
-from bide.stores.sqlite.database import Database, Settings
+from bide.ports import Finding
+from bide.stores.sqlite import diagnosis, journal, operations, reading, schema
+from bide.stores.sqlite.database import Database, Settings, version_of_file
+from bide.stores.sqlite.joined import JoinedVerbs
 from bide.stores.sqlite.listening import Listener
 from bide.stores.sqlite.work import Fault, Work
 
@@ -103,7 +106,8 @@ class SqliteStore:
         return await self._write(partial(operations.add, tasks=tasks, now=now), adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        if not self._open() or not changes:
+        self._open()
+        if not changes:
             return []
         return await self._write(partial(operations.change, changes=changes, now=now))
 
@@ -121,12 +125,14 @@ class SqliteStore:
         return await self._write(call, durable=False)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        if not self._open() or not leases:
+        self._open()
+        if not leases:
             return []
         return await self._write(partial(operations.extend, leases=leases, now=now, until=until), durable=False)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        if not self._open() or not outcomes:
+        self._open()
+        if not outcomes:
             return []
         return await self._write(partial(operations.settle, outcomes=outcomes, now=now))
 
@@ -141,6 +147,43 @@ class SqliteStore:
         listener = Listener(topics, heard, database.stop_listening)
         database.start_listening(listener)
         return listener
+
+    # JoinsTransaction
+
+    def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
+        """A transaction on the store's file, for tasks and for your own tables (`.connection`).
+
+        Committed on leaving without an error, else rolled back. While it is open nobody else can write, so be short;
+        and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
+        """
+        return self._open().lanes.transaction()
+
+    def using(self, connection: object) -> JoinedVerbs:
+        """The verbs on your own `sqlite3` connection to the store's file, in the transaction that it is in.
+
+        You commit. Raises BadInput for a connection of another library, or to another file.
+        """
+        return self._open().using(connection)
+
+    # HasSchema
+
+    async def schema_version(self) -> tuple[int, int]:
+        """What the file has (0: nothing), and what this code wants. Also before `open`, without changing anything."""
+        return await asyncio.to_thread(version_of_file, self._settings), schema.VERSION
+
+    async def migrate(self) -> None:
+        """Bring the file to the version that this code wants. So does `open`."""
+        if self._database is None:
+            await self.open()
+            await self.close()
+
+    # Diagnoses
+
+    async def diagnose(self) -> list[Finding]:
+        """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
+        database = self._open()
+        call = partial(diagnosis.diagnose, path=database.path, reserve=self._settings.disk_reserve)
+        return await database.reader.submit(call)
 
     # Shares
 

@@ -1,4 +1,4 @@
-"""One open transaction as the operations see it: its connection, its tokens, and what it makes wake earlier."""
+"""One open transaction as the operations see it: its cursor, its tokens, and what it makes wake earlier."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ class Work:
     be kept from one transaction to the next, and one row written per transaction costs less than one per task.
     """
 
-    __slots__ = ("_last", "_stored", "connection", "cursor", "fault", "wakes")
+    __slots__ = ("_last", "_stored", "cursor", "fault", "wakes")
 
-    def __init__(self, connection: sqlite3.Connection, *, fault: Fault | None = None, listening: bool = False) -> None:
-        self.connection = connection
-        self.cursor = connection.cursor()
-        self.cursor.row_factory = None
+    def __init__(self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, listening: bool = False) -> None:
+        self.cursor = cursor
         self.fault = fault
         self.wakes: dict[Topic, Millis] | None = {} if listening else None
         self._last: Token = -1

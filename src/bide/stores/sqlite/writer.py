@@ -60,7 +60,7 @@ class Writer:
         synchronous: str,
         fault: Fault | None,
         tell: Tell,
-        committed: Callable[[sqlite3.Connection, int], None],
+        need_stop: Callable[[int], bool],
     ) -> None:
         self.listening = False
         """Whether anybody wants to be told of wakes; gathering them is left out otherwise."""
@@ -71,7 +71,7 @@ class Writer:
         self._synchronous = ""
         self._fault = fault
         self._tell = tell
-        self._committed = committed
+        self._need_stop = need_stop
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"bide writer of {path}", daemon=True)
@@ -93,6 +93,16 @@ class Writer:
             self._queue.put(None)
         self._thread.join()
 
+    def foreign_version(self) -> int | None:
+        """A number that changes whenever another connection has committed; None while we are writing."""
+        if not self._lock.try_acquire():
+            return None
+        try:
+            version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            return version
+        finally:
+            self._lock.release()
+
     def _run(self) -> None:
         queue = self._queue
         going = True
@@ -113,7 +123,8 @@ class Writer:
                 before = self._connection.total_changes
                 self._commit(group)
                 _hand_back(group)
-                self._committed(self._connection, self._connection.total_changes - before)
+                if self._need_stop(self._connection.total_changes - before):
+                    self._make_stop()
 
     def _commit(self, group: list[Operation]) -> None:
         """Run the group as one transaction; or, when that fails, each of it alone."""
@@ -130,8 +141,11 @@ class Writer:
 
     def _transaction(self, group: list[Operation]) -> Exception | None:
         connection = self._connection
-        work = Work(connection, fault=self._fault, listening=self.listening)
-        self._lock.acquire()
+        work = Work(connection.cursor(), fault=self._fault, listening=self.listening)
+        try:
+            self._lock.acquire()
+        except StoreUnavailable as error:
+            return _NotBegun(error)
         try:
             try:
                 self._be_durable(any(operation.durable for operation in group))
@@ -157,6 +171,17 @@ class Writer:
         if work.wakes:
             self._tell(work.wakes)
         return None
+
+    def _make_stop(self) -> None:
+        """Let the WAL start over: see `checkpoint`. Where another process still reads in it, it grows on till later."""
+        if not self._lock.try_acquire():
+            return
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error:  # locked by another process, or the disk is full: whoever writes next is told
+            return
+        finally:
+            self._lock.release()
 
     def _be_durable(self, durable: bool) -> None:
         """Losing a lease to a power cut is as if its holder had died, so a lease alone does not wait for the disk."""

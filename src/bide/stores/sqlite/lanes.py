@@ -1,0 +1,197 @@
+"""Transactions of our own that a caller's statements take part in: one at a time for each event loop.
+
+The commit waits for the disk and the beginning for other writers, so both happen in a thread: one thread and one
+connection per event loop, since only one transaction of a loop can be open anyhow. Between the two, the caller's
+statements and our verbs run on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+from bide.core.errors import SetupError
+from bide.stores.sqlite.connection import WriteLock, connect, patiently
+from bide.stores.sqlite.errors import translate
+from bide.stores.sqlite.joined import JoinedVerbs
+from bide.stores.sqlite.room import Room
+from bide.stores.sqlite.work import Fault, Work
+
+T = TypeVar("T")
+_MARK = "bide_joined"
+"""A savepoint that the transaction begins with: it is gone if somebody ended that one, even if they began another."""
+CACHE_KIB = 1024
+
+
+class LentConnection(sqlite3.Connection):
+    """A connection inside a transaction that is not the borrower's to end."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise SetupError(
+            "this transaction is committed when its block is left, and rolled back when that is by an error: "
+            "do not commit, roll back, run scripts or close here"
+        )
+
+    commit = rollback = executescript = close = __enter__ = _refuse
+
+
+class JoinedTransaction(JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+    over = False
+
+    async def _write(self, call: Callable[[Work], T], *, adding: bool = False) -> T:
+        self._check()
+        return await super()._write(call, adding=adding)
+
+    def _read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
+        self._check()
+        return super()._read(call)
+
+    def _check(self) -> None:
+        if self.over:
+            raise SetupError(f"{self._path}: this transaction has ended; use the store, or begin another")
+        if not self._connection.in_transaction:
+            raise _ended(self._path)
+
+
+class Lane:
+    """The thread and the connection of one event loop."""
+
+    def __init__(self, path: str, synchronous: str, lock: WriteLock) -> None:
+        self.turn = asyncio.Lock()
+        self.owner: asyncio.Task[Any] | None = None
+        self.connection: LentConnection | None = None
+        self._path = path
+        self._synchronous = synchronous
+        self._lock = lock
+        self._locked = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {path}")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run `call` in the thread, to its end: a cancellation is passed on when it is done."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            future.exception()
+            raise cancelled
+        return future.result()
+
+    def begin(self) -> LentConnection:
+        if self.connection is None:
+            connection = connect(self._path, cache_kib=CACHE_KIB, factory=LentConnection)
+            assert isinstance(connection, LentConnection)
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            self.connection = connection
+        self._lock.acquire()
+        self._locked = True
+        patiently(self.connection, "BEGIN IMMEDIATE")
+        self.connection.execute(f"SAVEPOINT {_MARK}")
+        return self.connection
+
+    def commit(self) -> None:
+        assert self.connection is not None
+        try:
+            self.connection.execute(f"RELEASE {_MARK}")
+        except sqlite3.OperationalError as error:
+            raise _ended(self._path) from error
+        self.connection.execute("COMMIT")
+
+    def leave(self) -> None:
+        """Roll back what was not committed, and let others write."""
+        if self.connection is not None:
+            self.connection.row_factory = None
+            self.connection.text_factory = str
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        if self._locked:
+            self._locked = False
+            self._lock.release()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        if self.connection is not None:
+            sqlite3.Connection.close(self.connection)
+
+
+class Lanes:
+    """The lanes of all event loops."""
+
+    def __init__(
+        self,
+        path: str,
+        synchronous: str,
+        lock: WriteLock,
+        room: Room,
+        fault: Fault | None,
+        committed: Callable[[JoinedTransaction, int], None],
+    ) -> None:
+        self._path = path
+        self._synchronous = synchronous
+        self._lock = lock
+        self._room = room
+        self._fault = fault
+        self._committed = committed
+        self._guard = threading.Lock()
+        self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, Lane] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[JoinedTransaction]:
+        """A transaction, committed when left without an error."""
+        lane = self._lane()
+        if lane.owner is not None and lane.owner is asyncio.current_task():
+            raise SetupError(f"{self._path}: a transaction within a transaction; use the one that is open")
+        async with lane.turn:
+            lane.owner = asyncio.current_task()
+            joined: JoinedTransaction | None = None
+            try:
+                connection = await self._run(lane, lane.begin)
+                changes = connection.total_changes
+                joined = JoinedTransaction(connection, self._path, self._room, self._fault)
+                yield joined
+                joined.over = True
+                await self._run(lane, lane.commit)
+                self._committed(joined, connection.total_changes - changes)
+            finally:
+                if joined is not None:
+                    joined.over = True
+                lane.owner = None
+                await self._run(lane, lane.leave)
+
+    async def _run(self, lane: Lane, call: Callable[[], T]) -> T:
+        try:
+            return await lane.run(call)
+        except Exception as error:
+            raise translate(error, self._path) from error
+
+    def _lane(self) -> Lane:
+        loop = asyncio.get_running_loop()
+        with self._guard:
+            lane = self._lanes.get(loop)
+            if lane is None:
+                lane = self._lanes[loop] = Lane(self._path, self._synchronous, self._lock)
+            return lane
+
+    def close(self) -> None:
+        """End the threads. Blocks; transactions that are still open come to nothing."""
+        for lane in list(self._lanes.values()):
+            lane.close()
+
+
+def _ended(path: str) -> SetupError:
+    return SetupError(
+        f"{path}: the transaction was committed or rolled back inside its block, so the task could not be completed "
+        "with it; leave that to the end of the block"
+    )
