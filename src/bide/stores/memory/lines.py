@@ -58,15 +58,19 @@ class Line:
     def front(self) -> Record | None:
         """The one to wake first; None when nobody stands here."""
         run, strays, held = self._run, self._strays, self._records.get
-        while run and held(run[0].key) is not run[0]:
+        first = None
+        while run:
+            first = run[0]
+            if held(first.key) is first:
+                break
             run.popleft()
-        if not strays:
-            return run[0] if run else None
-        while strays and held(strays[0][2].key) is not strays[0][2]:
+            first = None
+        while strays:
+            stray = strays[0][2]
+            if held(stray.key) is stray:
+                return stray if first is None or stray.wake_at < first.wake_at else first
             heappop(strays)
-        if not run or (strays and strays[0][0] < run[0].wake_at):
-            return strays[0][2] if strays else None
-        return run[0]
+        return first
 
     def pop(self, front: Record) -> None:
         """Take out what `front` has just answered."""
@@ -160,19 +164,10 @@ class TopicTasks:
         self.waits.clear_away(self.waiting)
         self.held.clear_away(self.leased)
 
-    def first(self) -> tuple[Line, Record] | None:
-        """Who wakes first of those in line, and where it stands."""
-        waiting, held = self.waits.front(), self.held.front()
-        if waiting is not None and (held is None or waiting.wake_at <= held.wake_at):
-            return self.waits, waiting
-        return None if held is None else (self.held, held)
-
     def next_wake(self) -> Millis | None:
         """Not later than the next wake: exactly it without a timer, else as exact as the timer is."""
-        first = self.first()
-        wake = None if first is None else first[1].wake_at
-        if self.timer is not None:
-            deadline = self.timer.next_deadline()
-            if deadline is not None and (wake is None or deadline < wake):
-                return deadline
-        return wake
+        fronts = [line.wake_at for line in (self.waits.front(), self.held.front()) if line is not None]
+        deadline = None if self.timer is None else self.timer.next_deadline()
+        if deadline is not None:
+            fronts.append(deadline)
+        return min(fronts, default=None)

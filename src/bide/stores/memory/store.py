@@ -181,17 +181,22 @@ class MemoryStore:
 
     def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
         taken: list[Record] = []
-        listings, records = self._listings, topic.records
+        listings, records, waits = self._listings, topic.records, topic.waits
+        # whose lease ended first: it stays so while only waiting tasks are taken
+        lost = topic.held.front()
         while len(taken) < want:
-            first = topic.first()
-            if first is None or not lifecycle.may_lease(first[1], now):
+            line, old = waits, waits.front()
+            if lost is not None and (old is None or lost.wake_at < old.wake_at):
+                line, old = topic.held, lost
+            if old is None or not lifecycle.may_lease(old, now):
                 break
-            line, old = first
             line.pop(old)
-            self._token = lifecycle.next_token(self._token, now)
-            record = lifecycle.lease(old, now, until, holder, self._token)
+            self._token = token = lifecycle.next_token(self._token, now)
+            record = lifecycle.lease(old, now, until, holder, token)
             records[record.key] = record
-            if old.state is _WAITING:
+            if old is lost:
+                lost = topic.held.front()
+            else:
                 topic.leased += 1
             taken.append(record)
             if listings:

@@ -194,6 +194,14 @@ async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Rec
             return records
 
 
+def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
+    """Where a record stands in the listing of `where`, as far as `Verbs.find` promises it."""
+    timed = where.state is not None or where.wake_from is not None or where.wake_before is not None
+    if where.group is not None or not timed:
+        return record.topic, record.key
+    return record.topic, record.wake_at if record.finished_at is None else record.finished_at
+
+
 def counted(tally: Tally, topic: Topic, state: State) -> Count:
     """The count of one topic and state; one that is not listed is zero."""
     return tally.counts.get((topic, state), Count(0))

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis
 from bide.core.records import At, Cancel, Filter, In, Move, Page, Record, Ref, State
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
@@ -29,6 +28,7 @@ from bide.testing.store_suite.acts import (
     listed,
     look,
     new,
+    place,
     put,
     put_one,
     settle,
@@ -58,16 +58,6 @@ def matches(record: Record, where: Filter) -> bool:
         and (where.state is None or record.state is where.state)
         and (where.group is None or record.group == where.group)
     )
-
-
-def place(record: Record, where: Filter) -> tuple[str, str] | tuple[str, Millis]:
-    """Where a record stands in the listing of `where`, as `Verbs.find` promises it."""
-    ranged = where.state is not None or where.wake_from is not None or where.wake_before is not None
-    if where.group is not None or not ranged:
-        return record.topic, record.key
-    when = record.wake_at if record.state.live else record.finished_at
-    assert when is not None
-    return record.topic, when
 
 
 async def stock(store: Store) -> list[Record]:
