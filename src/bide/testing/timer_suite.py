@@ -334,13 +334,16 @@ class TimerSuite(ABC):
         alive: weakref.WeakSet[Request] = weakref.WeakSet()
         keep = Request()
         timer.add(keep, NOW + 10**9)
-        for number in range(20_000):
+
+        def set_and_cancel(at: Millis) -> None:
             request = Request()
             alive.add(request)
-            timer.add(request, NOW + 30_000 + number)
-            timer.cancel(request)
-        del request
+            timer.add(request, at)
+            assert timer.cancel(request)
+
+        for number in range(20_000):
+            set_and_cancel(NOW + 30_000 + number)
         assert len(timer) == 1
         assert len(alive) < 5_000
         timer.cancel(keep)
-        assert len(alive) == 0
+        assert not alive

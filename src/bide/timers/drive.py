@@ -28,7 +28,6 @@ import inspect
 import logging
 import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from types import TracebackType
@@ -36,11 +35,13 @@ from typing import Generic, Protocol, Self, TypeVar, overload
 
 from bide.core.instants import Millis
 from bide.ports import Clock, Timer
+from bide.timers.clocks import SteadyClock, WallClock
 from bide.timers.idle import IdleRing
 
 Item = TypeVar("Item", bound=Hashable)
 
-LONGEST_SLEEP: Millis = 1000
+LONGEST_SLEEP = 1.0
+"""Seconds of real time, whatever the clock's pace."""
 
 _SLICE = 256
 """Callbacks in a row on an event loop, before others get a turn."""
@@ -52,26 +53,6 @@ _SHORTEST_LOOP_SLEEP = 0.001
 """Seconds. Event loops round less to nothing, and would spin."""
 
 _logger = logging.getLogger(__name__)
-
-
-class WallClock:
-    """Milliseconds since the epoch, rounded down. May be set, also back."""
-
-    def now(self) -> Millis:
-        return time.time_ns() // 1_000_000
-
-    def seconds_until(self, at: Millis) -> float:
-        return at / 1000 - time.time()
-
-
-class SteadyClock:
-    """Milliseconds since some moment in the past, rounded down. Never set: for lengths of time, not for dates."""
-
-    def now(self) -> Millis:
-        return time.monotonic_ns() // 1_000_000
-
-    def seconds_until(self, at: Millis) -> float:
-        return at / 1000 - time.monotonic()
 
 
 class _Advances(Protocol[Item]):
@@ -173,12 +154,12 @@ class _Driven(Generic[Item]):
         timer: _Advances[Item],
         callback: Callable[[Item], object],
         clock: Clock,
-        longest_sleep: Millis,
+        longest_sleep: float,
     ) -> None:
         if inspect.iscoroutinefunction(callback):
             raise TypeError(f"callback must be a plain function, which may start a task; {callback!r} is a coroutine's")
-        if longest_sleep < 1:
-            raise ValueError(f"longest_sleep must be 1 ms or more, not {longest_sleep}")
+        if not longest_sleep > 0:
+            raise ValueError(f"longest_sleep must be more than 0 seconds, not {longest_sleep}")
         self._advancing = timer
         self._callback = callback
         self._clock = clock
@@ -187,7 +168,7 @@ class _Driven(Generic[Item]):
         self._runner: _Runner | None = None
         # taken out of the timer, not called yet: can still be cancelled and moved
         self._due: OrderedDict[Item, None] = OrderedDict()
-        # the drive looks again at this time or before; anything added for an earlier one wakes it
+        # what the drive sleeps for; anything added for an earlier time wakes it
         self._looks_at: float = -math.inf
         self._latest: float = -math.inf
 
@@ -251,9 +232,9 @@ class _Driven(Generic[Item]):
             self._looks_at = math.inf
             return None
         # a clock that was set back is waited for
-        until = min(max(deadline, self._latest), now + self._longest_sleep)
-        self._looks_at = until
-        return max(self._clock.seconds_until(int(until)), _SHORTEST_WAIT)
+        self._looks_at = max(deadline, self._latest)
+        seconds = self._clock.seconds_until(int(self._looks_at))
+        return min(max(seconds, _SHORTEST_WAIT), self._longest_sleep)
 
     def _call_next(self) -> bool:
         """Call back for one item that is due; False: there is none, or the drive was closed."""
@@ -284,7 +265,7 @@ class Drive(_Driven[Item]):
     """
 
     def __init__(
-        self, timer: Timer[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: Millis
+        self, timer: Timer[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: float
     ) -> None:
         super().__init__(timer, callback, clock, longest_sleep)
         self._timer = timer
@@ -326,7 +307,7 @@ class IdleDrive(_Driven[Item]):
     """An idle ring that runs. `async with` runs it on the event loop, `with` in a thread; made by `drive`."""
 
     def __init__(
-        self, ring: IdleRing[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: Millis
+        self, ring: IdleRing[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: float
     ) -> None:
         super().__init__(ring, callback, clock, longest_sleep)
         self._ring = ring
@@ -355,7 +336,7 @@ def drive(
     callback: Callable[[Item], object],
     *,
     clock: Clock | None = None,
-    longest_sleep: Millis = LONGEST_SLEEP,
+    longest_sleep: float = LONGEST_SLEEP,
 ) -> IdleDrive[Item]: ...
 
 
@@ -365,7 +346,7 @@ def drive(
     callback: Callable[[Item], object],
     *,
     clock: Clock | None = None,
-    longest_sleep: Millis = LONGEST_SLEEP,
+    longest_sleep: float = LONGEST_SLEEP,
 ) -> Drive[Item]: ...
 
 
@@ -374,14 +355,14 @@ def drive(
     callback: Callable[[Item], object],
     *,
     clock: Clock | None = None,
-    longest_sleep: Millis = LONGEST_SLEEP,
+    longest_sleep: float = LONGEST_SLEEP,
 ) -> Drive[Item] | IdleDrive[Item]:
     """Run a timer: `async with drive(...)` on the event loop, `with drive(...)` in a thread of its own.
 
-    `clock` is the wall clock when not given, or `SteadyClock` for an idle ring; `longest_sleep` (ms) bounds how late a
-    change of the clock is noticed. A timer that is made without a `start` may be given any clock.
+    `clock` is the wall clock when not given, or `SteadyClock` for an idle ring; `longest_sleep` (seconds of real time)
+    bounds how late a change of the clock is noticed.
 
-    Raises TypeError for a coroutine function as callback, ValueError for a `longest_sleep` below 1.
+    Raises TypeError for a coroutine function as callback, ValueError for a `longest_sleep` that is not above 0.
     """
     if isinstance(timer, IdleRing):
         return IdleDrive(timer, callback, clock or SteadyClock(), longest_sleep)

@@ -118,7 +118,7 @@ class HierarchicalWheel(Wheel[Item]):
         self._at[item] = at
         self._file(item, at)
         if self._filed > self._limit:
-            self._sweep_one_bucket()
+            self._sweep()
 
     def _file(self, item: Item, at: Millis) -> None:
         # bucket_for, written out: three calls would double the cost of an add
@@ -161,7 +161,7 @@ class HierarchicalWheel(Wheel[Item]):
         if index == last:
             self._file_again(bucket, span_of(before, last).stop)
         if self._filed > 2 * len(self._at) + SLACK:
-            self._sweep_one_bucket()
+            self._sweep()
         return self._take(due)
 
     def _file_again(self, bucket: list[Item], stop: Millis) -> None:

@@ -13,8 +13,8 @@ An entry is alive when the dictionary still says that its item belongs to that b
 same bucket (moved away and back) is alive twice, and counts once.
 
 What is wasteful, and why that is fine: dead entries take 8 bytes each and hold on to their item. They are bounded:
-when there are more of them than living ones (and `SLACK`), every `add` and every `advance` sweeps one bucket, so that
-no single call ever pays for all, and each dead entry is paid for once: amortised O(1). When the last item goes,
+when there are more of them than living ones (and `SLACK`), every `add` and every `advance` sweeps a bucket or a few, so
+that no single call ever pays for all, and each dead entry is paid for once: amortised O(1). When the last item goes,
 everything goes at once.
 
 The road not taken: buckets that are sets or dictionaries, from which a cancelled item is deleted on the spot. That
@@ -34,6 +34,9 @@ Item = TypeVar("Item", bound=Hashable)
 
 SLACK = 1024
 """So many dead entries are never worth sweeping: 8 KiB."""
+
+SWEEP = 32
+"""Entries that one call sweeps at least: far more than the one that it may add, so that sweeping always gets ahead."""
 
 
 class Wheel(ABC, Generic[Item]):
@@ -108,15 +111,18 @@ class Wheel(ABC, Generic[Item]):
             self._clear()
         return due
 
-    def _sweep_one_bucket(self) -> None:
-        """Drop the dead entries of the next bucket in the round, and say when to sweep again."""
-        if not self._round:
-            self._round = list(self._buckets)
-        if self._round:
+    def _sweep(self) -> None:
+        """Drop the dead entries of the next few buckets in the round, and say when to sweep again."""
+        looked = 0
+        while looked < SWEEP:
+            if not self._round:
+                self._round = list(self._buckets)
+                if not self._round:
+                    break
             index = self._round.pop()
-            bucket = self._buckets.get(index)
-            if bucket is not None:
-                alive = self._sift(index, bucket)
-                self._filed -= len(bucket) - len(alive)
-                bucket[:] = alive
+            bucket = self._buckets.get(index, [])
+            looked += len(bucket) + 1
+            alive = self._sift(index, bucket)
+            self._filed -= len(bucket) - len(alive)
+            bucket[:] = alive
         self._limit = 2 * len(self._at) + SLACK

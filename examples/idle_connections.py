@@ -1,0 +1,60 @@
+"""E6: 100,000 connections, and whoever sends no packet for 30 s goes offline. One ring, and one timer for all.
+
+Time runs 20 times as fast: the minute and a half that is shown takes some five seconds.
+"""
+
+import asyncio
+import time
+
+from bide.core.instants import Millis
+from bide.timers import IdleRing, drive
+
+CONNECTIONS = 100_000
+SPEED = 20
+
+
+class FastClock:
+    """A clock that starts at 0 and runs `SPEED` times as fast as the machine's."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+
+    def now(self) -> Millis:
+        return int((time.monotonic() - self._begin) * SPEED * 1000)
+
+    def seconds_until(self, at: Millis) -> float:
+        return self.seconds(at) + self._begin - time.monotonic()
+
+    def seconds(self, length: Millis) -> float:
+        return length / 1000 / SPEED
+
+
+async def main() -> None:
+    clock, all_gone = FastClock(), asyncio.Event()
+    last_packet: dict[int, Millis] = {}
+    silent_for: list[Millis] = []
+
+    def offline(connection: int) -> None:
+        silent_for.append(clock.now() - last_packet.pop(connection))
+        if not last_packet:
+            all_gone.set()
+
+    async with drive(IdleRing[int](timeout=30_000, tick=1000), offline, clock=clock) as ring:
+        packets, touch = 0, ring.touch
+        talking = range(CONNECTIONS)
+        while (now := clock.now()) < 60_000:
+            for connection in talking:
+                touch(connection)
+                last_packet[connection] = now
+            packets += len(talking)
+            talking = range(0, CONNECTIONS, 3)  # two of three fall silent after their first packet
+            await asyncio.sleep(clock.seconds(5000))
+        print(f"after {clock.now() // 1000} s: {packets:,} packets, {len(ring):,} online, {len(silent_for):,} offline")
+        await all_gone.wait()  # for now nobody talks
+    print(f"after {clock.now() // 1000} s: all {len(silent_for):,} offline")
+    print(f"silent for {min(silent_for) / 1000:.1f} to {max(silent_for) / 1000:.1f} s: 30 s, and a tick of 1 s at most")
+    assert min(silent_for) >= 30_000
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
