@@ -1,0 +1,60 @@
+"""Unpaid order: a reminder after 5 minutes, cancelled after 15, closed after a day; a payment calls all three off."""
+
+import asyncio
+import sqlite3
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+
+from bide import Bide, Task
+from bide.engine.clock import ScaledClock
+
+DAY = 8.0  # seconds that a day of the story takes
+STEPS = {  # every effect looks at the status that it is for, so that a late one changes nothing
+    "order.remind": ("5m", "UPDATE orders SET reminders = reminders + 1 WHERE number = ? AND status = 'unpaid'"),
+    "order.cancel": ("15m", "UPDATE orders SET status = 'cancelled' WHERE number = ? AND status = 'unpaid'"),
+    "order.close": ("1d", "UPDATE orders SET status = 'closed' WHERE number = ? AND status = 'cancelled'"),
+}
+folder = TemporaryDirectory()  # gone when the program ends
+app = Bide(f"sqlite:///{folder.name}/shop.db", clock=ScaledClock(86_400 / DAY), lease="24h", max_sleep="1h")
+shop = sqlite3.connect(f"{folder.name}/shop.db")  # the orders and their tasks rest in one file
+shop.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY, status TEXT DEFAULT 'unpaid', reminders INT DEFAULT 0)")
+
+
+@dataclass
+class Order:
+    number: int
+
+
+async def take_step(task: Task[Order]) -> None:
+    async with task.transaction() as conn:  # the effect and the end of the task: both, or neither
+        conn.execute(STEPS[task.topic][1], (task.payload.number,))
+    late = (app.clock.now() - task.record.planned_at) * DAY / 86_400
+    print(f"order {task.key}: {task.topic}, due {task.due_at:%a %H:%M:%S}, {late:.0f} ms late")
+
+
+async def place(order: Order) -> None:
+    with shop:  # the order and its three tasks: all of them, or none
+        shop.execute("INSERT INTO orders (number) VALUES (?)", (order.number,))
+        async with app.using(shop):
+            for topic, (delay, _) in STEPS.items():
+                await app.schedule(topic, order, key=f"{order.number}", group=f"order-{order.number}", delay=delay)
+
+
+async def main() -> None:
+    print(f"1 day = {DAY:g} s")
+    for topic in STEPS:
+        app.handler(topic)(take_step)
+    async with app:
+        await place(Order(1))
+        await place(Order(2))
+        with shop:  # a customer pays
+            shop.execute("UPDATE orders SET status = 'paid' WHERE number = 2 AND status = 'unpaid'")
+            async with app.using(shop):
+                print("order 2 is paid:", *(answer.result for answer in await app.cancel_group("order-2")))
+        async with app.worker():
+            while [task async for task in app.find()]:  # noqa: ASYNC110 - until nothing is left
+                await asyncio.sleep(0.1)
+    assert list(shop.execute("SELECT * FROM orders")) == [(1, "closed", 1), (2, "paid", 0)]
+
+
+asyncio.run(main())
