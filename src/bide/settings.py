@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from bide.core.errors import BadInput
 from bide.core.instants import LONGEST, Millis, duration, duration_text
@@ -49,8 +49,7 @@ class Kind(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Duration:
+class Duration(Struct, frozen=True):
     """A length of time, stored in milliseconds."""
 
     least: Millis
@@ -77,8 +76,7 @@ class Duration:
         return duration_text(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """A whole number."""
 
     least: int
@@ -107,8 +105,7 @@ class Whole:
         return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Struct, frozen=True):
     """One of a few words."""
 
     words: tuple[str, ...]
@@ -131,8 +128,7 @@ class OneOf:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
+class Url(Struct, frozen=True):
     """Where the tasks are. Which ones there are, the wiring knows; it may hold a password, so it is never shown."""
 
     accepted: str = 'a store URL such as "sqlite:///bide.db" or "memory:"'
@@ -153,8 +149,7 @@ class Url:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True):
     """A short text, or nothing."""
 
     accepted: str = f"1 to {LONGEST_NAME} bytes of text without control characters"
@@ -170,8 +165,7 @@ class Name:
         return "" if value is None else value
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Struct, frozen=True):
     """A setting as the documentation shows it."""
 
     name: str
@@ -314,7 +308,8 @@ def _from_environment(one: Described, environ: Mapping[str, str]) -> tuple[str, 
     if direct is not None:
         raise BadInput(one.file_variable, path, f"only one of {one.variable} and {one.file_variable}")
     try:
-        return one.file_variable, Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+        with open(path, encoding="utf-8") as file:
+            return one.file_variable, file.read().rstrip("\r\n")
     except (OSError, ValueError) as error:
         raise BadInput(one.file_variable, path, f"the path of a readable text file ({error})") from None
 
@@ -329,5 +324,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _closest(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches  # here, since it is needed only for what is wrong
+
     closest = get_close_matches(name, known, n=1, cutoff=0.0)
     return f"a setting of bide's; the closest name is {closest[0]} (all are in docs/settings.md)"
