@@ -9,7 +9,7 @@ ARGS ?=
 SETUP := sh scripts/setup
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' Makefile
 
 run: ## show it at work: live scenarios on a SQLite file, each with its own time scale
 	@$(SETUP) run
