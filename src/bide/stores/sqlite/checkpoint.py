@@ -4,31 +4,41 @@ SQLite's own way is that whoever commits past a thousand pages also checkpoints:
 milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
 that never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
 
-How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says little, since that
+SQLite before 3.51.3 has a race there (see `libraries.resets_safely`), for checkpoints that start when nothing is left
+to write back. Such a one is never started: on these versions a commit of one row comes right before each checkpoint,
+and until that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
+
+How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says nothing, since that
 is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
 was: a row is one to three pages where keys are random, and a fortieth of one where they rise.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 
-PAGE = 4096
+from bide.core.errors import StoreUnavailable
+from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, patiently
+from bide.stores.sqlite.errors import is_busy
+from bide.stores.sqlite.libraries import resets_safely
+from bide.stores.sqlite.queries import QUERIES
+
 KICK_PAGES = 1024
 """Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure."""
-STOP_BYTES = 64 * 1024 * 1024
-"""Size of the WAL past which the writer makes a stop for it to start over."""
 
 
 class Checkpointer:
     """Owns a connection for checkpoints. `committed` is called by the writer's thread alone."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
+    ) -> None:
         connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        self._lock = lock
+        self._mark_first = not resets_safely() if mark_first is None else mark_first
         self._connection = connection
-        self._wal = f"{path}-wal"
         self._kick = threading.Semaphore(0)
         self._closing = False
         self._busy = False
@@ -44,14 +54,16 @@ class Checkpointer:
 
     def committed(self, changes: int) -> bool:
         """`changes` rows were written and committed; whether the writer is now to make a stop."""
+        if changes == 0:
+            return False
         self._changes += changes
         self._commits += 1
         if self._busy or self._changes * self._pages_per_change + self._commits < KICK_PAGES:
             return False
-        if self._behind and self._size() > STOP_BYTES:
+        if self._behind and self._wal_pages * PAGE > STOP_BYTES:
             # What the other thread has just left over is little: a stop of milliseconds.
             self._behind = False
-            self._changes = self._commits = 0
+            self._changes = self._commits = self._wal_pages = 0
             return True
         self._busy = True
         self._kick.release()
@@ -67,11 +79,20 @@ class Checkpointer:
         self._kick.release()
         self._thread.join()
 
-    def _size(self) -> int:
+    def _mark(self) -> bool:
         try:
-            return os.stat(self._wal).st_size
-        except OSError:
-            return 0
+            self._lock.acquire()
+        except StoreUnavailable:
+            return False
+        try:
+            patiently(self._connection, QUERIES["mark_checkpoint"], patience=0.1)
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                return False
+            raise
+        finally:
+            self._lock.release()
+        return True
 
     def _run(self) -> None:
         while True:
@@ -87,6 +108,8 @@ class Checkpointer:
 
     def _checkpoint(self) -> None:
         changes, commits = self._changes, self._commits
+        if self._mark_first and not self._mark():
+            return  # somebody else is writing: the next commit asks again
         busy, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         new = pages - self._wal_pages if pages >= self._wal_pages else pages
         if changes:

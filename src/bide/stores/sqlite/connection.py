@@ -15,6 +15,10 @@ from bide.stores.sqlite.errors import is_busy
 PATIENCE = 5.0
 """Seconds that an operation waits for another process to let go of the file."""
 
+PAGE = 4096
+STOP_BYTES = 64 * 1024 * 1024
+"""Size of the WAL past which the writer makes a stop for it to start over, and to which its file is then cut."""
+
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 
 
@@ -27,6 +31,7 @@ def connect(
     )
     # Who reaches the WAL's size limit checkpoints inside its own commit: here a thread of its own does it instead.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(f"PRAGMA journal_size_limit = {STOP_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     return connection
 

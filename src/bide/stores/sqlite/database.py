@@ -90,7 +90,7 @@ class Database:
         writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
         reading = self._connect(READER_CACHE_KIB)
         self.reader = Reader(self.path, reading)
-        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB))
+        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB), self.file.lock)
         self.writer = Writer(
             self.path,
             writing,

@@ -6,13 +6,11 @@ import os
 import sqlite3
 
 from bide.ports import Finding
-from bide.stores.sqlite.checkpoint import STOP_BYTES
-from bide.stores.sqlite.libraries import mapped_libraries, opened_by_apsw
+from bide.stores.sqlite.connection import STOP_BYTES
+from bide.stores.sqlite.libraries import mapped_libraries, opened_by_apsw, resets_safely
 from bide.stores.sqlite.room import free_bytes
 from bide.stores.sqlite.schema import VERSION, found_version
 
-SAFE_SQLITE = (3, 51, 3)
-"""Before it, a checkpoint and a commit that meet at one instant could in rare cases damage a WAL database."""
 QUICK_CHECK_BYTES = 256 * 1024 * 1024
 """A larger file is not read through: that takes seconds."""
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs")
@@ -32,12 +30,13 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
 
 
 def _library() -> Finding:
-    new = sqlite3.sqlite_version_info >= SAFE_SQLITE
-    wanted = ".".join(map(str, SAFE_SQLITE))
+    safe = resets_safely()
     return Finding(
-        new,
+        safe,
         f"SQLite {sqlite3.sqlite_version}",
-        "" if new else f"{wanted} closes a rare race of a checkpoint with a commit that can damage the file: update",
+        ""
+        if safe
+        else "3.51.3 closes a rare race of a checkpoint with a commit, which other users of the file may meet",
     )
 
 
@@ -50,7 +49,7 @@ def _one_library(path: str) -> Finding:
     if len(libraries) > 1:
         return Finding(
             False,
-            f"{len(libraries)} SQLite libraries in this process: {', '.join(map(os.path.basename, libraries))}",
+            f"{len(libraries)} SQLite libraries in this process: {', '.join(libraries)}",
             "make sure that only one of them ever opens this file: they lose each other's locks",
         )
     return Finding(True, "one SQLite library in this process")

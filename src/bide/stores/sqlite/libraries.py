@@ -9,9 +9,22 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
 
 from bide.core.errors import StoreMismatch
+
+_RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3), (1000, 0, 0)))
+
+
+def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """Whether this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
+
+    Before, a checkpoint that starts when there is nothing left to write back, at the instant at which a commit lets
+    the WAL start over, could take the new commit for one that is in the file already: it was then lost.
+    """
+    return any(first <= version < end for first, end in _RESETS_SAFELY)
+
 
 _MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|pysqlite3|apsw)\S*)$", re.MULTILINE)
 

@@ -72,4 +72,4 @@ CREATE INDEX bide_event_name ON bide_event (topic, key)
 -- The version of all this.
 CREATE TABLE bide_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT
 --;
-INSERT INTO bide_meta VALUES ('version', 1)
+INSERT INTO bide_meta VALUES ('version', 1), ('checkpoints', 0)
