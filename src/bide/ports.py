@@ -219,7 +219,11 @@ class Clock(Protocol):
         ...
 
     def seconds_until(self, at: Millis) -> float:
-        """How long until `at`, not rounded; negative once it has passed."""
+        """How long to sleep until `at`, not rounded; negative once it has passed."""
+        ...
+
+    def seconds(self, length: Millis) -> float:
+        """How long to sleep for `length`: it differs only on a clock that does not run at the usual pace."""
         ...
 
 

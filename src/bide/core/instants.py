@@ -7,6 +7,7 @@ two things: a naive datetime (whose zone?) and a bare number (of what?).
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from datetime import UTC, datetime, timedelta
@@ -51,7 +52,10 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
         whole, rest = divmod(value, _MILLISECOND)
         millis = whole + bool(rest)
     elif isinstance(value, str):
-        millis = _duration_of_text(value, field)
+        read = _duration_of_text(value)
+        if read is None:
+            raise BadInput(field, value, _DURATION_ACCEPTED)
+        millis = read
     else:
         raise BadInput(field, value, _DURATION_ACCEPTED)
     if millis < 0 and not negative:
@@ -112,29 +116,29 @@ def duration_text(millis: Millis) -> str:
     return sign + "".join(parts)
 
 
-def _duration_of_text(text: str, field: str) -> Millis:
+@functools.lru_cache(maxsize=512)
+def _duration_of_text(text: str) -> Millis | None:
+    """Cached, since programs say the same few durations over and over; None: not a duration."""
     stripped = text.strip()
     sign, body = (-1, stripped[1:]) if stripped.startswith("-") else (1, stripped.removeprefix("+"))
     if len(body) > 64:
-        raise BadInput(field, text, _DURATION_ACCEPTED)
+        return None
     if body.startswith("P"):
         found = _ISO_DURATION.fullmatch(body)
         parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
         if not parts or body.endswith("T"):
-            raise BadInput(field, text, _DURATION_ACCEPTED)
+            return None
         return math.ceil(sign * sum(_scaled(number, unit) for unit, number in parts.items()))
     total: int | Fraction = 0
     position, seen = 0, set[str]()
     while position < len(body):
         part = _PART.match(body, position)
         if part is None or part[2] in seen:
-            raise BadInput(field, text, _DURATION_ACCEPTED)
+            return None
         seen.add(part[2])
         total += _scaled(part[1], part[2])
         position = part.end()
-    if not seen:
-        raise BadInput(field, text, _DURATION_ACCEPTED)
-    return math.ceil(sign * total)
+    return math.ceil(sign * total) if seen else None
 
 
 def _scaled(number: str, unit: str) -> int | Fraction:

@@ -180,8 +180,8 @@ async def _life(database: Path, log: Log, killer: Callable[[str], None], chance:
         fresh = [number for number in range(TASKS) if not log_has(database, number)]
         async with app.worker(observe=observe):
             await asyncio.gather(*(ask(number) for number in fresh))
-            while await _live(app):
-                await asyncio.sleep(0.005)  # noqa: ASYNC110 - another process may do it, so nothing can be waited for
+            while await _live(app):  # noqa: ASYNC110 - nothing says that the last one has been settled
+                await asyncio.sleep(0.005)
         for task in [task async for task in app.find()]:
             log.say("left", key=task.key, state=task.state.value)
     log.say("end")
