@@ -1,0 +1,138 @@
+"""The command `bide`: finds and loads the one subcommand that is asked for, and turns every error into one line.
+
+Loading is lazy, so that `bide schedule` in a shell loop costs neither rich nor the bench; the help texts of the list
+stand here for the same reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import click
+
+from bide._version import __version__
+from bide.cli.exits import Exit, exit_of
+from bide.cli.surroundings import Surroundings, shared_options
+from bide.core.errors import BideError
+
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Start here": {
+        "demo": ("bide.cli.demo.command:demo", "Watch five everyday scenarios at work, in less than a minute."),
+        "doctor": ("bide.cli.doctor:doctor", "Check the settings, this machine and the store; say what to do."),
+    },
+    "Put in and change": {
+        "schedule": ("bide.cli.schedule:schedule", "Register something to happen at a time, or many from a file."),
+        "move": ("bide.cli.change:move", "Give a waiting task another time."),
+        "fire": ("bide.cli.change:fire", "Let a waiting task happen now."),
+        "cancel": ("bide.cli.change:cancel", "It shall not happen: one task, or a whole group."),
+        "shift": ("bide.cli.change:shift", "Move the waiting tasks of a group, all by the same length."),
+        "redrive": ("bide.cli.redrive:redrive", "Send dead tasks again."),
+    },
+    "Look": {
+        "ls": ("bide.cli.look:ls", "List tasks."),
+        "show": ("bide.cli.look:show", "Everything about one task: payload, and who did what to it."),
+        "tally": ("bide.cli.tally:tally", "Count tasks by topic and state; what is due now, what is due when."),
+        "events": ("bide.cli.look:events", "What was out of the ordinary: failures, deaths, changes by people."),
+    },
+    "Run": {
+        "work": ("bide.cli.work:work", "Work on the handlers of an app until told to stop."),
+        "bench": ("bide.cli.bench:bench", "Measure this machine."),
+    },
+}
+_WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
+
+
+class Commands(click.Group):
+    """A group that loads its commands when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_WHERE)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _WHERE:
+            return None
+        module, _, attribute = _WHERE[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _WHERE and not args[0].startswith("-"):
+            closest = get_close_matches(args[0], _WHERE, n=1)
+            meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
+            raise click.UsageError(f"command: {args[0]!r} is not accepted; {meant}{', '.join(_WHERE)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, help_text) for name, (_, help_text) in section.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code.value), code.meaning) for code in Exit])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run one command and end the process. Errors are one line on stderr; `--debug` adds the traceback."""
+        surroundings = Surroundings()
+        try:
+            ended = super().main(
+                args, prog_name or "bide", complete_var, standalone_mode=False, obj=surroundings, **extra
+            )
+            sys.stdout.flush()
+        except BrokenPipeError:  # `bide ls | head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(Exit.DONE)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("bide: interrupted", err=True)
+            sys.exit(Exit.INTERRUPTED)
+        except click.UsageError as error:
+            where = f"  (see {error.ctx.command_path} --help)" if error.ctx else ""
+            _complain(f"{error.format_message()}{where}", error, surroundings)
+            sys.exit(Exit.BAD_INPUT)
+        except click.ClickException as error:
+            _complain(error.format_message(), error, surroundings)
+            sys.exit(error.exit_code)
+        except BideError as error:
+            _complain(str(error), error, surroundings)
+            sys.exit(exit_of(error))
+        except Exception as error:  # noqa: BLE001 - a person gets one line; --debug has the rest
+            advice = "" if surroundings.debug else "; run it again with --debug to see where"
+            _complain(f"a defect: {type(error).__name__}: {error}{advice}", error, surroundings)
+            sys.exit(Exit.DEFECT)
+        sys.exit(ended if isinstance(ended, int) else Exit.DONE)
+
+
+def _complain(message: str, error: BaseException, surroundings: Surroundings) -> None:
+    if surroundings.debug:
+        traceback.print_exception(error)
+    click.echo(f"bide: {' '.join(message.split())}", err=True)
+
+
+@click.group(
+    cls=Commands,
+    name="bide",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="Register something to happen at a time; until then fire it now, move it, or cancel it.\n\n"
+    "Where the tasks are: --store URL, or the environment's BIDE_STORE, or sqlite:///bide.db in this directory. "
+    "Every command has --help, and every one that prints has --json.",
+)
+@click.version_option(__version__, prog_name="bide")
+@shared_options()
+def main() -> None:
+    """The group itself does nothing: a subcommand does."""

@@ -1,0 +1,167 @@
+"""`bide ls`, `show` and `events`: nothing is changed."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from bide.app import Bide
+from bide.cli.exits import Exit
+from bide.cli.shapes import detail_shape, event_shape, print_json, task_shape
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
+from bide.cli.wording import WORDS, current_millis
+from bide.core.errors import BadInput
+from bide.core.instants import as_datetime, duration, instant
+from bide.core.records import Record, Result, State
+
+_LIVE, _ALL = "live", "all"
+_MOST = 1_000_000_000
+
+
+@click.command()
+@click.option("--topic", help="Only of this topic.")
+@click.option(
+    "--state",
+    type=click.Choice([_LIVE, _ALL, *(state.value for state in State)]),
+    default=_LIVE,
+    show_default=True,
+    help="Only in this state; live is waiting or leased.",
+)
+@click.option("--group", help="Only of this group.")
+@click.option("--before", metavar="WHEN", help="Only what wakes before this instant, or within this length from now.")
+@click.option("--limit", type=WholeNumber(1, _MOST), default=50, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="However many there are.")
+@shared_options()
+@click.pass_obj
+def ls(
+    surroundings: Surroundings,
+    topic: str | None,
+    state: str,
+    group: str | None,
+    before: str | None,
+    limit: int,
+    everything: bool,
+) -> Exit:
+    """List tasks: by topic, and within it by the time at which they wake or ended; of a group by topic and key."""
+    wake_before = None if before is None else as_datetime(_instant_or_length(before))
+    if wake_before is not None and state not in (_LIVE, State.WAITING, State.LEASED):
+        raise BadInput("--before", before, f"--state {_LIVE}, waiting or leased beside it: the ended wake no more")
+    most = _MOST if everything else limit
+
+    async def work(app: Bide) -> Exit:
+        found: list[Record] = []
+        more = False
+        tasks = app.find(
+            topic=topic,
+            state=None if state in (_LIVE, _ALL) else state,
+            group=group,
+            wake_from=as_datetime(0) if state == _LIVE else None,
+            wake_before=wake_before,
+            page=min(most + 1, 500),
+        )
+        number = 0
+        async for task in tasks:
+            if number == most:
+                more = True
+                break
+            number += 1
+            if surroundings.json:
+                print_json(task_shape(task.record))
+            else:
+                found.append(task.record)
+        if not surroundings.json:
+            from bide.cli.tables import print_tasks
+
+            dead = sum(
+                count.number
+                for (of, its), count in (await app.tally()).counts.items()
+                if its is State.DEAD and topic in (None, of)
+            )
+            print_tasks(found, state, surroundings.shown_store, dead if state == _LIVE and group is None else 0)
+        if more:
+            click.echo(f"the first {most:,} are shown; --limit or --all shows more", err=True)
+        return Exit.DONE
+
+    return surroundings.open(work)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("key")
+@shared_options()
+@click.pass_obj
+def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
+    """Everything about one task: its times, its payload, and its events: who did what to it, and why it failed."""
+
+    async def work(app: Bide) -> Exit:
+        task = await app.get(topic, key)
+        events = await app.events(topic, key)
+        if surroundings.json:
+            shape = {
+                "task": None if task is None else task_shape(task.record),
+                "details": None if task is None else detail_shape(task.record),
+                "events": [event_shape(event) for event in events],
+            }
+            print_json(shape)
+        elif task is None and not events:
+            click.echo(f"{topic}/{key}: {WORDS[Result.NOT_FOUND]}")
+        else:
+            from bide.cli.tables import print_events, print_task
+
+            if task is None:
+                click.echo(f"{topic}/{key}: finished and forgotten; what was noted of it:")
+            else:
+                print_task(task.record)
+            print_events(events, of_one=True)
+        return Exit.NOT_DONE if task is None else Exit.DONE
+
+    return surroundings.open(work)
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.argument("key", required=False)
+@click.option("--limit", type=WholeNumber(1, 100_000), default=50, show_default=True, help="At most so many.")
+@shared_options()
+@click.pass_obj
+def events(surroundings: Surroundings, topic: str | None, key: str | None, limit: int) -> Exit:
+    """What was out of the ordinary, the newest first: of TOPIC KEY, or of all tasks.
+
+    Failed deliveries, deaths, lost leases, and every change by a person. Not the happy path; the log is capped.
+    """
+    if topic is not None and key is None:
+        raise BadInput("KEY", None, "the key too, or neither: events are found by TOPIC KEY")
+
+    async def work(app: Bide) -> Exit:
+        found = await app.events(topic, key, limit=limit)
+        if surroundings.json:
+            for event in found:
+                print_json(event_shape(event))
+        else:
+            from bide.cli.tables import print_events
+
+            print_events(found, of_one=key is not None)
+        return Exit.DONE
+
+    return surroundings.open(work)
+
+
+def pretty_payload(payload: bytes) -> str | None:
+    """The payload as indented JSON; None when it is not JSON."""
+    try:
+        msgspec.json.decode(payload)
+        return msgspec.json.format(payload, indent=2).decode()
+    except (ValueError, RecursionError):
+        return None
+
+
+def _instant_or_length(text: str) -> int:
+    try:
+        return current_millis() + duration(text)
+    except BadInput:
+        pass
+    try:
+        return instant(text)
+    except BadInput as error:
+        accepted = f'a length from now such as "15m", or {error.accepted}'
+        raise BadInput("--before", text, accepted) from None

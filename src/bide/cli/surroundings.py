@@ -1,0 +1,118 @@
+"""What every command is given from outside: the store, how to print, and who is asking."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from bide.app import Bide
+from bide.core.errors import BadInput
+from bide.core.names import LONGEST_NAME
+from bide.settings import Settings
+
+T = TypeVar("T")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Filled by the options that all commands share, wherever on the line they stand."""
+
+    store: str | None = None
+    json: bool = False
+    debug: bool = False
+
+    def settings(self) -> Settings:
+        """The environment's settings, with `--store` before them. Raises BadInput."""
+        return Settings.from_env(store=self.store)
+
+    def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` with an open app. Changes are noted in the event log as this person's."""
+        settings = self.settings()
+        if settings.store == "memory:":
+            click.echo("bide: note: memory: holds nothing beyond this one command", err=True)
+
+        async def within() -> T:
+            async with Bide(settings=settings, actor=settings.actor or person()) as app:
+                return await work(app)
+
+        return asyncio.run(within())
+
+    @property
+    def shown_store(self) -> str:
+        """The store's URL as it may be shown: without its password."""
+        return without_password(self.settings().store)
+
+
+def person() -> str:
+    """Who sits at this command line: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user that nobody has named
+        user = f"user {os.getuid()}"
+    name = "".join(letter for letter in f"{user}@{socket.gethostname()}" if letter.isprintable())
+    return name.encode()[:LONGEST_NAME].decode(errors="ignore")
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be shown."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return "(a store URL that cannot be read)"
+    return url.replace(f":{password}@", ":***@", 1) if password else url
+
+
+def _remember(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value is not None and option.name is not None:
+        setattr(ctx.ensure_object(Surroundings), option.name, value)
+    return value
+
+
+def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decorated], Decorated]:
+    """The options that all commands share. The command itself asks `click.pass_obj` for its `Surroundings`."""
+
+    def decorate(command: Decorated) -> Decorated:
+        kept: dict[str, Any] = {"callback": _remember, "expose_value": False}
+        command = click.option(
+            "--debug", is_flag=True, default=None, help="Show the whole traceback of an error.", **kept
+        )(command)
+        if json:
+            command = click.option("--json", is_flag=True, default=None, help="Print JSON, one object a line.", **kept)(
+                command
+            )
+        if store:
+            command = click.option(
+                "--store", metavar="URL", help="Where the tasks are, such as sqlite:///bide.db.", **kept
+            )(command)
+        return command
+
+    return decorate
+
+
+class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4 only
+    """A whole number within bounds, refused the way everything else here is: field, value, accepted."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if self.least <= number <= self.most:
+            return number
+        field = "number" if param is None else param.opts[0]
+        raise BadInput(field, value, f"a whole number from {self.least:,} to {self.most:,}")

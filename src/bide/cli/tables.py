@@ -1,0 +1,147 @@
+"""Tasks and events as tables for a person: relative times first, the local time beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bide.cli.look import pretty_payload
+from bide.cli.wording import current_millis, local_words, moment_words, printable, relative_words, state_words
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.options import decode_options
+from bide.core.records import Record
+
+STYLES = {
+    "waiting": "cyan", "due": "bold yellow", "leased": "green", "leased, lost": "bold red", "done": "dim green",
+    "cancelled": "dim", "dead": "bold red",
+}  # fmt: skip
+_KINDS = {EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS: "red", EventKind.CHANGE: "cyan"}
+
+
+def console() -> Console:
+    """A console that never cuts off what goes into a file or a pipe."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines but the one under its head; long texts are folded, never cut off."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def print_tasks(records: Sequence[Record], asked: str, store: str, dead: int) -> None:
+    """One line per task."""
+    now = current_millis()
+    if records:
+        grouped = any(record.group for record in records)
+        erring = any(record.error for record in records)
+        heads = ["topic", "key", *(["group"] if grouped else []), "state", "when", "local time", "attempt"]
+        table = plain_table(*heads, *(["last error"] if erring else []), right=("attempt",))
+        for record in records:
+            state = state_words(record, now)
+            at = record.finished_at if record.finished_at is not None else record.wake_at
+            cells = [Text(printable(record.topic)), Text(printable(record.key))]
+            if grouped:
+                cells.append(Text(printable(record.group or "")))
+            cells += [
+                Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
+                Text(str(record.attempt or "")),
+            ]  # fmt: skip
+            if erring:
+                cells.append(Text(_first_line(record.error), "red"))
+            table.add_row(*cells)
+        console().print(table)
+    else:
+        which = {"live": "no task waits", "all": "no tasks"}.get(asked, f"no task is {asked}")
+        click.echo(f"{which} in {store}")
+    if dead:
+        click.echo(f"{dead:,} dead: `bide ls --state dead` shows them, `bide redrive` sends them again")
+
+
+def print_task(record: Record) -> None:
+    """All of one task, a line per fact."""
+    now = current_millis()
+    state = state_words(record, now)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: object, style: str = "") -> None:
+        if value not in (None, ""):
+            table.add_row(name, Text(printable(str(value)), style))
+
+    def when(name: str, at: Millis | None) -> None:
+        if at is not None:
+            row(name, moment_words(at, now))
+
+    row("task", f"{record.topic}/{record.key}", "bold")
+    row("state", state, STYLES.get(state, ""))
+    row("group", record.group)
+    when("asked for", record.due_at)
+    if record.state.live:
+        when("lease ends" if record.holder else "wakes", record.wake_at)
+    row("holder", record.holder)
+    when("deadline", record.deadline)
+    when("created", record.created_at)
+    when("finished", record.finished_at)
+    when("forgotten", record.keep_until if not record.state.live else None)
+    row("deliveries", f"{record.attempt} (failures {record.failures}, leases lost {record.losses})")
+    row("last error", record.error, "red")
+    row("id", record.id, "dim")
+    row("token", record.token, "dim")
+    try:
+        options = decode_options(record.options)
+        row("retry", options.retry)
+        for name, value in options.headers.items():
+            row(f"header {name}", value)
+    except ValueError as error:
+        row("options", f"damaged: {error}", "red")
+    printer = console()
+    printer.print(table)
+    pretty = pretty_payload(record.payload)
+    if pretty is None:
+        shown = record.payload[:200]
+        printer.print(Text(f"payload, {len(record.payload):,} bytes that are not JSON:", "bold"))
+        printer.print(Text(f"{shown!r}{'…' if len(record.payload) > len(shown) else ''}"))
+    else:
+        printer.print(Text(f"payload, {len(record.payload):,} bytes of JSON:", "bold"))
+        printer.print(Text(printable(pretty)))
+
+
+def print_events(events: Sequence[Event], *, of_one: bool) -> None:
+    """One line per event, the newest first."""
+    if not events:
+        click.echo("events: nothing out of the ordinary")
+        return
+    now = current_millis()
+    table = plain_table("when", "local time", *([] if of_one else ["task"]), "what", "who", "from", "to")
+    for event in events:
+        what = event.what if event.kind is EventKind.CHANGE else f"{event.kind.value}: {event.what}"
+        cells = [Text(relative_words(event.at, now)), Text(local_words(event.at), "dim")]
+        if not of_one:
+            cells.append(Text(printable(f"{event.topic}/{event.key}")))
+        cells += [
+            Text(_first_line(what), _KINDS[event.kind]),
+            Text(printable(event.who or "")),
+            Text("" if event.was is None else local_words(event.was)),
+            Text("" if event.wake_at is None else local_words(event.wake_at)),
+        ]
+        table.add_row(*cells)
+    if of_one:
+        console().print(Text("events", "bold"))
+    console().print(table)
+
+
+def _first_line(text: str | None, limit: int = 100) -> str:
+    """What a table has room for; `show` and --json have the rest."""
+    first, _, rest = (text or "").partition("\n")
+    return printable(first if len(first) <= limit and not rest else f"{first[:limit]}…")
