@@ -20,8 +20,9 @@ from bide.testing.store_suite.capabilities import Announcing, Listening, Remembe
 from bide.testing.store_suite.changing import Changing
 from bide.testing.store_suite.counting import Counting
 from bide.testing.store_suite.finding import Finding
+from bide.testing.store_suite.joining import Joining
 from bide.testing.store_suite.leasing import Extending, Fairness, Leasing
-from bide.testing.store_suite.opening import Joining, Opening
+from bide.testing.store_suite.opening import Opening
 from bide.testing.store_suite.racing import Racing
 from bide.testing.store_suite.retention import Retention
 from bide.testing.store_suite.scheduling import Scheduling

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
@@ -30,6 +31,21 @@ class SuiteBase:
 
         A store with a clock of its own is made to go by the caller's.
         """
+        raise NotImplementedError
+
+    def callers_transaction(self, tmp_path: Path) -> AbstractAsyncContextManager[Any]:
+        """A connection that the caller opened to the store's database, in a transaction.
+
+        Committed on leaving without an error, else rolled back. For stores that are a `JoinsTransaction`.
+        """
+        pytest.skip("this binding knows no connection of the caller's")
+
+    async def write_text(self, connection: Any, text: str) -> None:
+        """Write a row of the caller's own, in the transaction that `connection` is in."""
+        pytest.skip("this binding writes no rows of the caller's")
+
+    async def texts(self, tmp_path: Path) -> list[str]:
+        """Every committed row that `write_text` wrote."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
