@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import ClassVar
 
+from bide.core.records import Ref
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_suite import StoreSuite
 
@@ -30,6 +31,10 @@ class TestSqlite(StoreSuite):
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone():
                 return []
             return [text for (text,) in connection.execute("SELECT text FROM texts ORDER BY rowid")]
+
+    async def damage(self, tmp_path: Path, ref: Ref) -> None:
+        async with _transaction(tmp_path / "tasks.db") as connection:
+            connection.execute("UPDATE bide_task SET id = CAST(x'fffe' AS TEXT) WHERE topic = ? AND key = ?", ref)
 
 
 @asynccontextmanager

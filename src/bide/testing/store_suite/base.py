@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from bide.core.instants import Millis
+from bide.core.records import Ref
 from bide.ports import Store
 
 
@@ -47,6 +48,10 @@ class SuiteBase:
     async def texts(self, tmp_path: Path) -> list[str]:
         """Every committed row that `write_text` wrote."""
         raise NotImplementedError
+
+    async def damage(self, tmp_path: Path, ref: Ref) -> None:
+        """Make the stored task unreadable, by the back door, as a fault of the disk or of another program would."""
+        pytest.skip("this binding has no back door")
 
     @pytest_asyncio.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:

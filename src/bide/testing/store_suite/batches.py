@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bide.core.records import At, Cancel, Filter, In, Move, Record, Ref, Result, State
@@ -19,6 +21,7 @@ from bide.testing.store_suite.acts import (
     done,
     extend,
     hold,
+    keys,
     lease,
     listed,
     look,
@@ -183,3 +186,26 @@ class OddInput(SuiteBase):
             await bring(store, state, topic=state.value, deadline=None if state is State.DONE else NOW + DAY)
         shown: list[Record] = await listed(store, Filter())
         assert await store.get([record.ref for record in shown]) == shown
+
+    async def test_a_damaged_task_stops_no_other(self, store: Store, tmp_path: Path) -> None:
+        await put(store, new("damaged", due=At(NOW - HOUR), group="g"), new("sound", group="g"), now=NOW - DAY)
+        await self.damage(tmp_path, Ref("t", "damaged"))
+        leased = await lease(store, 5)
+        assert "sound" in keys(leased.tasks)
+        outcomes = [done(record) for record in leased.tasks if record.key == "sound"]
+        assert await store.settle(outcomes, now=NOW) == [True]
+        # it must neither be handed out for ever nor keep a worker from its sleep
+        for _ in range(3):
+            assert (await lease(store, 5)).tasks == []
+        assert (await lease(store, 5)).next_wake in (None, NOW + LEASE)
+
+    async def test_a_damaged_task_is_seen_and_can_be_replaced(self, store: Store, tmp_path: Path) -> None:
+        await put(store, new("damaged", group="g"), new("sound", group="g"))
+        await self.damage(tmp_path, Ref("t", "damaged"))
+        for where in (Filter(), Filter(topic="t"), Filter(group="g"), Filter(state=State.WAITING), Filter(wake_from=0)):
+            assert "sound" in keys(await listed(store, where, limit=1))
+        assert (await store.get([Ref("t", "damaged"), Ref("t", "sound")]))[1] is not None
+        assert counted(await store.tally(), "t", State.WAITING).number >= 1
+        [answer] = await store.add([new("damaged", payload=b"again")], now=NOW)
+        assert answer.result in (Result.REPLACED, Result.CREATED)
+        assert sorted(record.payload for record in (await lease(store, 5)).tasks) == [b"again", b"{}"]
