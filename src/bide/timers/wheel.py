@@ -87,7 +87,7 @@ class Wheel(ABC, Generic[Item]):
 
     def move(self, item: Item, at: Millis) -> bool:
         """Give `item` another time; False: it was not there, and is not added. O(1)."""
-        if item not in self._at:
+        if item not in self:
             return False
         self.add(item, at)
         return True
