@@ -1,0 +1,147 @@
+"""`bide work`: the handlers of an app at work in this process, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from bide.app import Bide
+from bide.cli.exits import Exit
+from bide.cli.loading import load_app
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
+from bide.core.errors import BadInput, MissingExtra, SetupError
+from bide.core.instants import duration_text
+from bide.core.records import Record, Settlement, Verdict
+
+_log = logging.getLogger("bide.work")
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.argument("application", metavar="MODULE:APP")
+@click.option(
+    "--processes", type=WholeNumber(1, 1024), default=1, show_default=True, help="Worker processes side by side."
+)
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given several times.")
+@click.option("--quiet", is_flag=True, help="No start line, and only errors are logged.")
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged on stderr."
+)
+@click.option("--uvloop", is_flag=True, help="Run on uvloop, which has to be installed.")
+@click.option("--supervised", is_flag=True, hidden=True)
+@shared_options(json=False)
+@click.pass_obj
+def work(
+    surroundings: Surroundings,
+    application: str,
+    processes: int,
+    topics: tuple[str, ...],
+    quiet: bool,
+    log_level: str,
+    uvloop: bool,
+    supervised: bool,
+) -> Exit:
+    """Work on the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
+
+    The first SIGTERM or Ctrl-C drains: nothing new is begun, what runs has BIDE_GRACE to end, and what does not is
+    delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
+    """
+    if surroundings.store is not None:
+        os.environ["BIDE_STORE"] = surroundings.store
+    _log_to_stderr("error" if quiet else log_level)
+    app = load_app(application)
+    for topic in topics:
+        if topic not in app.routes:
+            raise BadInput("--topic", topic, f"topics that have a handler: {', '.join(sorted(app.routes)) or 'none'}")
+    if not app.routes:
+        raise SetupError(f"{application}: the app has no handlers; declare one with @app.handler(topic)")
+    start = f"bide work {application}: {', '.join(topics or sorted(app.routes))} from {_store_of(app)}"
+    if processes > 1:
+        from bide.cli.supervisor import Supervisor
+
+        if not quiet:
+            click.echo(f"{start}, {processes} processes under pid {os.getpid()}", err=True)
+        return Supervisor(sys.argv, processes, os.environ).run()
+    talks = not (quiet or supervised)
+    if talks:
+        click.echo(f"{start}, pid {os.getpid()}", err=True)
+    _run(_work(app, topics, supervised), uvloop=uvloop)
+    if talks:
+        click.echo(f"bide work: pid {os.getpid()} has stopped", err=True)
+    return Exit.DONE
+
+
+async def _work(app: Bide, topics: tuple[str, ...], supervised: bool) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    grace = duration_text(app.settings.grace)
+
+    def stop(why: str, code: int) -> None:
+        if told.is_set():
+            _log.warning("%s again: ending at once; what was running is delivered again when its lease is over", why)
+            logging.shutdown()
+            os._exit(code)
+        _log.info("%s: draining, at most %s; a second one ends at once", why, grace)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name, 128 + number)
+    if supervised:
+        _when_input_ends(lambda: loop.call_soon_threadsafe(told.set))
+    async with app.worker(topics=topics or None, observe=_observe):
+        await told.wait()
+
+
+def _observe(record: Record, told: Settlement) -> None:
+    """One line for each task that died. What failed by an exception, the worker itself logs."""
+    if told.verdict is Verdict.DEAD:
+        _log.error("%s/%s is dead, attempt %d was the last: %s", record.topic, record.key, record.attempt, told.error)
+    elif told.verdict is Verdict.RETRY:
+        _log.debug("%s/%s failed, will be tried again: %s", record.topic, record.key, told.error)
+
+
+def _when_input_ends(call: Callable[[], object]) -> None:
+    """The supervisor holds the other end of our standard input: when it dies, even by kill -9, so that ends."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
+            call()
+
+    threading.Thread(target=wait, name="bide supervised", daemon=True).start()
+
+
+def _run(working: Coroutine[Any, Any, None], *, uvloop: bool) -> None:
+    if not uvloop:
+        asyncio.run(working)
+        return
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        working.close()
+        raise MissingExtra("uvloop", "--uvloop") from None
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(working)
+
+
+def _store_of(app: Bide) -> str:
+    """The store's URL without its password."""
+    return without_password(app.url)
+
+
+def _log_to_stderr(level: str) -> None:
+    """Set up stdlib logging, unless the app's module does so itself when it is loaded."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
+    )
