@@ -117,6 +117,8 @@ class Bide(Client):
         if settings is not None and overrides:
             raise BadInput("settings", settings, f"either a Settings, or single ones: {', '.join(overrides)}; not both")
         self.settings = Settings.from_env(**overrides) if settings is None else settings
+        self.url = self.settings.store if store is None else store if isinstance(store, str) else f"<{store!r}>"
+        """Where the tasks are, as it was given; it may hold a password."""
         self._make: Callable[[], Store]
         if store is None or isinstance(store, str):
             self._make = store_maker(store or self.settings.store, self.settings)

@@ -181,6 +181,8 @@ class Finding(Struct, frozen=True):
     ok: bool
     what: str
     advice: str = ""
+    severe: bool = False
+    """When not ok: tasks are lost or may be; else it is worth a warning."""
 
 
 @runtime_checkable

@@ -43,7 +43,10 @@ def _library() -> Finding:
 def _one_library(path: str) -> Finding:
     if opened_by_apsw(path):
         return Finding(
-            False, "apsw has this file open too", "use the standard library's sqlite3 for it in this process"
+            False,
+            "apsw has this file open too",
+            "use the standard library's sqlite3 for it in this process",
+            severe=True,
         )
     libraries = mapped_libraries()
     if len(libraries) > 1:
@@ -103,4 +106,6 @@ def _pages(cursor: sqlite3.Cursor, path: str) -> Finding:
             True, "the file is large and was not read through", "look with 'PRAGMA quick_check' now and then"
         )
     (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
-    return Finding(said == "ok", f"quick_check: {said}", "" if said == "ok" else "restore a backup, or use '.recover'")
+    return Finding(
+        said == "ok", f"quick_check: {said}", "" if said == "ok" else "restore a backup, or use '.recover'", severe=True
+    )
