@@ -23,7 +23,7 @@ def store_maker(url: str, settings: Settings) -> Callable[[], Store]:
         return _sqlite(url, settings)
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
-    raise BadInput("store", url, _ACCEPTED)
+    raise BadInput("store", _without_secrets(url), _ACCEPTED)
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -36,6 +36,12 @@ def terms_of(settings: Settings) -> Terms:
         payload_limit=settings.payload_limit,
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
     )
+
+
+def _without_secrets(url: str) -> str:
+    """`url` as it may be shown: what stands before an @ could be a password."""
+    scheme, colon, rest = url.partition(":")
+    return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _memory() -> Callable[[], Store]:
@@ -51,5 +57,5 @@ def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.query or parts.fragment:
-        raise BadInput("store", url, _ACCEPTED)
+        raise BadInput("store", _without_secrets(url), _ACCEPTED)
     return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)

@@ -162,9 +162,10 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
         return Answer(Result.UNDER_WAY, old)
     if type(asked) is Move:
         due_at = _clamp(asked.due.resolve(now))
-        if old.deadline is not None and due_at > old.deadline:
+        wake_at = max(due_at, now)
+        if old.deadline is not None and wake_at > old.deadline:
             return Answer(Result.REFUSED, old)
-        return Answer(Result.MOVED, _waiting(old, token, due_at=due_at, wake_at=max(due_at, now)), old.wake_at)
+        return Answer(Result.MOVED, _waiting(old, token, due_at=due_at, wake_at=wake_at), old.wake_at)
     if type(asked) is Cancel:
         return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error))
     assert type(asked) is Redrive
