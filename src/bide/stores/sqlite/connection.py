@@ -6,8 +6,7 @@ import random
 import sqlite3
 import threading
 import time
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, TypeAlias
 
 from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.stores.sqlite.errors import is_busy
@@ -92,30 +91,43 @@ class WriteLock:
 
 
 class OpenFile:
-    """A database file that this process has open, and the settings it is open with."""
+    """A database file that stores of this process have open, and the settings it is open with."""
 
-    def __init__(self, path: str, settings: dict[str, object]) -> None:
+    def __init__(self, identity: Identity, path: str, settings: dict[str, object]) -> None:
         self.settings = settings
         self.lock = WriteLock(path)
+        self.stores = 0
+        self._identity = identity
+
+    def leave(self) -> None:
+        """One store less; the last one lets the file be opened with other settings."""
+        with _open_files_lock:
+            self.stores -= 1
+            if self.stores == 0:
+                del _open_files[self._identity]
 
 
-_open_files: WeakValueDictionary[tuple[int, int, int], OpenFile] = WeakValueDictionary()
-"""By process, device and inode. The one thing here that outlives a store: two stores on one file must know of each
-other, since they share the file's locks (POSIX locks belong to the process) and must not disagree about durability. The
-process is part of the name, so that a child after fork starts with none."""
+Identity: TypeAlias = tuple[int, int, int]
+"""Of an open file: process, device and inode."""
+
+_open_files: dict[Identity, OpenFile] = {}
+"""The one thing here that outlives a store: two stores on one file must know of each other, since they share the file's
+locks (POSIX locks belong to the process) and must not disagree about durability. The process is part of the name, so
+that a child after fork starts with none."""
 _open_files_lock = threading.Lock()
 
 
-def register(identity: tuple[int, int, int], path: str, settings: dict[str, object]) -> OpenFile:
-    """The entry of an open file. Raises StoreMismatch if it is open here already with other settings."""
+def enter(identity: Identity, path: str, settings: dict[str, object]) -> OpenFile:
+    """The entry of an open file, to be left again. Raises StoreMismatch if it is open here with other settings."""
     with _open_files_lock:
         entry = _open_files.get(identity)
         if entry is None:
-            entry = _open_files[identity] = OpenFile(path, settings)
+            entry = _open_files[identity] = OpenFile(identity, path, settings)
         elif entry.settings != settings:
             name = next(name for name in settings if settings[name] != entry.settings[name])
             raise StoreMismatch(
                 f"{path}: this process has it open with {name}={entry.settings[name]!r}; "
                 f"give that instead of {settings[name]!r}, or share one store"
             )
+        entry.stores += 1
         return entry

@@ -12,7 +12,7 @@ from msgspec import Struct
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.stores.sqlite import schema
 from bide.stores.sqlite.checkpoint import Checkpointer
-from bide.stores.sqlite.connection import connect, patiently, register
+from bide.stores.sqlite.connection import OpenFile, connect, enter, patiently
 from bide.stores.sqlite.errors import translate
 from bide.stores.sqlite.joined import CallersConnection
 from bide.stores.sqlite.lanes import JoinedTransaction, Lanes
@@ -59,6 +59,7 @@ class Database:
         self.path = os.path.abspath(settings.path)
         self._process = os.getpid()
         self._connections: list[sqlite3.Connection] = []
+        self._file: OpenFile | None = None
         self.listeners = Listeners()
         self._listening = threading.Lock()
         self._watch = settings.watch
@@ -70,6 +71,7 @@ class Database:
         except Exception as error:
             for connection in self._connections:
                 connection.close()
+            self._leave()
             raise translate(error, self.path) from error
 
     def _open(self, settings: Settings) -> None:
@@ -85,23 +87,24 @@ class Database:
             )
         status = os.stat(self.path)
         identity = (self._process, status.st_dev, status.st_ino)
-        self.file = register(identity, self.path, {"synchronous": settings.synchronous})
+        self._file = enter(identity, self.path, {"synchronous": settings.synchronous})
+        lock = self._file.lock
         schema.prepare(writing, self.path)
         writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
         reading = self._connect(READER_CACHE_KIB)
         self.reader = Reader(self.path, reading)
-        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB), self.file.lock)
+        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB), lock)
         self.writer = Writer(
             self.path,
             writing,
-            self.file.lock,
+            lock,
             synchronous=settings.synchronous.upper(),
             fault=settings.fault,
             tell=self.listeners.tell,
             need_stop=self.checkpointer.committed,
         )
         self.lanes = Lanes(
-            self.path, settings.synchronous, self.file.lock, self.room, settings.fault, self._transaction_committed
+            self.path, settings.synchronous, lock, self.room, settings.fault, self._transaction_committed
         )
         self._fault = settings.fault
 
@@ -124,6 +127,11 @@ class Database:
         """Whether this process opened it: after a fork the child must not touch the parent's connections."""
         return os.getpid() == self._process
 
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._file.leave()
+            self._file = None
+
     def close(self) -> None:
         """Let the threads finish, then close the connections. Blocks."""
         with self._listening:
@@ -137,6 +145,7 @@ class Database:
         self.checkpointer.stop()
         for connection in self._connections:
             connection.close()
+        self._leave()
 
     def start_listening(self, listener: Listener) -> None:
         """Tell `listener` from now on; the first one starts the watcher."""

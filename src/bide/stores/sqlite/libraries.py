@@ -26,7 +26,7 @@ def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
     return any(first <= version < end for first, end in _RESETS_SAFELY)
 
 
-_MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|pysqlite3|apsw)\S*)$", re.MULTILINE)
+_MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|/pysqlite3/|/apsw/)\S*\.so\S*)$", re.MULTILINE)
 
 
 def refuse_others(path: str) -> None:

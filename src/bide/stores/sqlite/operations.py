@@ -30,7 +30,7 @@ from bide.core.records import (
 )
 from bide.stores.sqlite import damage
 from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.rows import ROW, WAKE_AT, Row, record_of, values_of
+from bide.stores.sqlite.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.work import Work
 
 _INSERT = QUERIES["insert_task"]
@@ -47,7 +47,7 @@ _SETTLE_DONE = QUERIES["settle_done"]
 _PURGE = QUERIES["purge"]
 
 _ADDED = (Result.CREATED, Result.REPLACED)
-_by_wake_at = itemgetter(WAKE_AT)
+_by_at = itemgetter(AT)
 
 
 def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
@@ -164,7 +164,7 @@ def _due(work: Work, topic: Topic, want: int, now: Millis) -> list[Row]:
         waiting, lost = damage.readable_due(work, topic, want, now)
     if not lost:
         return waiting
-    return sorted(waiting + lost, key=_by_wake_at)[:want]
+    return sorted(waiting + lost, key=_by_at)[:want]
 
 
 def next_wake(work: Work, topics: Iterable[Topic]) -> Millis | None:

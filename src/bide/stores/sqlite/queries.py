@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 RECORD_COLUMNS = (
-    "topic, key, id, group_name, state, due_at, wake_at, planned_at, attempt, failures, losses, token, holder, "
-    "payload, options, deadline, error, created_at, finished_at, keep_until, row"
+    "topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
+    "payload, options, deadline, error, created_at, woke_at, keep_until, row"
 )
-"""In the order of `Record`'s fields, which are built by position; then the row's number."""
+"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
 
 _HERE = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)$", re.MULTILINE)

@@ -1,10 +1,10 @@
--- Every statement that touches a task, with the reason for its form. `{record}` stands for the columns of a Record, in
--- its order, and then `row`; `state < 2` and `state >= 2` are there so that SQLite sees that the partial index applies.
+-- Every statement, with the reason for its form. `{record}` stands for the columns of a Record, in its order, and then
+-- `row`. States: 0 waiting, 1 leased.
 
 -- name: insert_task
 -- The optimistic form: what is already there is left alone, and the count of rows tells whether any was.
 INSERT INTO bide_task (
-    topic, key, state, wake_at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
+    topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
     group_name, options, payload
 ) VALUES (?, ?, 0, ?, ?, ?, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 
@@ -17,14 +17,14 @@ SELECT {record} FROM bide_task WHERE row = ?
 -- name: put_task
 -- A whole new state of a task that is there; its row stays, so that pages over equal times stay right.
 UPDATE bide_task SET
-    id = ?, group_name = ?, state = ?, due_at = ?, wake_at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
-    token = ?, holder = ?, payload = ?, options = ?, deadline = ?, error = ?, created_at = ?, finished_at = ?,
+    id = ?, group_name = ?, state = ?, due_at = ?, at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
+    token = ?, holder = ?, payload = ?, options = ?, deadline = ?, error = ?, created_at = ?, woke_at = ?,
     keep_until = ?
 WHERE row = ?
 
 -- name: move_task
 -- A move touches only these (lifecycle: moving touches only what waits), and so only one index.
-UPDATE bide_task SET due_at = ?, wake_at = ?, token = ? WHERE row = ?
+UPDATE bide_task SET due_at = ?, at = ?, token = ? WHERE row = ?
 
 -- name: delete_task
 DELETE FROM bide_task WHERE row = ?
@@ -32,33 +32,33 @@ DELETE FROM bide_task WHERE row = ?
 -- name: waiting_due
 -- Waiting and leased are two ranges of one index, each already in order; the caller merges them.
 SELECT {record} FROM bide_task
-WHERE topic = ? AND state = 0 AND state < 2 AND wake_at <= ? ORDER BY wake_at LIMIT ?
+WHERE topic = ? AND state = 0 AND at <= ? ORDER BY at LIMIT ?
 
 -- name: leased_due
 -- What a lost holder left: its lease has ended.
 SELECT {record} FROM bide_task
-WHERE topic = ? AND state = 1 AND state < 2 AND wake_at <= ? ORDER BY wake_at LIMIT ?
+WHERE topic = ? AND state = 1 AND at <= ? ORDER BY at LIMIT ?
 
 -- name: lease_task
 UPDATE bide_task SET
-    state = 1, wake_at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?
+    state = 1, at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?
 WHERE row = ?
 
 -- name: next_wake
 -- Two seeks, each to the first entry of its range.
 SELECT
-    (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 0 AND state < 2),
-    (SELECT min(wake_at) FROM bide_task WHERE topic = ?1 AND state = 1 AND state < 2)
+    (SELECT min(at) FROM bide_task WHERE topic = ?1 AND state = 0),
+    (SELECT min(at) FROM bide_task WHERE topic = ?1 AND state = 1)
 
 -- name: waiting_head
 -- The head with its token, by which the watcher tells one head from another that wakes at the same time.
-SELECT wake_at, token FROM bide_task WHERE topic = ? AND state = 0 AND state < 2 ORDER BY wake_at LIMIT 1
+SELECT at, token FROM bide_task WHERE topic = ? AND state = 0 ORDER BY at LIMIT 1
 
 -- name: leased_head
-SELECT wake_at, token FROM bide_task WHERE topic = ? AND state = 1 AND state < 2 ORDER BY wake_at LIMIT 1
+SELECT at, token FROM bide_task WHERE topic = ? AND state = 1 ORDER BY at LIMIT 1
 
 -- name: extend_task
-UPDATE bide_task SET wake_at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1
+UPDATE bide_task SET at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
 -- name: settle_done
 -- The happy path: done, and nothing to remember. The condition is the fencing; the count of rows is the answer.
@@ -66,7 +66,7 @@ DELETE FROM bide_task WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
 -- name: purge
 DELETE FROM bide_task WHERE row IN (
-    SELECT row FROM bide_task WHERE state >= 2 AND keep_until <= ? ORDER BY keep_until LIMIT ?
+    SELECT row FROM bide_task WHERE keep_until <= ? ORDER BY keep_until LIMIT ?
 )
 
 -- name: last_token
@@ -83,15 +83,13 @@ SELECT {record} FROM bide_task WHERE topic = ? AND key > ? ORDER BY key LIMIT ?
 SELECT {record} FROM bide_task
 WHERE group_name = ? AND topic = ? AND key > ? ORDER BY key LIMIT ?
 
--- name: page_of_live
-SELECT {record} FROM bide_task
-WHERE topic = ? AND state = ? AND state < 2 AND (wake_at, row) > (?, ?) AND wake_at < ?
-ORDER BY wake_at, row LIMIT ?
+-- name: page_at_instant
+-- One state of one topic: what is left of those of one instant, after a row.
+SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at = ? AND row > ? ORDER BY row LIMIT ?
 
--- name: page_of_ended
-SELECT {record} FROM bide_task
-WHERE topic = ? AND state = ? AND state >= 2 AND (finished_at, row) > (?, ?)
-ORDER BY finished_at, row LIMIT ?
+-- name: page_after_instant
+-- And what comes after. Apart, since `(at, row) > (?, ?)` seeks by `at` alone, and then steps over all of one instant.
+SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at > ? AND at < ? ORDER BY at, row LIMIT ?
 
 -- name: next_topic
 -- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
@@ -108,26 +106,23 @@ WITH RECURSIVE topics (topic) AS (
 )
 SELECT topic FROM topics WHERE topic IS NOT NULL
 
--- name: count_live
+-- name: count_state
 -- Counting stops at the limit: a tally costs the same at ten million.
-SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? AND state < 2 LIMIT ?)
-
--- name: count_ended
-SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? AND state >= 2 LIMIT ?)
+SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? LIMIT ?)
 
 -- name: count_waiting_between
 SELECT count(*) FROM (
-    SELECT 1 FROM bide_task WHERE topic = ? AND state = 0 AND state < 2 AND wake_at >= ? AND wake_at < ? LIMIT ?
+    SELECT 1 FROM bide_task WHERE topic = ? AND state = 0 AND at >= ? AND at < ? LIMIT ?
 )
 
 -- name: damaged_row
 -- A row that cannot be read as text, read as bytes.
 SELECT
     CAST(topic AS BLOB), CAST(key AS BLOB), CAST(id AS BLOB), CAST(group_name AS BLOB), CAST(state AS INTEGER),
-    CAST(due_at AS INTEGER), CAST(wake_at AS INTEGER), CAST(planned_at AS INTEGER), CAST(attempt AS INTEGER),
+    CAST(due_at AS INTEGER), CAST(at AS INTEGER), CAST(planned_at AS INTEGER), CAST(attempt AS INTEGER),
     CAST(failures AS INTEGER), CAST(losses AS INTEGER), CAST(token AS INTEGER), CAST(holder AS BLOB),
     CAST(payload AS BLOB), CAST(options AS BLOB), CAST(deadline AS INTEGER), CAST(error AS BLOB),
-    CAST(created_at AS INTEGER), CAST(finished_at AS INTEGER), CAST(keep_until AS INTEGER), row
+    CAST(created_at AS INTEGER), CAST(woke_at AS INTEGER), CAST(keep_until AS INTEGER), row
 FROM bide_task WHERE row = ?
 
 -- name: row_by_name

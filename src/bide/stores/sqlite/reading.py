@@ -56,8 +56,7 @@ def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None) -> Tally:
     forecast: dict[Topic, list[Count]] = {}
     for topic in topics(cursor):
         for code, state in enumerate(STATES):
-            query = QUERIES["count_live" if state.live else "count_ended"]
-            count = _count(cursor, query, (topic, code))
+            count = _count(cursor, QUERIES["count_state"], (topic, code))
             if count.number:
                 counts[topic, state] = count
         if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
@@ -122,8 +121,7 @@ def _walk(cursor: sqlite3.Cursor, where: Filter, place: _Place, enough: int) -> 
             yield from _live(cursor, where, start, enough)
         elif place.order == "ended":
             assert where.state is not None
-            arguments = (topic, CODES[where.state], start.instant, start.row, enough)
-            yield from damage.read_page(cursor, QUERIES["page_of_ended"], arguments)
+            yield from _timed(cursor, topic, where.state, (start.instant, start.row), _LATEST, enough)
         else:
             yield from _named(cursor, where, start, enough)
 
@@ -153,13 +151,20 @@ def _live(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) -> 
         after = max(after, (where.wake_from, -1))
     before = _LATEST if where.wake_before is None else where.wake_before
     states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
-    query = QUERIES["page_of_live"]
-    pages = [
-        damage.read_page(cursor, query, (start.topic, CODES[state], *after, before, enough))
-        for state in states
-        if state.live
-    ]
+    pages = [_timed(cursor, start.topic, state, after, before, enough) for state in states if state.live]
     return merge(*pages, key=_by_wake_at)
+
+
+def _timed(
+    cursor: sqlite3.Cursor, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, enough: int
+) -> list[tuple[int, Record]]:
+    """One state of one topic by its time, and by row among equal times, from after that place."""
+    instant, row = after
+    same = damage.read_page(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
+    if len(same) == enough or instant >= before:
+        return same if instant < before else []
+    later = (topic, CODES[state], instant, before, enough - len(same))
+    return same + damage.read_page(cursor, QUERIES["page_after_instant"], later)
 
 
 def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:

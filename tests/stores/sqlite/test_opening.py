@@ -1,0 +1,219 @@
+"""Which files are opened, created, migrated or refused, and with what words."""
+
+# ruff: noqa: ASYNC220, ASYNC222, ASYNC240 - a test may wait for a file or a process
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
+from bide.core.records import Filter, Ref
+from bide.stores.sqlite import SqliteStore, connection, schema
+from bide.testing.store_suite.acts import listed, look, new, put_one
+
+
+async def test_a_new_file_gets_the_schema_of_this_code(path: str) -> None:
+    store = SqliteStore(path)
+    assert await store.schema_version() == (0, schema.VERSION)
+    assert not os.path.exists(path), "asking makes nothing"
+    await store.migrate()
+    assert await store.schema_version() == (schema.VERSION, schema.VERSION)
+    assert sorted(os.listdir(os.path.dirname(path))) == ["tasks.db"], "closed, it is one file"
+
+
+async def test_the_tables_live_beside_somebody_elses(path: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as theirs:
+        theirs.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
+        theirs.execute("INSERT INTO orders VALUES (42)")
+    store = SqliteStore(path)
+    await store.open()
+    await put_one(store)
+    await store.close()
+    with closing(sqlite3.connect(path)) as theirs:
+        assert theirs.execute("SELECT number FROM orders").fetchall() == [(42,)]
+        tables = {name for (name,) in theirs.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
+        assert all(name == "orders" or name.startswith("bide_") for name in tables)
+
+
+async def test_a_path_may_be_relative_and_stays_the_same_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(os.path.dirname(path))
+    store = SqliteStore("tasks.db")
+    await store.open()
+    monkeypatch.chdir("/")
+    await put_one(store)
+    assert len(await listed(store, Filter())) == 1
+    await store.close()
+    assert os.path.exists(path)
+
+
+@pytest.mark.parametrize("refused", ["", ":memory:", "file:tasks.db?mode=memory"])
+def test_what_is_no_path_is_refused(refused: str) -> None:
+    with pytest.raises(BadInput, match="path"):
+        SqliteStore(refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("synchronous", "off"), ("watch", "telepathy"), ("disk_reserve", -1), ("events_kept", -1)]
+)
+def test_a_wrong_setting_is_named(path: str, name: str, value: object) -> None:
+    with pytest.raises(BadInput, match=name):
+        SqliteStore(path, **{name: value})  # type: ignore[arg-type]
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"the folder .*nowhere does not exist"):
+        await SqliteStore(tmp_path / "nowhere" / "tasks.db").open()
+
+
+async def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be opened"):
+        await SqliteStore(tmp_path).open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(StoreUnavailable, match=r"cannot be opened|may not be written"):
+            await SqliteStore(tmp_path / "tasks.db").open()
+    finally:
+        tmp_path.chmod(0o700)
+
+
+async def test_what_is_not_a_database_is_refused_and_left_as_it_was(path: str) -> None:
+    text = b"Dear diary, today I was mistaken for a database. " * 100
+    Path(path).write_bytes(text)
+    with pytest.raises(StoreMismatch, match="not an SQLite database"):
+        await SqliteStore(path).open()
+    assert Path(path).read_bytes() == text
+
+
+async def test_a_file_of_a_newer_version_is_refused_by_both_names(path: str) -> None:
+    await SqliteStore(path).migrate()
+    with closing(sqlite3.connect(path, isolation_level=None)) as later:
+        later.execute("UPDATE bide_meta SET value = 99 WHERE name = 'version'")
+    store = SqliteStore(path)
+    with pytest.raises(StoreMismatch, match=rf"version 99, this code knows {schema.VERSION}"):
+        await store.open()
+    assert await store.schema_version() == (99, schema.VERSION)
+
+
+def test_an_older_version_is_brought_up_step_by_step(path: str) -> None:
+    steps = {
+        schema.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT"],
+        schema.VERSION + 1: ["CREATE INDEX bide_task_colour ON bide_task (colour)", "ANALYZE"],
+    }
+    with closing(connection.connect(path)) as opened:
+        schema.prepare(opened, path)
+        schema.prepare(opened, path, wanted=schema.VERSION + 2, steps=steps)
+        assert schema.found_version(opened) == schema.VERSION + 2
+        assert opened.execute("SELECT colour FROM bide_task").fetchall() == []
+        schema.prepare(opened, path, wanted=schema.VERSION + 2, steps=steps)
+
+
+def test_a_step_that_fails_leaves_the_older_version_whole(path: str) -> None:
+    steps = {schema.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT", "SELECT no such thing"]}
+    with closing(connection.connect(path)) as opened:
+        schema.prepare(opened, path)
+        with pytest.raises(sqlite3.OperationalError):
+            schema.prepare(opened, path, wanted=schema.VERSION + 1, steps=steps)
+        assert schema.found_version(opened) == schema.VERSION
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            opened.execute("SELECT colour FROM bide_task")
+
+
+def test_without_strict_tables_the_schema_is_the_same_but_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
+        schema.prepare(opened, ":memory:")
+        (text,) = opened.execute("SELECT sql FROM sqlite_master WHERE name = 'bide_task'").fetchone()
+        assert not text.endswith("STRICT")
+
+
+async def test_two_stores_of_one_process_must_agree(store: SqliteStore, path: str) -> None:
+    same = SqliteStore(path)
+    await same.open()
+    await put_one(same)
+    assert await look(store, Ref("t", "k"))
+    await same.close()
+    other = SqliteStore(path, synchronous="normal")
+    with pytest.raises(StoreMismatch, match=r"open with synchronous='full'.*instead of 'normal'"):
+        await other.open()
+    await store.close()
+    await other.open()
+    await other.close()
+
+
+async def test_a_file_that_apsw_has_open_is_refused(path: str) -> None:
+    await SqliteStore(path).migrate()
+    theirs = apsw.Connection(path)
+    try:
+        store = SqliteStore(path)
+        with pytest.raises(StoreMismatch, match="apsw has this file open"):
+            await store.open()
+        with pytest.raises(StoreMismatch, match="apsw has this file open"):
+            await store.schema_version()
+    finally:
+        theirs.close()
+    await store.open()
+    elsewhere = apsw.Connection(f"{path}-other")
+    assert any("2 SQLite libraries" in finding.what for finding in await store.diagnose())
+    elsewhere.close()
+    await store.close()
+
+
+_OPEN = """
+import asyncio, sys
+from bide.stores.sqlite import SqliteStore
+from bide.testing.store_suite.acts import new, put_one
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    await put_one(store, new(sys.argv[2]))
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_processes_that_open_a_new_file_at_once_make_one_schema(path: str) -> None:
+    started = [subprocess.Popen([sys.executable, "-c", _OPEN, path, str(number)]) for number in range(6)]
+    assert [one.wait() for one in started] == [0] * 6
+    store = SqliteStore(path)
+    await store.open()
+    assert len(await listed(store, Filter())) == 6
+    await store.close()
+
+
+async def test_a_child_does_not_touch_its_parents_connections(store: SqliteStore) -> None:
+    await put_one(store)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            try:
+                store._open()
+            except StoreUnavailable as error:
+                status = 0 if "fork" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert await look(store, Ref("t", "k"))
+
+
+async def test_it_says_what_it_is(store: SqliteStore, path: str) -> None:
+    assert repr(store) == f"<SqliteStore {path} open>"
+    findings = await store.diagnose()
+    said = {finding.what.split(" ")[0] for finding in findings if finding.ok}
+    assert {"schema", "write-ahead", "quick_check:"} <= said
+    assert all(finding.ok or finding.advice for finding in findings)
+    await put_one(store, new("after"))

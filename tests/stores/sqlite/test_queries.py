@@ -1,0 +1,96 @@
+"""Every statement is named, has a reason, and finds its rows by an index."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bide.stores.sqlite import damage, queries, schema
+from bide.stores.sqlite.queries import QUERIES, read_queries
+
+SCANS = {
+    "has_meta": "the list of tables",
+    "workers": "as many rows as workers",
+    "forget_workers": "as many rows as workers",
+    "events": "the newest lines of the log, from its end, up to the limit",
+    "topics": "the topics found so far, which are the rows of the loose scan itself",
+}
+"""The queries that may visit more than an index leads them to, and over what."""
+
+
+@pytest.fixture(scope="module", params=["nothing known", "analysed"])
+def connection(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
+    """The plans must not change when somebody runs ANALYZE on a file that is as lopsided as they come."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
+        schema.prepare(opened, ":memory:")
+        if request.param == "analysed":
+            rows = [("t", f"key {number}", number % 7, 0, number, 0, None, "id", "one group", b"", b"")
+                    for number in range(5_000)]  # fmt: skip
+            opened.executemany(QUERIES["insert_task"], rows)
+            opened.execute("ANALYZE")
+        yield opened
+
+
+def plan(connection: sqlite3.Connection, query: str) -> list[str]:
+    # the most that `?1` and `?` in one query come to
+    arguments = [1] * (1 if "?1" in query else query.count("?"))
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", arguments)]
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name: str) -> None:
+    steps = plan(connection, QUERIES[name])
+    assert not any("TEMP B-TREE" in step for step in steps), steps
+    # "SCAN (subquery-1)" counts what a search has found, up to the limit
+    scans = [
+        step for step in steps if step.startswith("SCAN") and "(subquery" not in step and step != "SCAN CONSTANT ROW"
+    ]
+    assert bool(scans) == (name in SCANS), steps
+
+
+@pytest.mark.parametrize("name", [name for name, query in QUERIES.items() if queries.RECORD_COLUMNS in query])
+def test_the_numbers_of_a_querys_rows_come_from_the_same_index(connection: sqlite3.Connection, name: str) -> None:
+    query = damage.numbers_only(QUERIES[name])
+    assert query.startswith("SELECT row FROM")
+    assert all(step.startswith("SEARCH bide_task USING") for step in plan(connection, query))
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("task_by_name", "bide_task_name (topic=? AND key=?)"),
+        ("waiting_due", "bide_task_time (topic=? AND state=? AND at<?)"),
+        ("leased_due", "bide_task_time (topic=? AND state=? AND at<?)"),
+        ("waiting_head", "bide_task_time (topic=? AND state=?)"),
+        ("leased_head", "bide_task_time (topic=? AND state=?)"),
+        ("next_wake", "bide_task_time (topic=? AND state=?)"),
+        ("settle_done", "bide_task_name (topic=? AND key=?)"),
+        ("page_at_instant", "bide_task_time (topic=? AND state=? AND at=? AND rowid>?)"),
+        ("page_after_instant", "bide_task_time (topic=? AND state=? AND at>? AND at<?)"),
+        ("page_by_group", "bide_task_group (group_name=? AND topic=? AND key>?)"),
+        ("purge", "bide_task_kept (keep_until<?)"),
+        ("count_state", "bide_task_time (topic=? AND state=?)"),
+        ("count_waiting_between", "bide_task_time (topic=? AND state=? AND at>? AND at<?)"),
+        ("events_by_name", "bide_event_name (topic=? AND key=?)"),
+    ],
+)
+def test_the_index_is_used_to_its_end(connection: sqlite3.Connection, name: str, index: str) -> None:
+    assert any(index in step for step in plan(connection, QUERIES[name])), plan(connection, QUERIES[name])
+
+
+def test_a_query_may_not_be_named_twice() -> None:
+    assert read_queries("-- about all\n-- name: one\n-- why\nSELECT 1\n") == {"one": "SELECT 1"}
+    with pytest.raises(ValueError, match="two queries are named one"):
+        read_queries("-- name: one\nSELECT 1\n-- name: one\nSELECT 2\n")
+
+
+def test_every_query_is_used(root: Path) -> None:
+    folder = root / "src" / "bide" / "stores" / "sqlite"
+    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'"(\w+)"', code))
+    assert set(QUERIES) <= used

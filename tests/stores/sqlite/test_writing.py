@@ -1,0 +1,184 @@
+"""Group commit: what waits goes out together, and only the one that fails gets the error."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import closing
+
+import pytest
+
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.records import Filter, In, Move, Ref, Result
+from bide.stores.sqlite import SqliteStore, connection
+from bide.stores.sqlite.connection import WriteLock
+from bide.testing.store_suite.acts import NOW, done, lease, listed, look, new, put, put_one, see, settle, take
+
+
+async def points_of(path: str) -> tuple[SqliteStore, list[str]]:
+    points: list[str] = []
+    store = SqliteStore(path, fault=points.append)
+    await store.open()
+    return store, points
+
+
+async def test_what_waits_together_is_committed_together(path: str) -> None:
+    store, points = await points_of(path)
+    assert store._database is not None
+    store._database.writer._lock.acquire()  # the writer is kept waiting with the first of them in its hands
+    calls = [asyncio.create_task(put_one(store, new(str(number)))) for number in range(100)]
+    await asyncio.sleep(0)
+    store._database.writer._lock.release()
+    await asyncio.gather(*calls)
+    assert points.count("after commit") <= 2
+    assert points.count("add:inserted") == 100
+    await store.close()
+
+
+async def test_only_the_one_that_fails_gets_the_error(path: str) -> None:
+    store, _ = await points_of(path)
+    assert store._database is not None
+    store._database.writer._lock.acquire()
+    calls = [
+        asyncio.create_task(store.add([new("a" if number != 7 else "lone \ud800")], now=NOW)) for number in range(20)
+    ]
+    await asyncio.sleep(0)
+    store._database.writer._lock.release()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, BaseException)] == [7]
+    assert isinstance(answers[7], BadInput)
+    results = [answer[0].result for answer in answers if not isinstance(answer, BaseException)]
+    assert results == [Result.CREATED] + [Result.REPLACED] * 18, "and in their order"
+    await store.close()
+
+
+async def test_an_operation_whose_caller_has_gone_is_done_all_the_same(store: SqliteStore) -> None:
+    call = asyncio.create_task(put_one(store))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await put_one(store, new("behind it"))
+    assert await look(store, Ref("t", "k"))
+
+
+async def test_closing_finishes_what_was_begun(path: str) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    calls = [asyncio.create_task(put_one(store, new(str(number)))) for number in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert len(await asyncio.gather(*calls)) == 50
+    with pytest.raises(StoreUnavailable):
+        await put_one(store)
+
+
+async def test_several_event_loops_may_share_a_store(store: SqliteStore) -> None:
+    def elsewhere(number: int) -> None:
+        async def work() -> None:
+            for turn in range(20):
+                record = await put_one(store, new(f"{number} {turn}"))
+                assert await see(store, record) == record
+
+        asyncio.run(work())
+
+    threads = [threading.Thread(target=elsewhere, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    await asyncio.gather(*(put_one(store, new(f"here {turn}")) for turn in range(20)))
+    await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+    assert len(await listed(store, Filter())) == 80
+
+
+async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:
+    await put_one(store)
+    assert store._database is not None
+    writing = store._database._connections[0]
+
+    def durability() -> int:
+        found: int = writing.execute("PRAGMA synchronous").fetchone()[0]
+        return found
+
+    full, normal = 2, 1
+    assert durability() == full
+    held = await take(store)
+    assert durability() == normal
+    await settle(store, done(held))
+    assert durability() == full
+    await lease(store)
+    assert durability() == normal
+    await store.change([Move("t", "k", In(0))], now=NOW)
+    assert durability() == full
+
+
+async def test_normal_is_normal(path: str) -> None:
+    store = SqliteStore(path, synchronous="normal")
+    await store.open()
+    await put_one(store)
+    assert store._database is not None
+    assert store._database._connections[0].execute("PRAGMA synchronous").fetchone() == (1,)
+    await store.close()
+
+
+async def test_the_points_where_a_test_may_kill_come_in_order(path: str) -> None:
+    store, points = await points_of(path)
+    end = ["token:written", "before commit", "after commit"]
+
+    async def points_in(call: object) -> list[str]:
+        points.clear()
+        await call  # type: ignore[misc]
+        return list(points)
+
+    assert await points_in(put_one(store)) == ["add:begun", "add:inserted", *end]
+    assert await points_in(put_one(store)) == ["add:begun", "add:inserted", "add:decided", *end]
+    assert await points_in(store.change([Move("t", "k", In(0))], now=NOW)) == ["change:decided", "change:written", *end]
+    assert await points_in(lease(store)) == ["lease:begun", "lease:selected", "lease:updated", *end]
+    held = await see(store, Ref("t", "k"))
+    assert await points_in(settle(store, done(held))) == ["settle:begun", "settle:deleted", *end[1:]]
+    await put(store, new())
+    held = await take(store)
+    assert await points_in(settle(store, done(held, keep_until=NOW * 2))) == [
+        "settle:begun", "settle:decided", "settle:written", *end,
+    ]  # fmt: skip
+    await store.close()
+
+
+async def test_a_point_that_raises_undoes_everything(path: str) -> None:
+    raising = True
+
+    def fault(point: str) -> None:
+        if raising and point == "before commit":
+            raise ZeroDivisionError
+
+    store = SqliteStore(path, fault=fault)
+    await store.open()
+    with pytest.raises(ZeroDivisionError):
+        await put_one(store)
+    raising = False
+    assert await look(store, Ref("t", "k")) is None
+    first = await put_one(store)
+    assert first.token > 0
+    await store.close()
+
+
+def test_a_busy_file_is_waited_for_in_small_steps(path: str) -> None:
+    with closing(connection.connect(path)) as one, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        one.execute("PRAGMA busy_timeout = 0")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            connection.patiently(one, "BEGIN IMMEDIATE", patience=0.01)
+        other.execute("ROLLBACK")
+        connection.patiently(one, "BEGIN IMMEDIATE", patience=0.01)
+
+
+def test_the_write_lock_keeps_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = WriteLock("/the/file")
+    lock.acquire()
+    assert not lock.try_acquire()
+    monkeypatch.setattr(connection, "PATIENCE", 0.01)
+    with pytest.raises(StoreUnavailable, match="/the/file: a transaction of this process"):
+        lock.acquire()
+    lock.release()
+    assert lock.try_acquire()
+    lock.release()
