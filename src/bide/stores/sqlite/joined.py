@@ -167,7 +167,7 @@ def _checked(connection: object, path: str) -> sqlite3.Connection:
     try:
         cursor = sqlite3.Cursor(connection)
         cursor.row_factory = None
-        names = {name: file for _, name, file in cursor.execute("PRAGMA database_list").fetchall()}
+        names = {os.fsdecode(name): file for _, name, file in cursor.execute("PRAGMA database_list").fetchall()}
     except sqlite3.Error as error:
         raise BadInput("connection", connection, f"an open connection that this thread may use ({error})") from error
     main = os.fsdecode(names["main"])

@@ -1,0 +1,86 @@
+"""The WAL is written back beside the writer, and does not grow without end."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bide.core.records import Filter
+from bide.stores.sqlite import SqliteStore, schema
+from bide.stores.sqlite.checkpoint import KICK_PAGES, Checkpointer
+from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, connect
+from bide.testing.store_suite.acts import listed, new, put, until
+
+
+@pytest.fixture
+def writing(path: str) -> Iterator[sqlite3.Connection]:
+    with closing(connect(path)) as opened:
+        opened.execute("PRAGMA journal_mode = WAL")
+        schema.prepare(opened, path)
+        yield opened
+
+
+@pytest.mark.parametrize("mark_first", [True, False])
+def test_it_writes_back_what_was_committed(path: str, writing: sqlite3.Connection, mark_first: bool) -> None:
+    with closing(connect(path)) as own:
+        checkpointer = Checkpointer(path, own, WriteLock(path), mark_first=mark_first)
+        before = os.stat(path).st_size
+        writing.execute("CREATE TABLE other AS SELECT randomblob(100000)")
+        checkpointer._changes = 10_000
+        checkpointer._checkpoint()
+        assert os.stat(path).st_size > before
+        assert not checkpointer._behind
+        marked = writing.execute("SELECT value FROM bide_meta WHERE name = 'checkpoints'").fetchone()
+        assert marked == (1 if mark_first else 0,)
+        checkpointer.stop()
+
+
+def test_it_does_not_start_while_it_cannot_mark(path: str, writing: sqlite3.Connection) -> None:
+    with closing(connect(path)) as own:
+        checkpointer = Checkpointer(path, own, WriteLock(path), mark_first=True)
+        writing.execute("BEGIN IMMEDIATE")
+        before = os.stat(path).st_size
+        checkpointer._checkpoint()
+        writing.execute("ROLLBACK")
+        assert os.stat(path).st_size == before
+        checkpointer.stop()
+
+
+def test_the_writer_is_asked_to_stop_only_when_the_wal_is_long_and_not_caught_up(
+    path: str, writing: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(connect(path)) as own:
+        checkpointer = Checkpointer(path, own, WriteLock(path))
+        monkeypatch.setattr(checkpointer, "_checkpoint", lambda: None)
+        assert not checkpointer.committed(0)
+        assert not checkpointer.committed(1)
+        checkpointer._wal_pages = STOP_BYTES // PAGE + 1
+        assert not checkpointer.committed(10 * KICK_PAGES)
+        while checkpointer._busy:
+            pass
+        checkpointer._behind = True
+        assert checkpointer.committed(10 * KICK_PAGES)
+        assert not checkpointer.committed(1)
+        checkpointer.stop()
+
+
+async def test_a_long_load_leaves_a_short_wal_and_one_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "tasks.db")
+    store = SqliteStore(path, synchronous="normal")
+    await store.open()
+    for batch in range(12):
+        await put(store, *(new(f"{batch} {number}", payload=bytes(4_000)) for number in range(500)))
+    assert store._database is not None
+    checkpointer = store._database.checkpointer
+    await until(lambda: not checkpointer._busy, "the checkpoint")
+    assert os.stat(path).st_size > 6_000 * 4_000 / 2
+    await store.close()
+    assert os.listdir(tmp_path) == ["tasks.db"]
+    await store.open()
+    assert len(await listed(store, Filter(), limit=10_000)) == 6_000
+    await store.close()

@@ -1,0 +1,97 @@
+"""A row that cannot be read stops nobody else, and is seen by whoever looks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+
+from bide.core.records import Cancel, Filter, OnConflict, Ref, Result, State
+from bide.stores.sqlite import SqliteStore
+from bide.testing.store_suite.acts import (
+    LEASE,
+    NOW,
+    do,
+    done,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    see,
+    settle,
+)
+
+
+def damage(path: str, column: str, *names: str) -> None:
+    with closing(sqlite3.connect(path)) as opened:
+        opened.executemany(
+            f"UPDATE bide_task SET {column} = CAST(x'6261ff64' AS TEXT) WHERE key = ?", [(name,) for name in names]
+        )
+        opened.commit()
+
+
+@pytest.mark.parametrize("column", ["key", "id", "group_name", "holder", "error"])
+async def test_a_lease_sets_the_damaged_aside_and_takes_the_others(store: SqliteStore, path: str, column: str) -> None:
+    await put(store, *(new(name) for name in "abcd"))
+    damage(path, column, "b")
+    leased = await lease(store, 3)
+    assert keys(leased.tasks) == ["a", "c", "d"], "as many as were wanted, for there are so many"
+    assert leased.next_wake is None
+    [dead] = await listed(store, Filter(topic="t", state=State.DEAD))
+    assert dead.error is not None
+    assert dead.error.startswith("damaged row: ")
+    assert dead.token > 0
+    assert (await lease(store, 3)).tasks == [], "and it does not come again"
+    shown = {"key": dead.key, "id": dead.id, "group_name": dead.group, "holder": dead.holder, "error": None}[column]
+    assert column == "error" or shown == "ba\\xffd"
+    assert await store.purge(now=dead.keep_until or 0, limit=10) == 1
+
+
+async def test_a_lost_lease_that_is_damaged_is_set_aside_too(store: SqliteStore, path: str) -> None:
+    await put(store, *(new(name) for name in "ab"))
+    await lease(store, 2)
+    damage(path, "holder", "a")
+    assert keys((await lease(store, 2, now=NOW + LEASE)).tasks) == ["b"]
+
+
+async def test_when_all_are_damaged_the_rest_is_still_found(store: SqliteStore, path: str) -> None:
+    names: Sequence[str] = [f"{number:03}" for number in range(30)]
+    await put(store, *(new(name) for name in names), new("last"))
+    damage(path, "id", *names)
+    assert keys((await lease(store, 2)).tasks) == ["last"]
+
+
+@pytest.mark.parametrize("where", [Filter(), Filter(topic="t"), Filter(state=State.WAITING), Filter(group="g")])
+async def test_a_listing_shows_the_damaged_with_its_text_escaped(store: SqliteStore, path: str, where: Filter) -> None:
+    await put(store, *(new(name, group="g") for name in "abc"))
+    damage(path, "id", "b")
+    found = await listed(store, where, limit=2)
+    assert keys(found) == ["a", "b", "c"]
+    assert found[1].id == "ba\\xffd"
+
+
+async def test_the_damaged_can_be_read_cancelled_and_replaced(store: SqliteStore, path: str) -> None:
+    for verb in ("cancel", "replace"):
+        await put_one(store)
+        damage(path, "id", "k")
+        assert (await see(store, Ref("t", "k"))).id == "ba\\xffd"
+        if verb == "cancel":
+            assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
+            assert await look(store, Ref("t", "k")) is None
+        else:
+            [answer] = await store.add([new(on_conflict=OnConflict.REPLACE)], now=NOW)
+            assert answer.result is Result.REPLACED
+            assert await see(store, Ref("t", "k")) == answer.record
+
+
+async def test_a_damaged_lease_can_be_settled(store: SqliteStore, path: str) -> None:
+    await put_one(store)
+    [held] = (await lease(store)).tasks
+    damage(path, "holder", "k")
+    assert await settle(store, done(held, keep_until=NOW * 2))
+    assert (await see(store, held)).holder == "ba\\xffd"
