@@ -33,7 +33,7 @@ def sign(id_: str, body: bytes) -> str:
 def notify(task: Task[Payment]) -> None:  # what it raises is a failed try, and the ladder says when the next one is
     print(f"try {task.attempt}, {(app.clock.now() - task.record.planned_at) / SPEED:.0f} ms late; before: {task.error}")
     signed = {"webhook-id": task.id, "webhook-signature": sign(task.id, task.payload_bytes)}
-    urlopen(Request(task.payload.url, task.payload_bytes, signed), timeout=0.2).close()
+    urlopen(Request(task.payload.url, task.payload_bytes, signed), timeout=1).close()
 
 
 class Merchant(BaseHTTPRequestHandler):
@@ -41,7 +41,7 @@ class Merchant(BaseHTTPRequestHandler):
         id_, body = self.headers["webhook-id"], self.rfile.read(int(self.headers["content-length"]))
         assert hmac.compare_digest(self.headers["webhook-signature"], sign(id_, body))
         seen.append(id_)  # one id over all tries: by it the merchant knows that it has booked this payment already
-        time.sleep(0.3 if len(seen) == 2 else 0)
+        time.sleep(1.2 if len(seen) == 2 else 0)
         self.send_response_only(ANSWERS[len(seen) - 1])
         self.end_headers()
 

@@ -1,0 +1,142 @@
+"""Event reminders: two hours before the end wherever the end goes, and never after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import pytest
+
+from bide import Bide, Defer, Handler, Result, Task
+from bide.testing.time_machine import TimeMachine
+
+HOUR = timedelta(hours=1)
+VISITORS = 200
+
+
+@dataclass
+class Reminder:
+    event: str
+    visitor: int
+
+
+class Events:
+    """What ends when, and who was reminded of it."""
+
+    def __init__(self, app: Bide) -> None:
+        self.app = app
+        self.reminded: Counter[tuple[str, int]] = Counter()
+        self.busy_until: datetime | None = None
+
+        @app.handler("event.remind")
+        async def remind(task: Task[Reminder]) -> None:
+            if self.busy_until is not None:
+                raise Defer(at=self.busy_until)
+            self.reminded[task.payload.event, task.payload.visitor] += 1
+
+        self.remind: Handler[Reminder] = remind
+
+    async def ends(self, event: str, at: datetime) -> Counter[Result]:
+        """The end is there from now on; everybody's reminder with it."""
+        answers = await self.app.schedule_many(
+            self.remind.new(
+                Reminder(event, visitor), key=f"{event}/{visitor}", group=event, at=at - 2 * HOUR, deadline=at
+            )
+            for visitor in range(VISITORS)
+        )
+        return Counter(answer.result for answer in answers)
+
+    def count(self, event: str) -> int:
+        return sum(number for (name, _), number in self.reminded.items() if name == event)
+
+
+@pytest.fixture
+def bide_app() -> Bide:
+    return Bide("memory:")
+
+
+@pytest.fixture
+def events(bide_app: Bide) -> Events:
+    return Events(bide_app)
+
+
+async def test_two_hours_before_the_end(events: Events, bide_time: TimeMachine) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    assert await bide_time.advance("2h59m59s") == []
+    fired = await bide_time.advance("1s")
+    assert events.reminded == {("concert", visitor): 1 for visitor in range(VISITORS)}
+    assert {one.at for one in fired} == {bide_time.now}
+
+
+@pytest.mark.parametrize("hours", [3, 7, 48], ids=["earlier", "later", "much later"])
+async def test_when_the_end_moves_all_reminders_do(events: Events, bide_time: TimeMachine, hours: int) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    await events.ends("fair", bide_time.now + 6 * HOUR)
+    end = bide_time.now + hours * HOUR
+    assert await events.ends("concert", end) == {Result.REPLACED: VISITORS}
+    fired = [one for one in await bide_time.advance("10d") if one.record.group == "concert"]
+    assert {one.at for one in fired} == {end - 2 * HOUR}
+    assert len(fired) == VISITORS, "and the old ones are gone"
+    assert events.count("fair") == VISITORS
+
+
+async def test_moved_to_within_two_hours_they_come_at_once(events: Events, bide_time: TimeMachine) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    await events.ends("concert", bide_time.now + HOUR)
+    assert len(await bide_time.advance("0s")) == VISITORS
+    assert await bide_time.advance("1d") == []
+
+
+async def test_earlier_by_a_shift_of_the_group(events: Events, bide_app: Bide, bide_time: TimeMachine) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    answers = await bide_app.shift(group="concert", by="-1h")
+    assert Counter(answer.result for answer in answers) == {Result.MOVED: VISITORS}
+    assert len(await bide_time.advance("2h")) == VISITORS
+
+
+async def test_a_shift_past_the_end_is_refused(events: Events, bide_app: Bide, bide_time: TimeMachine) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    answers = await bide_app.shift(group="concert", by="3h")
+    assert Counter(answer.result for answer in answers) == {Result.REFUSED: VISITORS}
+    assert len(await bide_time.advance("3h")) == VISITORS, "where they were"
+
+
+async def test_workers_that_come_back_after_the_end_send_nothing(bide_app: Bide, events: Events) -> None:
+    async with TimeMachine(bide_app) as time:
+        await events.ends("concert", time.now + 5 * HOUR)
+        time_without_workers(time, 5 * HOUR + timedelta(milliseconds=1))
+        fired = await time.advance("0s")
+        assert {one.verdict for one in fired} == {"dead"}
+        assert {(one.error or "").split(":")[0] for one in fired} == {"deadline"}
+        assert not events.reminded
+
+
+async def test_at_the_very_end_they_are_still_sent(bide_app: Bide, events: Events) -> None:
+    async with TimeMachine(bide_app) as time:
+        await events.ends("concert", time.now + 5 * HOUR)
+        time_without_workers(time, 5 * HOUR)
+        await time.advance("0s")
+        assert events.count("concert") == VISITORS
+
+
+async def test_put_off_past_the_end_they_are_given_up(events: Events, bide_time: TimeMachine) -> None:
+    end = bide_time.now + 5 * HOUR
+    await events.ends("concert", end)
+    events.busy_until = end + timedelta(milliseconds=1)
+    fired = await bide_time.advance("1d")
+    assert [one.verdict for one in fired] == ["dead"] * VISITORS
+    assert {one.at for one in fired} == {end - 2 * HOUR}, "known as soon as it is asked for"
+
+
+async def test_called_off_with_the_event(events: Events, bide_app: Bide, bide_time: TimeMachine) -> None:
+    await events.ends("concert", bide_time.now + 5 * HOUR)
+    await events.ends("fair", bide_time.now + 5 * HOUR)
+    await bide_app.cancel_group("concert")
+    await bide_time.advance("1d")
+    assert (events.count("concert"), events.count("fair")) == (0, VISITORS)
+
+
+def time_without_workers(time: TimeMachine, length: timedelta) -> None:
+    """Time passes, and nobody is there to deliver anything."""
+    time._clock.advance(length // timedelta(milliseconds=1))
