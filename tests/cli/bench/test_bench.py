@@ -1,0 +1,200 @@
+"""Every workload at a small size: the fields are those that were promised, and a wrong result is not hidden."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bide.cli.bench import bench, check, crew, idle, scale
+from bide.cli.bench.worker import Settled, Start
+
+ABOUT = {"store", "version", "python", "loop", "cpus"}
+DELIVERED = {"lost", "duplicated"}
+LATENESS = {
+    "p50_ms", "p99_ms", "p999_ms", "max_ms", "early", "lost", "duplicated", "call_at_p50_ms", "call_at_p99_ms",
+}  # fmt: skip
+FIELDS: dict[str, set[str]] = {
+    "schedule": {"single_per_s", "concurrent_per_s", "bulk_per_s", "bytes_per_task"},
+    "lateness": LATENESS,
+    "burst": {"first_ms", "last_ms", "completed_per_s"} | DELIVERED,
+    "throughput": {"completed_per_s"} | DELIVERED,
+    "change": {"move_per_s", "cancel_per_s", "bulk_move_per_s", "bulk_cancel_per_s", "shift_ms", "left_behind"},
+    "idle": {"worker_cpu_pct", "server_cpu_pct", "worker_rss_mb", "calls_per_s"},
+    "scale": {"us", "growth"},
+    "timers": {"ns"},
+}
+RATIOS = {
+    "schedule": {"ratio_single", "ratio_concurrent", "ratio_bulk"},
+    "burst": {"ratio_completed"},
+    "throughput": {"ratio_completed"},
+    "change": {"ratio_move", "ratio_cancel", "ratio_bulk_move", "ratio_bulk_cancel"},
+}
+STORES = ("memory:", "sqlite:")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a benchmark waits for, and repeats, only makes its figures better."""
+    monkeypatch.setattr(idle, "SECONDS", 0.2)
+    monkeypatch.setattr(idle, "SETTLING", 0.1)
+    monkeypatch.setattr(scale, "REPETITIONS", 10)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, arguments)
+
+
+def figures(*arguments: str) -> dict[str, object]:
+    ended = run(*arguments, "--json")
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, object] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("workload", FIELDS)
+def test_the_fields_are_those_that_were_promised(workload: str, store: str) -> None:
+    found = figures(store, "--workload", workload, "--n", "40", "--limit")
+    assert set(found) == FIELDS[workload] | ABOUT | {"limit_per_s"} | RATIOS.get(workload, set())
+    assert found["store"] == store.removesuffix(":")
+
+
+@pytest.mark.real_time
+def test_all_ways_of_being_late_have_their_own_fields() -> None:
+    found = figures(
+        "sqlite:", "--workload", "lateness", "--n", "10", "--ahead", "all", "--pending", "50", "--flood", "50"
+    )
+    assert set(found) == {f"{name}{suffix}" for name in LATENESS for suffix in ("", "_20ms", "_0", "_fire")} | ABOUT
+
+
+@pytest.mark.real_time
+@pytest.mark.faults
+def test_a_crash_loses_nothing() -> None:
+    found = figures("sqlite:", "--workload", "crash", "--n", "200")
+    assert set(found) == {"lost", "duplicated", "redelivered", "recovered_ms"} | ABOUT
+    assert found["redelivered"]
+
+
+def test_a_crash_of_memory_cannot_be_recovered_from() -> None:
+    ended = run("memory:", "--workload", "crash")
+    assert ended.exit_code == 1
+    assert "give another store" in ended.output
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_several_processes_share_the_work(store: str) -> None:
+    found = figures(store, "--workload", "throughput", "--n", "300", "--processes", "2")
+    assert found["lost"] == found["duplicated"] == 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_event_loop_can_be_chosen(loop: str) -> None:
+    assert figures("sqlite:", "--workload", "throughput", "--n", "50", "--loop", loop)["loop"] == loop
+
+
+def test_people_get_a_table() -> None:
+    ended = run("memory:", "--workload", "scale", "--n", "20")
+    assert ended.exit_code == 0
+    assert "next_wake" in ended.output
+    assert "growth" in ended.output
+
+
+@pytest.mark.parametrize(("store", "part"), [("redis://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
+def test_another_store_is_refused(store: str, part: str) -> None:
+    ended = run(store, "--workload", "timers", "--n", "10")
+    assert ended.exit_code != 0
+    assert part in f"{ended.output}{ended.exception}"
+
+
+# --- the self-check
+
+
+def examine(starts: Sequence[Start], settles: Sequence[Settled]) -> check.Findings:
+    return check.examine({"a": 10, "b": 10}, starts, settles)
+
+
+def start(key: str, token: int, at: float, planned_at: int = 10) -> Start:
+    return Start(key, token, planned_at, round(at * 1_000_000))
+
+
+def settle(key: str, token: int, at: float) -> Settled:
+    return Settled(key, token, round(at * 1_000_000))
+
+
+def test_a_good_run_has_nothing_to_report() -> None:
+    found = examine([start("b", 2, 12.5), start("a", 1, 11)], [settle("a", 1, 13), settle("b", 2, 14)])
+    assert (found.lost, found.duplicated, found.redelivered, found.early) == (0, 0, 0, 0)
+    assert list(found.lateness) == [1.0, 2.5]
+    assert (found.first_start, found.last_start, found.last_settled) == (11_000_000, 12_500_000, 14_000_000)
+    assert not found.faults()
+
+
+def test_what_was_never_settled_is_lost() -> None:
+    assert examine([start("a", 1, 11), start("b", 2, 11)], [settle("a", 1, 13)]).lost == 1
+
+
+def test_what_begins_before_its_time_is_early() -> None:
+    both = [settle("a", 1, 13), settle("b", 2, 13)]
+    assert examine([start("a", 1, 9.9), start("b", 2, 11)], both).early == 1
+    # by the store's own word it was due, by the caller's reckoning it was not
+    assert examine([start("a", 1, 9.9, planned_at=9), start("b", 2, 11)], both).early == 1
+
+
+def test_what_begins_again_after_its_settle_is_duplicated_and_before_it_redelivered() -> None:
+    settles = [settle("a", 1, 13), settle("b", 2, 13)]
+    twice = [start("a", 1, 11), start("b", 2, 11)]
+    assert examine([*twice, start("a", 3, 13.1)], settles).duplicated == 1
+    redelivered = examine([*twice, start("a", 3, 12)], settles)
+    assert (redelivered.duplicated, redelivered.redelivered) == (0, 1)
+    assert redelivered.faults()
+    assert not redelivered.faults(crash=True)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("broken", ["lost", "duplicated", "early"])
+def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(starts: list[Start], settles: list[Settled]) -> tuple[list[Start], list[Settled]]:
+        if broken == "lost":
+            settles.pop()
+        elif broken == "duplicated":
+            starts.append(starts[0]._replace(at=settles[-1].at + 1))
+        else:
+            starts[0] = starts[0]._replace(at=starts[0].planned_at * 1_000_000 - 1)
+        return starts, settles
+
+    local, processes = crew.LocalCrew.log, crew.ProcessCrew.log
+    monkeypatch.setattr(crew.LocalCrew, "log", lambda self: spoil(*local(self)))
+    monkeypatch.setattr(crew.ProcessCrew, "log", lambda self: spoil(*processes(self)))
+    ended = run(store, "--workload", "throughput", "--n", "20", "--json")
+    assert ended.exit_code == 1
+    assert broken in ended.output
+
+
+# --- what is left afterwards
+
+
+@pytest.mark.parametrize("workload", ["schedule", "throughput", "change", "scale"])
+def test_a_file_of_somebody_else_keeps_what_was_in_it(workload: str, tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE orders (number INTEGER)")
+    connection.execute("INSERT INTO orders VALUES (42)")
+    connection.commit()
+    connection.close()
+    figures(f"sqlite:///{path}", "--workload", workload, "--n", "30", "--limit")
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT number FROM orders").fetchall() == [(42,)]
+    assert connection.execute("SELECT topic, key FROM bide_task").fetchall() == []
+    connection.close()
+    assert [one.name for one in tmp_path.iterdir() if "limit" in one.name] == []
+
+
+def test_a_file_that_was_not_there_is_gone_again(tmp_path: Path) -> None:
+    figures(f"sqlite:///{tmp_path}/new.db", "--workload", "throughput", "--n", "30", "--limit")
+    assert list(tmp_path.iterdir()) == []
