@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Change, Filter, In, Move, Redrive, Ref, Result, State
+from bide.core.records import At, Cancel, Change, Due, Filter, In, Move, Redrive, Ref, Result, State
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -96,6 +96,13 @@ class Changing(SuiteBase):
         past, upto = await store.change([Move("t", "k", At(NOW + HOUR + 1)), Move("t", "k", At(NOW + HOUR))], now=NOW)
         assert (past.result, past.record, past.ok) == (Result.REFUSED, record, False)
         assert (upto.result, record_of(upto).due_at) == (Result.MOVED, NOW + HOUR)
+
+    @pytest.mark.parametrize("due", [In(0), At(NOW), At(0)], ids=["fire now", "before the deadline", "long ago"])
+    async def test_once_the_deadline_has_passed_every_move_is_refused(self, store: Store, due: Due) -> None:
+        record = await put_one(store, new(due=At(NOW + DAY), deadline=NOW + HOUR))
+        answer = await do(store, Move("t", "k", due), now=NOW + HOUR + 1)
+        assert (answer.result, answer.record) == (Result.REFUSED, record)
+        assert (await do(store, Move("t", "k", due), now=NOW + HOUR)).result is Result.MOVED
 
     async def test_a_cancelled_task_is_never_leased(self, store: Store) -> None:
         await put(store, new("due"), new("later", due=At(NOW + HOUR)))

@@ -24,6 +24,7 @@ from bide.testing.store_suite.acts import (
     put,
     put_one,
     record_of,
+    retry,
     see,
     settle,
     take,
@@ -140,6 +141,19 @@ class Scheduling(SuiteBase):
         there = await put_one(store, new(due=At(NOW - HOUR)))
         [answer] = await store.add([new(due=At(NOW - MINUTE), on_conflict=OnConflict.EARLIEST)], now=NOW)
         assert (answer.result, answer.record) == (Result.KEPT, there)
+
+    @pytest.mark.parametrize(
+        ("on_conflict", "result"),
+        [(OnConflict.EARLIEST, Result.KEPT), (OnConflict.LATEST, Result.REPLACED)],
+        ids=["earliest", "latest"],
+    )
+    async def test_which_time_wins_goes_by_what_was_asked_not_by_a_retry(
+        self, store: Store, on_conflict: OnConflict, result: Result
+    ) -> None:
+        await put_one(store, new(due=At(NOW)))
+        assert await settle(store, retry(await take(store), In(DAY)))
+        [answer] = await store.add([new(due=At(NOW + HOUR), on_conflict=on_conflict)], now=NOW)
+        assert answer.result is result
 
     async def test_earliest_keeps_a_running_task_and_latest_starts_anew(self, store: Store) -> None:
         await put_one(store)
