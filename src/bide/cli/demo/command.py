@@ -93,6 +93,6 @@ def _next(store: str) -> str:
     return f"""
 What to try next:
   bide ls --state all --store {store}    what is remembered of it
-  bide events --store {store}            failures, and what people changed
+  bide events --store {store}            what failed
   bide schedule greeting '"hello"' --key 1 --delay 1h    a task of your own
   bide ls; bide move greeting 1 --delay 2h; bide show greeting 1"""

@@ -1,0 +1,70 @@
+"""The command line in a temporary directory, with a store of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bide.cli import main
+
+
+class CommandLine:
+    """`run("ls", "--json")` runs `bide ls --json`, in this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory}/tasks.db"
+
+    def run(self, *args: str, code: int | None = 0, given: str | bytes | None = None) -> Result:
+        """Run it; `code` is the exit code that is expected."""
+        result = CliRunner().invoke(main, list(args), input=given, catch_exceptions=False)
+        if code is not None:
+            assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.output
+        return result
+
+    def json(self, *args: str, code: int = 0, given: str | None = None) -> list[Any]:
+        """The objects that `--json` prints."""
+        return [json.loads(line) for line in self.run(*args, "--json", code=code, given=given).stdout.splitlines()]
+
+    def one(self, *args: str, code: int = 0, given: str | None = None) -> Any:
+        [shape] = self.json(*args, code=code, given=given)
+        return shape
+
+    def error(self, *args: str, code: int = 2, given: str | None = None) -> str:
+        """The one line on stderr."""
+        result = self.run(*args, code=code, given=given)
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert result.stderr.startswith("bide: ")
+        return result.stderr.strip()
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    for name in [name for name in os.environ if name.startswith("BIDE_")]:
+        monkeypatch.delenv(name)
+    found = CommandLine(tmp_path)
+    monkeypatch.setenv("BIDE_STORE", found.url)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file of this name and text into the temporary directory."""
+
+    def written(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written

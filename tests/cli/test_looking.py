@@ -1,0 +1,152 @@
+"""Lists, one task in full, counts and the forecast."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bide import Bide, Dead, Task
+from bide.cli import wording
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import CommandLine
+
+
+def kill_some(url: str, number: int) -> None:
+    """So many tasks of topic t die."""
+
+    async def work() -> None:
+        app = Bide(url)
+
+        @app.handler("t")
+        async def handle(task: Task[object]) -> None:
+            raise Dead("no such order\nand more")
+
+        async with app.worker() as worker:
+            await app.schedule_many([app.new("t", key=f"{place:05}", delay="0s") for place in range(number)])
+            while worker.stats.dead < number:  # noqa: ASYNC110 - a count has no event
+                await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+
+
+def test_ls(line: CommandLine) -> None:
+    assert "no task waits in sqlite:///" in line.run("ls").stdout
+    line.run("schedule", "b", "--key", "late", "--delay", "2h")
+    line.run("schedule", "b", "--key", "early", "--delay", "1h", "--group", "g")
+    line.run("schedule", "a", "--key", "[bold]x[/]", "--delay", "3h")
+    assert [task["key"] for task in line.json("ls")] == ["[bold]x[/]", "early", "late"]
+    assert [task["key"] for task in line.json("ls", "--before", "90m")] == ["early"]
+    assert [task["key"] for task in line.json("ls", "--group", "g")] == ["early"]
+    assert [task["key"] for task in line.json("ls", "--topic", "b", "--limit", "1")] == ["early"]
+    shown = line.run("ls").stdout
+    assert "[bold]x[/]" in shown
+    assert "in 2h" in shown
+    assert "the first 2 are shown" in line.run("ls", "--limit", "2").stderr
+    assert line.run("ls", "--limit", "3").stderr == ""
+    assert line.run("ls", "--limit", "1", "--all").stdout.count("waiting") == 3
+    assert len(line.json("ls", "--state", "all")) == 3
+    assert "no task is dead" in line.run("ls", "--state", "dead").stdout
+
+
+def test_the_dead(line: CommandLine) -> None:
+    kill_some(line.url, 3)
+    assert "3 dead: `bide ls --state dead`" in line.run("ls").stdout
+    assert "no such order…" in line.run("ls", "--state", "dead").stdout
+    shown = line.run("show", "t", "00001").stdout
+    assert "and more" in shown
+    assert "dead: no such order" in shown
+    assert "--yes" in line.error("redrive", "--all-dead")
+    assert line.one("redrive", "t", "00001")["answer"] == "redriven"
+    assert line.one("redrive", "t", "00001", code=1)["answer"] == "under_way"
+    assert line.run("redrive", "--all-dead", "--topic", "u", "--yes").stdout == "nothing is dead in topic u\n"
+    assert line.run("redrive", "--all-dead", "--topic", "t", "--yes").stdout == "2 redriven\n"
+    assert line.run("redrive", "--all-dead").stdout == "nothing is dead\n"
+
+
+def test_redriving_goes_page_by_page(line: CommandLine) -> None:
+    kill_some(line.url, 1_203)
+    assert len(line.json("redrive", "--all-dead", "--yes")) == 1_203
+    [counts] = line.one("tally")["counts"]
+    assert (counts["state"], counts["number"]) == ("waiting", 1_203)
+
+
+def test_show(line: CommandLine) -> None:
+    options = ("--key", "k", "--delay", "15m", "--deadline", "1d", "--retry", "quick")
+    line.run("schedule", "t", '{"deep": {"number": 42}}', *options)
+    line.run("move", "t", "k", "--delay", "1h")
+    shape = line.one("show", "t", "k")
+    assert shape["task"]["payload"] == {"deep": {"number": 42}}
+    assert shape["details"]["retry"]["policy"] == "exponential"
+    assert shape["details"]["deadline"] is not None
+    assert [event["what"] for event in shape["events"]] == ["reschedule: moved", "schedule: created"]
+    shown = line.run("show", "t", "k").stdout
+    assert '    "number": 42' in shown
+    assert "in 1h (" in shown
+    line.run("cancel", "t", "k")
+    assert "finished and forgotten" in line.run("show", "t", "k", code=1).stdout
+    assert line.one("show", "t", "never", code=1) == {"task": None, "details": None, "events": []}
+    assert "not found" in line.run("show", "t", "never", code=1).stdout
+
+
+def test_a_terminal_is_not_obeyed(line: CommandLine) -> None:
+    line.run("schedule", "t", "-", "--bytes", "--key", "k", "--delay", "1h", given="\x1b[2J\x07")
+    line.run("schedule", "t", '"\x7f\u202e"', "--key", "j", "--delay", "1h")
+    for key in "kj":
+        shown = line.run("show", "t", key).stdout
+        assert not {"\x1b", "\x07", "\x7f", "\u202e"} & set(shown)
+
+
+def test_tally_and_its_forecast(line: CommandLine) -> None:
+    assert "no tasks in" in line.run("tally").stdout
+    line.run("schedule", "t", "--delay", "0s")
+    for delay in ("30m", "90m", "91m"):
+        line.run("schedule", "t", "--delay", delay)
+    shape = line.one("tally", "--ahead", "3h", "--step", "1h")
+    assert [step["number"] for step in shape["forecast"]] == [1, 2, 0]
+    assert shape["due"] == [{"topic": "t", "number": 1, "exact": True}]
+    shown = line.run("tally", "--ahead", "2h", "--step", "1h").stdout
+    assert shown.count("█") > 3
+    assert len(line.one("tally", "--ahead", "1d")["forecast"]) == 24
+
+
+def test_events_in_words(line: CommandLine) -> None:
+    assert "nothing out of the ordinary" in line.run("events").stdout
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    assert "schedule: created" in line.run("events").stdout
+    assert "t/k" in line.run("events").stdout
+
+
+@pytest.mark.parametrize(
+    ("millis", "words"),
+    [
+        (0, "0ms"),
+        (250, "250ms"),
+        (4_250, "4.2s"),
+        (59_499, "59s"),
+        (59_999, "1m"),
+        (843_000, "14m 3s"),
+        (3_600_000, "1h"),
+        (3_601_000, "1h"),
+        (90_000_000, "1d 1h"),
+        (31_536_000_000, "365d"),
+    ],
+)
+def test_lengths_in_words(millis: int, words: str) -> None:
+    assert wording.length_words(millis) == words
+
+
+def test_moments_in_words() -> None:
+    assert wording.relative_words(10_000, 10_020) == "now"
+    assert wording.relative_words(853_000, 10_000) == "in 14m 3s"
+    assert wording.relative_words(10_000, 13_000) == "3s ago"
+    assert wording.local_words(253_402_300_799_999).startswith(("9999-12-31", "10000"))
+
+
+def test_passwords_are_not_shown() -> None:
+    from bide.cli.surroundings import without_password
+
+    assert without_password("redis://user:secret@host/0") == "redis://user:***@host/0"
+    assert without_password("sqlite:///a.db") == "sqlite:///a.db"

@@ -1,0 +1,143 @@
+"""Putting in and changing: what is answered, in words, in JSON, and as an exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import CommandLine, Write
+
+INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+TASK_FIELDS = {
+    "topic", "key", "id", "group", "state", "due_at", "wake_at", "attempt", "token", "payload", "error", "created_at",
+    "finished_at",
+}  # fmt: skip
+
+
+def test_schedule_answers_with_the_task(line: CommandLine) -> None:
+    shape = line.one("schedule", "order.close", '{"number": 42}', "--key", "42", "--group", "user-7", "--delay", "15m")
+    assert shape["answer"] == "created"
+    task = shape["task"]
+    assert set(task) == TASK_FIELDS
+    assert (task["topic"], task["key"], task["group"], task["state"]) == ("order.close", "42", "user-7", "waiting")
+    assert task["payload"] == {"number": 42}
+    assert INSTANT.fullmatch(task["due_at"])
+    assert INSTANT.fullmatch(task["created_at"])
+    assert task["finished_at"] is None
+
+
+def test_schedule_in_words(line: CommandLine) -> None:
+    said = line.run("schedule", "order.close", "--key", "42", "--delay", "15m").stdout
+    assert said.startswith("order.close/42: created, due in 15m (")
+
+
+def test_on_conflict(line: CommandLine) -> None:
+    args = ("schedule", "t", "--key", "k", "--delay")
+    line.run(*args, "1h")
+    assert line.one(*args, "2h", "--on-conflict", "keep")["answer"] == "kept"
+    assert line.one(*args, "2h", "--on-conflict", "refuse", code=1)["answer"] == "refused"
+    assert line.one(*args, "2h")["answer"] == "replaced"
+
+
+def test_payloads_from_everywhere(line: CommandLine, write: Write) -> None:
+    write("order.json", '{\n  "number": 9007199254740993\n}\n')
+
+    def payload(*args: str, given: str | None = None) -> object:
+        return line.one("schedule", "t", *args, "--delay", "1h", given=given)["task"]["payload"]
+
+    assert payload() is None
+    assert payload("-", given="[1, 2]") == [1, 2]
+    assert payload("@order.json") == {"number": 9007199254740993}
+    assert payload('"\\n"') == "\n"
+    raw = line.one("schedule", "t", "-", "--bytes", "--delay", "1h", given="no JSON")["task"]
+    assert "payload" not in raw
+    assert raw["payload_base64"] == "bm8gSlNPTg=="
+
+
+def test_many_lines(line: CommandLine, write: Write) -> None:
+    tasks = [{"key": str(number), "delay": "1h", "payload": number} for number in range(2_500)]
+    write("tasks.jsonl", "\n".join(json.dumps(task) for task in tasks) + "\n\n")
+    assert line.run("schedule", "t", "--many", "tasks.jsonl").stdout == "2,500 tasks: 2,500 created\n"
+    assert line.run("schedule", "t", "--many", "tasks.jsonl").stdout == "2,500 tasks: 2,500 replaced\n"
+    own = '{"topic": "other", "key": "a", "at": "2099-01-01T00:00:00Z", "payload_base64": "AAE=", "retry": "quick"}'
+    [shape] = line.json("schedule", "--many", "-", given=own)
+    assert (shape["task"]["topic"], shape["task"]["payload_base64"]) == ("other", "AAE=")
+    assert line.one("tally", "--topic", "t")["counts"] == [
+        {"topic": "t", "state": "waiting", "number": 2_500, "exact": True}
+    ]
+
+
+def test_many_stops_at_a_bad_line_and_says_what_is_done(line: CommandLine) -> None:
+    good = "\n".join(json.dumps({"key": str(number), "delay": "1h"}) for number in range(1_000))
+    complaint = line.error("schedule", "t", "--many", "-", given=f'{good}\n{{"delay": "5 parsecs"}}\n')
+    assert "line 1001, delay: '5 parsecs' is not accepted" in complaint
+    assert "1,000 tasks from the lines before are scheduled" in complaint
+    for bad in ("[1]", '{"delay": "1h", "prioriti": 3}', '{"delay": '):
+        assert "line 1: " in line.error("schedule", "t", "--many", "-", given=bad)
+    assert "line 1, topic" in line.error("schedule", "--many", "-", given='{"delay": "1h"}')
+
+
+def test_move_fire_cancel(line: CommandLine) -> None:
+    token = line.one("schedule", "t", "--key", "k", "--delay", "1h")["task"]["token"]
+    assert line.one("move", "t", "k", "--delay", "2h", "--if-token", str(token))["answer"] == "moved"
+    assert line.one("move", "t", "k", "--delay", "3h", "--if-token", str(token), code=1)["answer"] == "stale_token"
+    assert "before: in 2h (" in line.run("fire", "t", "k").stdout
+    assert line.one("cancel", "t", "k")["answer"] == "cancelled"
+    for args in (("move", "t", "k", "--delay", "1h"), ("fire", "t", "k"), ("cancel", "t", "k"), ("redrive", "t", "k")):
+        assert line.one(*args, code=1) == {"answer": "not_found", "task": None}
+        assert "t/k: not found" in line.run(*args, code=1).stdout
+
+
+def test_a_move_past_the_deadline_is_refused(line: CommandLine) -> None:
+    line.run("schedule", "t", "--key", "k", "--delay", "1h", "--deadline", "2h")
+    assert "refused, its deadline is in 2h" in line.run("move", "t", "k", "--delay", "3h", code=1).stdout
+
+
+def test_groups(line: CommandLine) -> None:
+    for topic in ("meal", "egg"):
+        for key in "ab":
+            line.run("schedule", topic, "--key", key, "--group", "mia", "--delay", "4h")
+    said = line.run("shift", "--group", "mia", "--topic", "meal", "--by", "-2h").stdout
+    assert said.count("due in 2h") == 2
+    assert said.endswith("group mia: moved 2\n")
+    assert {shape["answer"] for shape in line.json("shift", "--group", "mia", "--by", "-5h")} == {"moved"}
+    assert line.one("tally", "--topic", "egg")["due"] == [{"topic": "egg", "number": 2, "exact": True}]
+    assert len(line.json("cancel", "--group", "mia", "--topic", "egg")) == 2
+    assert len(line.json("cancel", "--group", "mia")) == 2
+    assert "no live task" in line.run("cancel", "--group", "mia", code=1).stdout
+    assert "no live task" in line.run("shift", "--group", "mia", "--by", "1h", code=1).stdout
+
+
+def test_what_a_person_changes_is_noted(line: CommandLine) -> None:
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    line.run("move", "t", "k", "--delay", "2h")
+    moved, created = line.json("events", "t", "k")
+    assert (created["kind"], created["what"]) == ("change", "schedule: created")
+    assert "@" in created["who"]
+    assert moved["was"] == created["wake_at"]
+    assert INSTANT.fullmatch(moved["wake_at"])
+
+
+def test_settings_name_the_person(line: CommandLine) -> None:
+    import os
+
+    os.environ["BIDE_ACTOR"] = "nightly cleaner"
+    try:
+        line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    finally:
+        del os.environ["BIDE_ACTOR"]
+    assert line.one("events", "t", "k")["who"] == "nightly cleaner"
+
+
+def test_the_shared_options_may_stand_anywhere(line: CommandLine) -> None:
+    other = f"sqlite:///{line.directory}/other.db"
+    line.run("--store", other, "schedule", "t", "--key", "k", "--delay", "1h")
+    assert line.json("ls") == []
+    assert [task["key"] for task in line.json("ls", "--store", other)] == ["k"]
+
+
+def test_memory_is_said_to_be_forgotten(line: CommandLine) -> None:
+    result = line.run("schedule", "t", "--delay", "1h", "--store", "memory:")
+    assert "memory: holds nothing beyond" in result.stderr
