@@ -14,7 +14,7 @@ entries = st.tuples(st.sampled_from("abc"), st.integers(0, 9))
 bounds = st.one_of(st.just(()), st.tuples(st.sampled_from("abcd")), entries)
 
 
-@given(st.sets(entries), st.lists(st.tuples(st.booleans(), entries)), bounds)
+@given(st.sets(entries, min_size=8), st.lists(st.tuples(st.booleans(), entries), min_size=20, max_size=60), bounds)
 def test_it_is_a_sorted_list(
     first: set[tuple[str, int]], changes: list[tuple[bool, tuple[str, int]]], bound: tuple[str, int]
 ) -> None:
@@ -51,3 +51,12 @@ def test_an_empty_one_has_no_chunk() -> None:
     assert not chunks.discard(("a",))
     assert (len(chunks), chunks._chunks, chunks._lasts) == (0, [], [])
     assert list(chunks.after(())) == []
+
+
+def test_what_lies_behind_a_last_entry_that_was_taken_out_is_found_and_missed_rightly() -> None:
+    chunks = SortedChunks([(number,) for number in range(8)], longest=4)
+    assert chunks.discard((1,))
+    assert not chunks.discard((1,))
+    assert not chunks.discard((99,))
+    chunks.add((1,))
+    assert list(chunks.after((0,))) == [(number,) for number in range(1, 8)]

@@ -109,6 +109,14 @@ class Listening(SuiteBase):
             await self._hears(heard, "t", NOW)
         assert closed == []
 
+    async def test_a_close_also_ends_what_is_on_its_way(self, store: Store) -> None:
+        async with self._ear(store, ["t"]) as other:
+            async with self._ear(store, ["t"]) as closed:
+                await put_one(store)
+            before = len(closed)
+            await self._hears(other, "t", NOW)
+            assert len(closed) == before
+
     async def test_a_listener_that_fails_harms_nobody(self, store: Store) -> None:
         if not isinstance(store, Notifies):
             pytest.skip("this store tells of nothing")
