@@ -85,6 +85,7 @@ def killed(line: CommandLine) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_started_again_it_goes_on(line: CommandLine, killed: subprocess.Popen[str], number: signal.Signals) -> None:
     time.sleep(2.2)
+    assert f"a demo is running, process {killed.pid}" in line.error("demo", "--store", "sqlite:///own.db")
     killed.send_signal(number)
     said, _ = killed.communicate(timeout=10)
     assert "Big surprise: now!" in said

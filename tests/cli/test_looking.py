@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,6 +74,16 @@ def test_redriving_goes_page_by_page(line: CommandLine) -> None:
     assert len(line.json("redrive", "--all-dead", "--yes")) == 1_203
     [counts] = line.one("tally")["counts"]
     assert (counts["state"], counts["number"]) == ("waiting", 1_203)
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(line: CommandLine) -> None:
+    lines = "\n".join('{"delay": "1h"}' for _ in range(3_000))
+    line.run("schedule", "t", "--many", "-", given=lines)
+    bide = f"{shlex.quote(sys.executable)} -m bide"
+    script = f"{bide} ls --all --json | head -n 2; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[2] == "0"
+    assert done.stderr == ""
 
 
 def test_show(line: CommandLine) -> None:

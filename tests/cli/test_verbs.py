@@ -67,6 +67,7 @@ def test_many_lines(line: CommandLine, write: Write) -> None:
     assert line.one("tally", "--topic", "t")["counts"] == [
         {"topic": "t", "state": "waiting", "number": 2_500, "exact": True}
     ]
+    assert line.json("events") == []
 
 
 def test_many_stops_at_a_bad_line_and_says_what_is_done(line: CommandLine) -> None:

@@ -65,7 +65,8 @@ def schedule_lines(surroundings: Surroundings, path: str, topic: str | None) -> 
             click.echo(f"{totals.total():,} tasks: {words}" if totals else "no tasks: the file has no lines")
         return Exit.DONE if all_ok else Exit.NOT_DONE
 
-    return surroundings.open(work)
+    # Not noted line by line: the event log is capped, and a large file would push everything else out of it.
+    return surroundings.open(work, noted=False)
 
 
 def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None, before: int) -> list[NewTask]:

@@ -80,6 +80,15 @@ class Commands(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code.value), code.meaning) for code in Exit])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            ended = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `bide ls | head` has seen enough: no failure, and nothing left to say
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.DONE
+        return ended
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -94,10 +103,6 @@ class Commands(click.Group):
             ended = super().main(
                 args, prog_name or "bide", complete_var, standalone_mode=False, obj=surroundings, **extra
             )
-            sys.stdout.flush()
-        except BrokenPipeError:  # `bide ls | head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(Exit.DONE)
         except (click.Abort, KeyboardInterrupt):
             click.echo("bide: interrupted", err=True)
             sys.exit(Exit.INTERRUPTED)

@@ -75,7 +75,7 @@ async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None,
         if not click.confirm(f"Send {least}{number:,} dead tasks again?", err=True):
             return Exit.NOT_DONE
     totals: Counter[Result] = Counter()
-    with progress_bar("redriving", number) as progress:
+    with progress_bar("redriving", number if all(count.exact for count in dead) else None) as progress:
         page: list[Ref] = []
 
         async def send() -> None:

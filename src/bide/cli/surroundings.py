@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -34,14 +34,16 @@ class Surroundings:
         """The environment's settings, with `--store` before them. Raises BadInput."""
         return Settings.from_env(store=self.store)
 
-    def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` with an open app. Changes are noted in the event log as this person's."""
+    def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]], *, noted: bool = True) -> T:
+        """Run `work` with an open app. Changes are `noted` in the event log as this person's."""
         settings = self.settings()
+        actor = (settings.actor or person()) if noted else None
+        settings = replace(settings, actor=actor)
         if settings.store == "memory:":
             click.echo("bide: note: memory: holds nothing beyond this one command", err=True)
 
         async def within() -> T:
-            async with Bide(settings=settings, actor=settings.actor or person()) as app:
+            async with Bide(settings=settings) as app:
                 return await work(app)
 
         return asyncio.run(within())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -19,11 +20,14 @@ from bide.cli.demo.publishing import Publishing
 from bide.cli.demo.record import Lateness
 from bide.cli.demo.reviews import Reviews
 from bide.cli.demo.story import Act, Story, keep_looking, perform
+from bide.core.errors import BadInput
 from bide.core.instants import Millis
+from bide.ports import Shares
 
 STORIES: tuple[type[Story], ...] = (Publishing, Orders, Reviews, Payments, Feeding)
 
 
+_NAME = "bide demo "
 _APART = 350
 """Milliseconds between the stories' beginnings, so that their acts do not all fall on the same second."""
 
@@ -59,6 +63,7 @@ class Demo:
         self._watched = watch
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.app)
+            await self._alone()
             ledger = Ledger(self._path)
             stack.callback(ledger.close)
             database = stack.enter_context(closing(sqlite3.connect(self._path, isolation_level=None, timeout=0)))
@@ -67,7 +72,7 @@ class Demo:
                 await story.enter()
                 stack.push_async_callback(story.leave)
             await self._catch_up(acts, ledger)
-            await stack.enter_async_context(self.app.worker())
+            await stack.enter_async_context(self.app.worker(name=f"{_NAME}{os.getpid()}"))
             directors = [
                 asyncio.create_task(perform(story, script, ledger))
                 for story, script in zip(self.stories, acts, strict=True)
@@ -92,6 +97,16 @@ class Demo:
             return ended
 
     # --- begin, or go on
+
+    async def _alone(self) -> None:
+        """Raises BadInput if another demo runs on this file: its people would do everything a second time."""
+        now = _now()
+        store = self.app.store
+        live = await store.announce(f"{_NAME}asks", [], now, now=now) if isinstance(store, Shares) else {}
+        for holder in live:
+            pid = holder.removeprefix(_NAME)
+            if pid != holder and pid.isdigit() and _is_alive(int(pid)):
+                raise BadInput("--store", self.app.url, f"another file: on this one a demo is running, process {pid}")
 
     async def _begin(self, ledger: Ledger, database: sqlite3.Connection) -> list[list[Act]]:
         """Take up the run that is in the file, or begin another; what people have yet to do in each story."""
@@ -142,6 +157,17 @@ async def _all_or_first_error(directors: list[asyncio.Task[None]], beside: list[
         for task in ended:
             await task
         waiting -= ended
+
+
+def _is_alive(pid: int) -> bool:
+    """After a kill -9 a worker is announced for a while, but its process is gone."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _now() -> Millis:
