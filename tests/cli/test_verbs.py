@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -121,9 +124,20 @@ def test_what_a_person_changes_is_noted(line: CommandLine) -> None:
     assert INSTANT.fullmatch(moved["wake_at"])
 
 
-def test_settings_name_the_person(line: CommandLine) -> None:
-    import os
+def test_scheduling_loads_neither_rich_nor_the_bench(line: CommandLine) -> None:
+    code = (
+        "import sys\n"
+        "from bide.cli import main\n"
+        "try: main(['schedule', 't', '--delay', '1h'])\n"
+        "finally: print(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "bide.cli.schedule" in loaded
+    assert not {"rich", "bide.cli.bench", "bide.cli.tables", "bide.cli.demo", "uvloop"} & loaded
 
+
+def test_settings_name_the_person(line: CommandLine) -> None:
     os.environ["BIDE_ACTOR"] = "nightly cleaner"
     try:
         line.run("schedule", "t", "--key", "k", "--delay", "1h")

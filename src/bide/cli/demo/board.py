@@ -64,7 +64,7 @@ def _title(story: Story, now: Millis, width: int) -> Text:
 def _lines(story: Story, lateness: Lateness, now: Millis, width: int) -> Table:
     table = Table.grid(padding=(0, 1), expand=False)
     narrow = width < 100
-    widths = (1, 12, width - 49 if narrow else width - 63, 9 if narrow else 14, 9, 12 if narrow else 20)
+    widths = (1, 12, width - 50 if narrow else width - 63, 9 if narrow else 14, 9, 13 if narrow else 20)
     for place, columns in enumerate(widths):
         table.add_column(width=columns, no_wrap=True, overflow="ellipsis", justify="right" if place > 2 else "left")
     for thing, told in story.things.items():

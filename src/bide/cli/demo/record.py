@@ -45,6 +45,5 @@ class Lateness:
         assert line.late is not None
         if self.was_stopped(line):
             return Text("was stopped" if narrow else f"{line.late / 1000:.0f} s, was stopped", "dim")
-        return Text(
-            f"{line.late:.1f} ms" if narrow else f"{line.late:.1f} ms late", "green" if line.late < 20 else "red"
-        )
+        words = f"{line.late:.1f} ms late" if line.late < 1_000 else f"{line.late / 1000:.1f} s late"
+        return Text(words, "green" if line.late < 20 else "red")
