@@ -44,6 +44,7 @@ async def schedule(plan: Plan) -> Report:
                 memory_growth += resident_bytes() - memory_before
                 in_bulk += size
                 stored += keys
+                limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
                 keys = random_keys(size)
                 concurrent.append(await _concurrently(app, keys, faults))
                 stored += keys
