@@ -141,3 +141,10 @@ async def test_text_that_is_no_text_and_numbers_that_are_too_large_harm_only_the
     with pytest.raises(BadInput, match="number"):
         await store.add([new("k")], now=2**70)
     await put_one(store)
+
+
+async def test_a_value_of_a_wrong_type_harms_only_its_caller(store: SqliteStore) -> None:
+    for payload in ("text", 5, object()):
+        with pytest.raises(BadInput, match="task"):
+            await store.add([new(payload=payload)], now=NOW)  # type: ignore[arg-type]
+    await put_one(store)

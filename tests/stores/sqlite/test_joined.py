@@ -321,3 +321,20 @@ async def test_a_listener_hears_of_both_kinds(store: SqliteStore, path: str) -> 
         pass
     await do(store, Move("t", "m", In(0)))
     await listening.close()
+
+
+async def test_closing_the_store_ends_an_open_transaction_without_effect(path: str) -> None:
+    store = SqliteStore(path)
+    await store.open()
+
+    async def work() -> None:
+        async with store.transaction() as open_one:
+            await open_one.add([new("never")], now=NOW)
+            await store.close()
+
+    with pytest.raises(StoreUnavailable, match="came to nothing"):
+        await work()
+    await store.open()
+    assert await listed(store, Filter()) == []
+    await put_one(store)
+    await store.close()

@@ -16,7 +16,7 @@ from bide.core.errors import BadInput
 from bide.core.records import In
 from bide.stores.sqlite import SqliteStore
 from bide.stores.sqlite.watch import Polling, tidings_of
-from bide.testing.store_suite.acts import NOW, SECOND, new, put_one
+from bide.testing.store_suite.acts import NOW, SECOND, new, put_one, until
 
 WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
 FAST = {"inotify": 0.020, "poll": 0.060}
@@ -55,6 +55,7 @@ async def test_a_task_put_by_another_process_is_heard_of_in_time(path: str, way:
     listening = await store.listen(["t"], hear)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _PUT, path, stdout=subprocess.PIPE)
     out, _ = await process.communicate()
+    await until(lambda: 981 in heard, "tidings of the last one")
     delays = []
     for line in out.decode().splitlines():
         _, answered, wake = map(int, line.split())

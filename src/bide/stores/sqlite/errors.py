@@ -11,6 +11,10 @@ _FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
 _DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
 
 
+_NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
+"""What is raised for a value of a wrong type, or one that is too large for SQLite."""
+
+
 def code_of(error: BaseException) -> str:
     """The name of SQLite's primary result code ("SQLITE_BUSY"), or "" for any other error."""
     number = getattr(error, "sqlite_errorcode", None)
@@ -56,6 +60,8 @@ def translate(error: Exception, path: str, *, adding: bool = False) -> Exception
         return StoreUnavailable(f"{path}: {error}")
     if not isinstance(error, sqlite3.Error):
         return error
+    if isinstance(error, _NOT_STORABLE) and "closed" not in str(error):
+        return BadInput("task", str(error), "fields of the types that the record declares")
     code = code_of(error)
     found: StoreError
     if code in _BUSY:

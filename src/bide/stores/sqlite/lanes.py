@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
-from bide.core.errors import SetupError
+from bide.core.errors import SetupError, StoreUnavailable
 from bide.stores.sqlite.connection import WriteLock, connect, patiently
 from bide.stores.sqlite.errors import translate
 from bide.stores.sqlite.joined import JoinedVerbs
@@ -72,10 +71,13 @@ class Lane:
         self._synchronous = synchronous
         self._lock = lock
         self._locked = False
+        self.closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {path}")
 
     async def run(self, call: Callable[[], T]) -> T:
         """Run `call` in the thread, to its end: a cancellation is passed on when it is done."""
+        if self.closed:
+            raise StoreUnavailable(f"{self._path}: the store was closed, and this transaction came to nothing")
         future = asyncio.get_running_loop().run_in_executor(self._thread, call)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
@@ -121,9 +123,13 @@ class Lane:
             self._lock.release()
 
     def close(self) -> None:
+        """End the thread. Blocks; a transaction that is open comes to nothing."""
+        self.closed = True
         self._thread.shutdown(wait=True)
+        self.leave()
         if self.connection is not None:
             sqlite3.Connection.close(self.connection)
+            self.connection = None
 
 
 class Lanes:
@@ -145,7 +151,7 @@ class Lanes:
         self._fault = fault
         self._committed = committed
         self._guard = threading.Lock()
-        self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, Lane] = WeakKeyDictionary()
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[JoinedTransaction]:
@@ -168,7 +174,8 @@ class Lanes:
                 if joined is not None:
                     joined.over = True
                 lane.owner = None
-                await self._run(lane, lane.leave)
+                if not lane.closed:
+                    await self._run(lane, lane.leave)
 
     async def _run(self, lane: Lane, call: Callable[[], T]) -> T:
         try:
@@ -181,6 +188,8 @@ class Lanes:
         with self._guard:
             lane = self._lanes.get(loop)
             if lane is None:
+                for gone in [one for one in self._lanes if one.is_closed()]:
+                    self._lanes.pop(gone).close()
                 lane = self._lanes[loop] = Lane(self._path, self._synchronous, self._lock)
             return lane
 

@@ -245,7 +245,7 @@ class _Writes:
         return _read(self._work, topic, key)
 
     def move(self, row: int, record: Record) -> None:
-        self._moved.append((record.due_at, record.wake_at, record.token, row))
+        self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
 
     def put(self, row: int, record: Record) -> None:
         self._put.append(values_of(record, row))

@@ -24,7 +24,7 @@ WHERE row = ?
 
 -- name: move_task
 -- A move touches only these (lifecycle: moving touches only what waits), and so only one index.
-UPDATE bide_task SET due_at = ?, at = ?, token = ? WHERE row = ?
+UPDATE bide_task SET due_at = ?, at = ?, token = ?, deadline = ? WHERE row = ?
 
 -- name: delete_task
 DELETE FROM bide_task WHERE row = ?

@@ -24,23 +24,27 @@ class Reader:
         connection.execute("PRAGMA query_only = ON")
         self._queue: SimpleQueue[tuple[Callable[[sqlite3.Cursor], Any], asyncio.Future[Any]] | None] = SimpleQueue()
         self._closed = False
+        self._gate = threading.Lock()
+        """So that nothing is put behind the end of the queue, where nobody would take it."""
         self._thread = threading.Thread(target=self._run, name=f"bide reader of {path}", daemon=True)
         self._thread.start()
 
     async def submit(self, call: Callable[[sqlite3.Cursor], T]) -> T:
         """Run `call` in one read transaction: it sees one state of the file."""
-        if self._closed:
-            raise StoreUnavailable(f"{self._path}: the store is closed")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.put((call, future))
+        with self._gate:
+            if self._closed:
+                raise StoreUnavailable(f"{self._path}: the store is closed")
+            self._queue.put((call, future))
         result: T = await future
         return result
 
     def stop(self) -> None:
         """Finish what was submitted, then end the thread. Blocks; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:

@@ -137,7 +137,7 @@ class Watcher:
                 step += 1
             looked = time.monotonic()
             if not self._look(cursor):
-                step = min(step, len(self._again) - 1)
+                step = max(0, min(step, len(self._again) - 1))
 
     def _look(self, cursor: sqlite3.Cursor) -> bool:
         """Tell what others have committed; false when that cannot be seen just now, being written to by us."""

@@ -11,7 +11,12 @@ from bide.core.records import Token, Topic
 from bide.stores.sqlite.queries import QUERIES
 
 Fault: TypeAlias = Callable[[str], None]
-"""Called with the name of a point between two statements; a test kills the process there."""
+"""Called with the name of a point between two statements; a test kills the process there.
+
+The points: add:begun, add:inserted, add:decided (a key was taken); change:decided, change:written; lease:begun,
+lease:selected, lease:updated; settle:begun, settle:deleted, or settle:decided and settle:written; and for every
+transaction token:written (if one was given out), "before commit", "after commit".
+"""
 
 _LAST_TOKEN = QUERIES["last_token"]
 _PUT_TOKEN = QUERIES["put_token"]

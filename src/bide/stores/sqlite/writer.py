@@ -74,23 +74,27 @@ class Writer:
         self._need_stop = need_stop
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._closed = False
+        self._gate = threading.Lock()
+        """So that nothing is put behind the end of the queue, where nobody would take it."""
         self._thread = threading.Thread(target=self._run, name=f"bide writer of {path}", daemon=True)
         self._thread.start()
 
     async def submit(self, call: Callable[[Work], T], *, durable: bool, adding: bool = False) -> T:
         """Run `call` in a transaction; its result once that is committed (durably, if so asked)."""
-        if self._closed:
-            raise StoreUnavailable(f"{self._path}: the store is closed")
         operation = Operation(call, durable=durable, adding=adding)
-        self._queue.put(operation)
+        with self._gate:
+            if self._closed:
+                raise StoreUnavailable(f"{self._path}: the store is closed")
+            self._queue.put(operation)
         result: T = await operation.future
         return result
 
     def stop(self) -> None:
         """Finish what was submitted, then end the thread. Blocks; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
         self._thread.join()
 
     def foreign_version(self) -> int | None:
