@@ -25,8 +25,8 @@ class HandClock:
     def seconds_until(self, at: Millis) -> float:
         return 0.0
 
-    def seconds(self, length: Millis) -> float:
-        return 0.0
+    def span(self, length: Millis) -> Millis:
+        return length
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -80,6 +80,23 @@ async def test_a_clock_that_is_set_back_fires_nothing_early() -> None:
         await looked_again(clock)
         assert fired == []
         clock.time += 5000
+        await until(lambda: fired == ["a"])
+
+
+class SlowClock(HandClock):
+    """Says of everything that it is an hour away: as a clock does that is about to be set."""
+
+    def seconds_until(self, at: Millis) -> float:
+        return 3600.0
+
+
+async def test_a_clock_that_is_set_ahead_is_noticed_within_the_longest_sleep() -> None:
+    clock, fired = SlowClock(), list[str]()
+    async with drive(HierarchicalWheel[str](), fired.append, clock=clock, longest_sleep=0.01) as timers:
+        timers.add("a", clock.time + 3_600_000)
+        await looked_again(clock, 2)
+        assert fired == []
+        clock.time += 3_600_000
         await until(lambda: fired == ["a"])
 
 
@@ -303,4 +320,4 @@ def test_the_clocks() -> None:
     for clock in (WallClock(), SteadyClock()):
         now = clock.now()
         assert -0.001 <= clock.seconds_until(now + 1000) - 1 <= 0.001
-        assert clock.seconds(1500) == 1.5
+        assert clock.span(1500) == 1500

@@ -18,8 +18,8 @@ class WallClock:
     def seconds_until(self, at: Millis) -> float:
         return at / 1000 - time.time()
 
-    def seconds(self, length: Millis) -> float:
-        return length / 1000
+    def span(self, length: Millis) -> Millis:
+        return length
 
 
 class SteadyClock(WallClock):

@@ -116,13 +116,8 @@ class HierarchicalWheel(Wheel[Item]):
     def add(self, item: Item, at: Millis) -> None:
         """Remember `item` for `at`; one that is there already is moved. O(1)."""
         self._at[item] = at
-        self._file(item, at)
-        if self._filed > self._limit:
-            self._sweep()
-
-    def _file(self, item: Item, at: Millis) -> None:
-        # bucket_for, written out: three calls would double the cost of an add
         elapsed = self._elapsed
+        # bucket_for, written out: three calls would double the cost of an add
         if at > elapsed:
             shift = ((elapsed ^ at).bit_length() - 1) & -DIGIT_BITS
             index = (shift << 5) + (at >> shift & 255)
@@ -135,6 +130,8 @@ class HierarchicalWheel(Wheel[Item]):
         else:
             bucket.append(item)
         self._filed += 1
+        if self._filed > self._limit:
+            self._sweep()
 
     def advance(self, now: Millis) -> list[Item]:
         """Take out and return every item with `at <= now`, in order of `at`. Costs what it returns or files again."""
@@ -171,7 +168,7 @@ class HierarchicalWheel(Wheel[Item]):
             at = get(item)
             # a later time than the bucket's: the item was moved, and has its entry elsewhere
             if at is not None and elapsed < at < stop:
-                self._file(item, at)
+                self.add(item, at)
 
     def next_deadline(self) -> Millis | None:
         """A time not later than the earliest `at`; None when empty.
