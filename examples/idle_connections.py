@@ -23,10 +23,10 @@ class FastClock:
         return int((time.monotonic() - self._begin) * SPEED * 1000)
 
     def seconds_until(self, at: Millis) -> float:
-        return self.seconds(at) + self._begin - time.monotonic()
+        return at / 1000 / SPEED + self._begin - time.monotonic()
 
-    def seconds(self, length: Millis) -> float:
-        return length / 1000 / SPEED
+    def span(self, length: Millis) -> Millis:
+        return length * SPEED
 
 
 async def main() -> None:
@@ -48,7 +48,7 @@ async def main() -> None:
                 last_packet[connection] = clock.now()
             packets += len(talking)
             talking = range(0, CONNECTIONS, 3)  # two of three fall silent after their first packet
-            await asyncio.sleep(clock.seconds(5000))
+            await asyncio.sleep(5 / SPEED)
         print(f"after {clock.now() // 1000} s: {packets:,} packets, {len(ring):,} online, {len(silent_for):,} offline")
         await all_gone.wait()  # for now nobody talks
     print(f"after {clock.now() // 1000} s: all {len(silent_for):,} offline")
