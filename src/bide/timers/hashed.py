@@ -25,8 +25,8 @@ Empty slots cost nothing: which are in use is one byte each, searched by `bytear
 Nothing at all is visited before the earliest time known.
 
 **Why 512 slots of 128 ms**, and not 65,536 of 1 ms, which are as long a lap and as many visits: a million items would
-be spread over 65,536 lists, and every `add` would miss the processor's caches four times (1,200 ns instead of 400).
-Fewer slots still are no faster, and make the work at each entered slot (2,000 items of a million, 1 ms) longer.
+be spread over 65,536 lists, and nearly every `add` would miss the processor's caches (770 ns instead of 290).
+Fewer slots still are hardly faster, and make the work at each entered slot (2,000 items of a million, 1 ms) longer.
 
 Source: G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6; Netty's
 `HashedWheelTimer` is the best known library form.

@@ -10,10 +10,10 @@ entry of each item counts; the others are dead, and are thrown away when they co
 
 **The cost.** `add`, `move`: O(log n). `cancel`: O(1). `advance`: O(log n) for each item returned. When three quarters
 of the heap are dead it is built anew in one go, O(n): amortised over the cancels that led to it, O(1) each, but a
-pause of a tenth of a second at a million items, which the wheels do not have.
+pause of 60 ms at a million items, where the wheels tidy up bit by bit.
 
 **What is wasteful, and why that is fine.** Every entry is a tuple with a serial number, so that two items of the same
-time are never compared themselves (they need not have an order): 64 bytes more than a wheel needs. For up to some ten
+time are never compared themselves (they need not have an order): 90 bytes more than a wheel needs. For up to some ten
 thousand items that is nothing, and everything here fits on one page; `heapq` is C, so that in CPython a heap of a
 million entries is only a few times slower than a wheel.
 

