@@ -48,12 +48,12 @@ def read_row(cursor: sqlite3.Cursor, row: int) -> tuple[Record | None, str]:
         return (None if found is None else mended(found)), str(error)
 
 
-def read_mended(work: Work, topic: Topic, key: str) -> tuple[int, Record] | None:
+def read_mended(cursor: sqlite3.Cursor, topic: Topic, key: str) -> tuple[int, Record] | None:
     """A task by its name, mended if need be."""
-    found = work.one(_ROW_BY_NAME, (topic, key))
+    found = cursor.execute(_ROW_BY_NAME, (topic, key)).fetchone()
     if found is None:
         return None
-    record, _ = read_row(work.cursor, found[0])
+    record, _ = read_row(cursor, found[0])
     return None if record is None else (found[0], record)
 
 

@@ -29,12 +29,12 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.sqlite import damage
+from bide.stores.sqlite.finding import FEW, Found, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
 from bide.stores.sqlite.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.work import Work
 
 _INSERT = QUERIES["insert_task"]
-_BY_NAME = QUERIES["task_by_name"]
 _PUT = QUERIES["put_task"]
 _MOVE = QUERIES["move_task"]
 _DELETE = QUERIES["delete_task"]
@@ -85,10 +85,10 @@ def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now:
 
     A row that carries the very token that its task was given is the one that was just inserted for it.
     """
-    writes = _Writes(work)
+    writes = _Writes(work, tasks)
     for position, new in enumerate(tasks):
         born = answers[position].record
-        found = _read(work, new.topic, new.key)
+        found = writes.read(new.topic, new.key)
         if found is None or born is None:
             raise AssertionError("an insert was refused, and there is no row in its way")
         row, old = found
@@ -99,13 +99,13 @@ def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now:
         if answer.result is Result.REPLACED and answer.record is not None:
             work.used_token(token)
             writes.put(row, answer.record)
-            writes.flush()
+    writes.flush()
 
 
 def change(work: Work, changes: Sequence[Change], now: Millis) -> list[Answer]:
     """Move, cancel, redrive: each one read and one write."""
     answers = []
-    writes = _Writes(work)
+    writes = _Writes(work, changes)
     decide = lifecycle.change
     for asked in changes:
         found = writes.read(asked.topic, asked.key)
@@ -196,7 +196,7 @@ def settle(work: Work, outcomes: Sequence[Settlement], now: Millis) -> list[bool
         work.cursor.execute("RELEASE bide_settle")
         return [work.cursor.execute(_SETTLE_DONE, row).rowcount == 1 for row in rows]
     settled = []
-    writes = _Writes(work)
+    writes = _Writes(work, outcomes)
     for asked in outcomes:
         found = writes.read(asked.topic, asked.key)
         row, old = (0, None) if found is None else found
@@ -227,10 +227,13 @@ class _Writes:
     A task that is read again after it was written (a key that comes twice in a batch) is written out first.
     """
 
-    __slots__ = ("_forgotten", "_moved", "_put", "_touched", "_work")
+    __slots__ = ("_forgotten", "_found", "_moved", "_put", "_touched", "_work")
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask]) -> None:
         self._work = work
+        self._found: Found = {}
+        if len(asked) > FEW:
+            self._found = by_names(work.cursor, [(one.topic, one.key) for one in asked])
         self._moved: list[tuple[Any, ...]] = []
         self._put: list[tuple[Any, ...]] = []
         self._forgotten: list[tuple[int]] = []
@@ -242,7 +245,8 @@ class _Writes:
         if name in self._touched:
             self.flush()
         self._touched.add(name)
-        return _read(self._work, topic, key)
+        found = self._found.pop(name, None)
+        return by_name(self._work.cursor, topic, key) if found is None else found
 
     def move(self, row: int, record: Record) -> None:
         self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
@@ -262,15 +266,6 @@ class _Writes:
                 self._work.cursor.executemany(query, rows)
         self._moved, self._put, self._forgotten = [], [], []
         self._touched.clear()
-
-
-def _read(work: Work, topic: Topic, key: str) -> tuple[int, Record] | None:
-    try:
-        row = work.cursor.execute(_BY_NAME, (topic, key)).fetchone()
-    except damage.UNREADABLE as error:
-        damage.check(error)
-        return damage.read_mended(work, topic, key)
-    return None if row is None else (row[ROW], record_of(row))
 
 
 def _point(work: Work, name: str) -> None:

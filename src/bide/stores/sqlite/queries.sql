@@ -11,6 +11,10 @@ INSERT INTO bide_task (
 -- name: task_by_name
 SELECT {record} FROM bide_task WHERE topic = ? AND key = ?
 
+-- name: tasks_by_names
+-- Many of one topic: see `finding`. The names come as a JSON array, whose values SQLite looks up in their order.
+SELECT {record} FROM bide_task WHERE topic = ? AND key IN (SELECT value FROM json_each(?))
+
 -- name: task_by_row
 SELECT {record} FROM bide_task WHERE row = ?
 

@@ -18,31 +18,22 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.sqlite import damage
+from bide.stores.sqlite.finding import FEW, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.rows import CODES, STATES, record_of
+from bide.stores.sqlite.rows import CODES, STATES
 
 COUNT_LIMIT = 10_000
 """Where counting stops: about a millisecond's worth of index entries."""
 
-_BY_NAME = QUERIES["task_by_name"]
-_ROW_BY_NAME = QUERIES["row_by_name"]
 _LATEST: Millis = 2**62
 """After every instant that there is."""
 
 
 def get(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
-    return [_get(cursor, topic, key) for topic, key in refs]
-
-
-def _get(cursor: sqlite3.Cursor, topic: Topic, key: str) -> Record | None:
-    try:
-        row = cursor.execute(_BY_NAME, (topic, key)).fetchone()
-        return None if row is None else record_of(row)
-    except damage.UNREADABLE as error:
-        damage.check(error)
-        row = cursor.execute(_ROW_BY_NAME, (topic, key)).fetchone()
-        return None if row is None else damage.read_row(cursor, row[0])[0]
+    known = by_names(cursor, refs) if len(refs) > FEW else {}
+    found = (known.get(ref) or by_name(cursor, *ref) for ref in refs)
+    return [None if one is None else one[1] for one in found]
 
 
 def topics(cursor: sqlite3.Cursor) -> list[Topic]:
