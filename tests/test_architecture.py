@@ -25,8 +25,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
     "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "OnConflict",
-    "Outcome", "OutcomeUnknown", "Ref", "Result", "Retention", "Retry", "Settings", "SetupError", "State",
-    "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable", "Task", "Worker",
+    "Outcome", "OutcomeUnknown", "Ref", "Result", "Retention", "Retry", "ScaledClock", "Settings", "SetupError",
+    "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable", "SystemClock", "Task",
+    "Worker",
 )  # fmt: skip
 """Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
 

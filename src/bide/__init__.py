@@ -34,6 +34,7 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, OnConflict, Ref, Result, State
 from bide.core.retry import Exponential, Fixed, Ladder
 from bide.core.tasks import Task
+from bide.engine.clock import ScaledClock, SystemClock
 from bide.engine.terms import Retention
 from bide.engine.worker import Worker
 from bide.settings import Settings
@@ -64,6 +65,7 @@ __all__ = [
     "Result",
     "Retention",
     "Retry",
+    "ScaledClock",
     "Settings",
     "SetupError",
     "State",
@@ -72,6 +74,7 @@ __all__ = [
     "StoreFull",
     "StoreMismatch",
     "StoreUnavailable",
+    "SystemClock",
     "Task",
     "Worker",
     "__version__",

@@ -36,14 +36,13 @@ class Handler(Generic[P]):
     def __init__(self, app: Bide, topic: Topic, function: Callable[[Task[P]], Any], sink: PythonHandler) -> None:
         self.topic = topic
         self._app = app
-        self._function = function
         self._sink = sink
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", topic)
-        self.__wrapped__ = function
+        self.__wrapped__: Callable[[Task[P]], Any] = function
 
     def __call__(self, task: Task[P]) -> Any:
-        return self._function(task)
+        return self.__wrapped__(task)
 
     def new(
         self,
@@ -88,14 +87,32 @@ class Handler(Generic[P]):
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         return await self._app.schedule_many(tasks)
 
-    async def reschedule(self, key: str, *, delay: Length | None = None, at: When | None = None) -> Answer:
-        return await self._app.reschedule(self.topic, key, delay=delay, at=at)
+    async def reschedule(
+        self,
+        key: str,
+        *,
+        delay: Length | None = None,
+        at: When | None = None,
+        deadline: When | Length | None = None,
+        if_token: int | None = None,
+    ) -> Answer:
+        return await self._app.reschedule(self.topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token)
 
-    async def fire_now(self, key: str) -> Answer:
-        return await self._app.fire_now(self.topic, key)
+    async def fire_now(self, key: str, *, if_token: int | None = None) -> Answer:
+        return await self._app.fire_now(self.topic, key, if_token=if_token)
 
-    async def cancel(self, key: str) -> Answer:
-        return await self._app.cancel(self.topic, key)
+    async def cancel(self, key: str, *, if_token: int | None = None) -> Answer:
+        return await self._app.cancel(self.topic, key, if_token=if_token)
+
+    async def redrive(self, key: str, *, delay: Length = "0s", if_token: int | None = None) -> Answer:
+        return await self._app.redrive(self.topic, key, delay=delay, if_token=if_token)
+
+    async def get(self, key: str) -> Task[P] | None:
+        """The task as it is, its payload of the handler's type."""
+        task: Task[P] | None = await self._app.get(self.topic, key)
+        if task is not None:
+            self._sink.read(task)
+        return task
 
 
 class Bide(Client):
@@ -160,6 +177,8 @@ class Bide(Client):
                 raise BadInput(field, count, "a whole number from 1 to 1,000,000")
 
         def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+            if isinstance(function, Handler):  # one function for several topics: the decorators stand on each other
+                function = function.__wrapped__
             threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
             sink = PythonHandler(function, threads=threads, names=names)
             slots = concurrency or (self.settings.topic_concurrency if sink.asynchronous else threads)

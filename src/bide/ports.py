@@ -82,8 +82,8 @@ class Store(Verbs, Protocol):
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         """Take up to so many due tasks of each topic, oldest first within it, held until `until`.
 
-        `next_wake` covers the topics that got fewer than they wanted and those that want 0 (which only ask); it may lie
-        in the past for these. A full topic's backlog is left out, so that it cannot spin the caller.
+        `next_wake` is not later than the earliest wake of the topics that got fewer than they wanted and of those that
+        want 0 (which only ask); it may lie in the past for these. A full topic's backlog is left out, so that it cannot spin the caller.
         """
         ...
 
@@ -224,8 +224,8 @@ class Clock(Protocol):
         """How long to sleep until `at`, not rounded; negative once it has passed."""
         ...
 
-    def seconds(self, length: Millis) -> float:
-        """How long to sleep for `length`: it differs only on a clock that does not run at the usual pace."""
+    def span(self, length: Millis) -> Millis:
+        """How far this clock goes while `length` of real time passes: `length`, unless it runs at a pace of its own."""
         ...
 
 

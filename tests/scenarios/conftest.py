@@ -15,14 +15,6 @@ from bide.stores.sqlite import SqliteStore
 from bide.testing.time_machine import TimeMachine
 
 
-class FileTimeMachine(TimeMachine):
-    """A time machine whose tasks rest in a SQLite file, so that handlers can join its transactions."""
-
-    def __init__(self, app: Bide, path: Path) -> None:
-        super().__init__(app)
-        self._store = SqliteStore(path)  # type: ignore[assignment]
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The one file for the business tables and the tasks."""
@@ -39,5 +31,5 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
 @pytest_asyncio.fixture
 async def file_time(bide_app: Bide, path: Path) -> AsyncIterator[TimeMachine]:
     """Like `bide_time`, over the business database's own file."""
-    async with FileTimeMachine(bide_app, path) as machine:
+    async with TimeMachine(bide_app, store=SqliteStore(path)) as machine:
         yield machine

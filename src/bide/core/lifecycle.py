@@ -163,9 +163,10 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
     if type(asked) is Move:
         due_at = _clamp(asked.due.resolve(now))
         wake_at = max(due_at, now)
-        if old.deadline is not None and wake_at > old.deadline:
+        deadline = old.deadline if asked.deadline is None else asked.deadline
+        if deadline is not None and wake_at > deadline:
             return Answer(Result.REFUSED, old)
-        return Answer(Result.MOVED, _waiting(old, token, due_at=due_at, wake_at=wake_at), old.wake_at)
+        return Answer(Result.MOVED, _moved(old, token, due_at, wake_at, deadline), old.wake_at)
     if type(asked) is Cancel:
         return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error))
     assert type(asked) is Redrive
@@ -240,10 +241,10 @@ def _born(new: NewTask, due_at: Millis, now: Millis, token: Token) -> Record:
     )  # fmt: skip
 
 
-def _waiting(old: Record, token: Token, *, due_at: Millis, wake_at: Millis) -> Record:
+def _moved(old: Record, token: Token, due_at: Millis, wake_at: Millis, deadline: Millis | None) -> Record:
     return Record(
         old.topic, old.key, old.id, old.group, State.WAITING, due_at, wake_at, 0, old.attempt, old.failures,
-        old.losses, token, None, old.payload, old.options, old.deadline, old.error, old.created_at, None, None,
+        old.losses, token, None, old.payload, old.options, deadline, old.error, old.created_at, None, None,
     )  # fmt: skip
 
 

@@ -128,6 +128,8 @@ class Move(Struct, frozen=True, gc=False):
     key: str
     due: Due
     if_token: Token | None = None
+    deadline: Millis | None = None
+    """A new deadline, too; None keeps the one that there is."""
 
 
 class Cancel(Struct, frozen=True, gc=False):
@@ -206,7 +208,7 @@ class Leased(Struct, frozen=True):
 
     tasks: list[Record]
     next_wake: Millis | None
-    """The earliest `wake_at` among the asked topics that still have room; None when nothing waits there."""
+    """Not later than the earliest `wake_at` among the asked topics that still have room; None: nothing waits there."""
     now: Millis
     """The clock that the lease went by: the store's own where it has one."""
 
@@ -250,3 +252,11 @@ class Tally(Struct, frozen=True):
     counts: Mapping[tuple[Topic, State], Count]
     forecast: Mapping[Topic, Sequence[Count]]
     """Waiting tasks with edges[i] <= wake_at < edges[i + 1], one count per interval; empty without edges."""
+
+    def number(self, topic: Topic | None = None, state: State | None = None) -> int:
+        """How many of a topic, in a state, of both, or in all; at least so many where a count is not exact."""
+        return sum(
+            count.number
+            for (one, its), count in self.counts.items()
+            if (topic is None or one == topic) and (state is None or its is state)
+        )

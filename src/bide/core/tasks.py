@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
 
-from bide.core.instants import as_datetime
+from bide.core.instants import Length, When, as_datetime
 from bide.core.options import decode_options
 from bide.core.payloads import Decode, decode_json
 from bide.core.records import Record, State
 
 P = TypeVar("P")
 _UNREAD: Any = object()
-
-
-class Delivery(Protocol):
-    """What the engine lends a task for as long as its handler runs."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]: ...
-    async def extend(self, millis: int) -> bool: ...
+_ONLY_RUNNING = "only the task that a running handler was given can do this"
 
 
 class Task(Generic[P]):
     """One thing to be done later. Read-only; `payload` is decoded when first read."""
 
-    __slots__ = ("_delivery", "_payload", "record")
+    __slots__ = ("_payload", "record")
 
-    def __init__(self, record: Record, payload: Any = _UNREAD, delivery: Delivery | None = None) -> None:
+    def __init__(self, record: Record, payload: Any = _UNREAD) -> None:
         self.record = record
         self._payload = payload
-        self._delivery = delivery
 
     @property
     def topic(self) -> str:
@@ -100,6 +93,11 @@ class Task(Generic[P]):
         return as_datetime(self.record.wake_at)
 
     @property
+    def planned_at(self) -> datetime | None:
+        """While leased: the wake_at that it was leased for (with lost leases, the first one's). Else None."""
+        return as_datetime(self.record.planned_at) if self.record.state is State.LEASED else None
+
+    @property
     def created_at(self) -> datetime:
         return as_datetime(self.record.created_at)
 
@@ -115,24 +113,31 @@ class Task(Generic[P]):
         """Decode the payload now, by `decode`. Raises BadPayload."""
         self._payload = decode(self.record.payload)
 
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """The handler's own database transaction, in which this task completes: the effect is exactly-once.
+    def now_as(self, record: Record) -> Task[P]:
+        """The same task in a later record of it; a payload that was decoded is not decoded again."""
+        return Task(record, self._payload)
+
+    @property
+    def lateness(self) -> timedelta:
+        """In a running handler: how long after the planned time it is now, by the app's clock."""
+        raise RuntimeError(_ONLY_RUNNING)
+
+    def transaction(
+        self, *, again_at: When | None = None, again_in: Length | None = None
+    ) -> AbstractAsyncContextManager[Any]:
+        """In a running handler: its own database transaction, in which this task completes: exactly-once.
 
         `async with task.transaction() as conn:` gives a connection to the store's own database; leaving the block
-        without an error settles the task Done and commits both, or neither. Verbs awaited inside join it.
-        Raises LeaseLost (and rolls back) if the task is no longer ours; only while a handler runs, and only on a store
-        that can join transactions.
+        without an error settles the task Done and commits both, or neither. Verbs awaited inside join it. With
+        `again_at` or `again_in` the task starts its next life then, under the same key; scheduling its own key inside
+        would replace the life that is to be completed. Raises LeaseLost (and rolls back) if the task is no longer ours,
+        SetupError on a store that shares no database with handlers.
         """
-        return self._lent().transaction()
+        raise RuntimeError(_ONLY_RUNNING)
 
-    async def extend(self, millis: int) -> bool:
-        """Keep the lease `millis` from now. Seldom needed: a running handler's lease is kept alive by itself."""
-        return await self._lent().extend(millis)
-
-    def _lent(self) -> Delivery:
-        if self._delivery is None:
-            raise RuntimeError("only the task that a running handler was given can do this")
-        return self._delivery
+    async def extend(self, by: Length) -> bool:
+        """In a running handler: keep the lease for a length from now. Seldom needed: it is kept alive by itself."""
+        raise RuntimeError(_ONLY_RUNNING)
 
     def __repr__(self) -> str:
         record = self.record

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
-from bide.core.instants import Length, Millis, When, check_instant, duration, instant
+from bide.core.instants import LAST_INSTANT, Length, Millis, When, as_datetime, check_instant, duration, instant
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options
 from bide.core.outcomes import one_due
@@ -130,6 +130,10 @@ class Client:
             raise StoreUnavailable("not open: use `async with app:` around this, or app.sync from synchronous code")
         return self._opened
 
+    def now(self) -> datetime:
+        """What time it is by this app's clock (aware, UTC): in handlers, so that tests can move it."""
+        return as_datetime(self.clock.now())
+
     # --- schedule
 
     def new(
@@ -211,10 +215,16 @@ class Client:
         *,
         delay: Length | None = None,
         at: When | None = None,
+        deadline: When | Length | None = None,
         if_token: Token | None = None,
     ) -> Answer:
-        """Make a waiting task due at another time: `moved`; `under_way` when it is leased and nothing changed."""
-        return await self._change(Move(topic, key, one_due(at, delay), if_token))
+        """Make a waiting task due at another time: `moved`; `under_way` when it is leased and nothing changed.
+
+        Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
+        """
+        due = one_due(at, delay)
+        not_after = None if deadline is None else self._deadline(deadline, due)
+        return await self._change(Move(topic, key, due, if_token, not_after))
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
@@ -248,15 +258,19 @@ class Client:
 
     # --- groups
 
-    async def shift(self, *, group: str, by: Length, topic: str | None = None) -> list[Answer]:
+    async def shift(self, *, group: str, by: Length, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
         """Move every waiting task of `group` (of one topic of it) by a length, which may be negative: maybe to now.
 
-        Atomic per task, bounded per store call. An answer per task that was found live.
+        With `deadlines` theirs move along; else a move past one is `refused`. Atomic per task, bounded per store call.
+        An answer per task that was found live.
         """
         delta = duration(by, field="by", negative=True)
 
         def move(record: Record) -> Change:
-            return Move(record.topic, record.key, At(max(0, record.due_at + delta)), record.token)
+            deadline = None
+            if deadlines and record.deadline is not None:
+                deadline = min(max(0, record.deadline + delta), LAST_INSTANT)
+            return Move(record.topic, record.key, At(max(0, record.due_at + delta)), record.token, deadline)
 
         return await self._over_group("shift", group, topic, move)
 

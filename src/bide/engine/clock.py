@@ -19,15 +19,15 @@ class SystemClock:
     def seconds_until(self, at: Millis) -> float:
         return at / 1000 - time.time()
 
-    def seconds(self, length: Millis) -> float:
-        return length / 1000
+    def span(self, length: Millis) -> Millis:
+        return length
 
 
 class ScaledClock:
     """A clock that starts at the wall clock's time and runs `speed` times as fast: two days within a minute.
 
-    For demonstrations and examples on one machine: everything that shares a store must share its clock. A lease lasts
-    `speed` times shorter in real time, so give a long one.
+    For demonstrations and examples on one machine: everything that shares a store must share its clock. Only the times
+    of tasks run faster; leases, timeouts and the longest sleep last as long as ever.
     """
 
     __slots__ = ("_origin", "speed")
@@ -47,5 +47,5 @@ class ScaledClock:
     def seconds_until(self, at: Millis) -> float:
         return (at / 1000 - self._exact()) / self.speed
 
-    def seconds(self, length: Millis) -> float:
-        return length / 1000 / self.speed
+    def span(self, length: Millis) -> Millis:
+        return int(length * self.speed)

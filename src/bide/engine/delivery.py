@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bide.core.errors import LeaseLost, SetupError
-from bide.core.records import Lease, Record, Settlement, State, Verdict
+from bide.core.instants import Length, When, duration
+from bide.core.outcomes import Done
+from bide.core.records import Lease, Record
 from bide.core.tasks import Task
 from bide.engine.joining import joining
+from bide.engine.verdicts import completion
 from bide.ports import JoinsTransaction
 
 if TYPE_CHECKING:
@@ -39,29 +43,35 @@ class Delivery(Task[Any]):
         record = self.record
         return Lease(record.topic, record.key, record.token)
 
+    @property
+    def lateness(self) -> timedelta:
+        """See `Task.lateness`."""
+        return timedelta(milliseconds=self._worker.clock.now() - self.record.planned_at)
+
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
+    async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
         """See `Task.transaction`."""
-        store = self._worker.store
+        store, record = self._worker.store, self.record
         if not isinstance(store, JoinsTransaction):
             raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
-        record = self.record
+        done = Done(again_at=again_at, again_in=again_in)
         async with store.transaction() as joined:
             with joining(store, joined):
                 yield joined.connection
-            now = self._worker.clock.now()
-            keep_until = self._worker.terms.retention_of(record.topic).keep_until(State.DONE, now)
-            settled = await joined.settle(
-                [Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep_until)], now=now
-            )
+            now, keep = self._worker.clock.now(), self._worker.terms.retention_of(record.topic)
+            settled = await joined.settle([completion(record, done, keep, now)], now=now)
             if self.over or not settled[0]:
-                raise LeaseLost(f"{record.topic}/{record.key} is no longer ours: rolled back")
+                raise LeaseLost(
+                    f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "
+                    "cancelled or replaced, or the transaction scheduled this very key (use again_in= for that)"
+                )
         self._worker.completed(self)
 
-    async def extend(self, millis: int) -> bool:
+    async def extend(self, by: Length) -> bool:
         """See `Task.extend`."""
-        now = self._worker.clock.now()
-        kept = (await self._worker.store.extend([self.lease], now=now, until=now + millis))[0]
+        clock, length = self._worker.clock, duration(by, field="by")
+        now = clock.now()
+        kept = (await self._worker.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
         if kept:
-            self.expires = max(self.expires, asyncio.get_running_loop().time() + self._worker.clock.seconds(millis))
+            self.expires = max(self.expires, asyncio.get_running_loop().time() + length / 1000)
         return kept

@@ -35,7 +35,7 @@ class Keeper:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        lease = self._clock.seconds(self._lease)
+        lease = self._lease / 1000
         pause = lease / 3
         while True:
             expected = loop.time() + pause
@@ -57,12 +57,14 @@ class Keeper:
         asked_at = asyncio.get_running_loop().time()
         now = self._clock.now()
         try:
-            kept = await self._store.extend([delivery.lease for delivery in held], now=now, until=now + self._lease)
+            kept = await self._store.extend(
+                [delivery.lease for delivery in held], now=now, until=now + self._clock.span(self._lease)
+            )
         except StoreError as error:
             _log.warning("%d leases could not be extended: %s", len(held), error)
             return
         for delivery, ok in zip(held, kept, strict=True):
             if ok:
-                delivery.expires = asked_at + self._clock.seconds(self._lease)
+                delivery.expires = asked_at + self._lease / 1000
             elif not delivery.over:
                 self._lost(delivery, "the lease was refused: cancelled, replaced, or held by somebody else now")

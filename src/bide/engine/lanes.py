@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bide.core.outcomes import Outcome
 from bide.engine.running import set_running
-from bide.ports import Clock, Route
+from bide.ports import Route
 
 if TYPE_CHECKING:
     from bide.engine.delivery import Delivery
@@ -35,7 +35,6 @@ class Lanes:
     def __init__(
         self,
         route: Route,
-        clock: Clock,
         ended: Ended,
         freed: Callable[[Lanes], None],
         timed_out: Callable[[Delivery], None],
@@ -51,7 +50,7 @@ class Lanes:
         self._timed_out = timed_out
         self._loop = asyncio.get_running_loop()
         self._deliver = route.sink.deliver
-        self._timeout = None if route.timeout is None else clock.seconds(route.timeout)
+        self._timeout = None if route.timeout is None else route.timeout / 1000
         self._parked: list[asyncio.Future[None]] = []
         self._lanes: set[asyncio.Task[None]] = set()
         self._context = copy_context()

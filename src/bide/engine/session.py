@@ -48,9 +48,10 @@ class Session:
         return answer
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
+        """In bulk only what replaced something is noted: a load of new tasks would push all else out of the log."""
         answers = await self.verbs.add(tasks, now=self._clock.now())
         if self._actor is not None:
-            self.note("schedule", answers)
+            self.note("schedule", [answer for answer in answers if answer.result is Result.REPLACED])
         return answers
 
     async def change(self, change: Change) -> Answer:

@@ -34,9 +34,7 @@ def settlement(
     if ended is None:
         return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
     if isinstance(ended, Done):
-        if ended.again is not None:
-            return Settlement(record.topic, record.key, record.token, Verdict.DONE, ended.again, next_id=new_id())
-        return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+        return completion(record, ended, keep, now)
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now)
     if isinstance(ended, Defer):
@@ -53,6 +51,13 @@ def settlement(
     if _too_late(record, due.resolve(now)):
         return dead(record, f"deadline: the next try would be after it; last error: {error}", keep, now)
     return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)
+
+
+def completion(record: Record, done: Done, keep: Retention, now: Millis) -> Settlement:
+    """The end with success, or the start of the next life."""
+    if done.again is not None:
+        return Settlement(record.topic, record.key, record.token, Verdict.DONE, done.again, next_id=new_id())
+    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
 
 
 def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:

@@ -18,7 +18,7 @@ class Waker:
 
     def __init__(self, clock: Clock, cap: Millis) -> None:
         self._clock = clock
-        self._cap = clock.seconds(cap)
+        self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
         self._heard: Millis | None = None
         self._kicked = False

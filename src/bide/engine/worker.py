@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Self
 
+import msgspec
 from msgspec import Struct
 
 from bide.core.errors import StoreError
@@ -22,7 +23,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import In, Lease, Record, Settlement, Topic, Verdict
+from bide.core.records import In, Lease, Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.capacity import wants
 from bide.engine.delivery import Delivery
@@ -79,15 +80,16 @@ class Worker:
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
         self._settler = Settler(store, clock, self._told)
-        self._lanes = {
-            topic: Lanes(route, clock, self._ended, self._freed, self._time_out) for topic, route in routes.items()
-        }
+        self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
         self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._empty = False
+        """Whether the last lease found nothing, now or later, and nothing is running here."""
+        self._emptied: asyncio.Future[None] | None = None
         self._short = False
         """Whether the worker's slots, not a topic's own, were the limit at the last lease."""
 
@@ -126,7 +128,7 @@ class Worker:
         if self._listening is not None:
             await self._listening.close()
         self._give_back()
-        ends = self.clock.seconds(self.terms.grace if grace is None else grace)
+        ends = (self.terms.grace if grace is None else grace) / 1000
         await asyncio.gather(*(lanes.idle(ends) for lanes in self._lanes.values()))
         for lanes in self._lanes.values():
             await lanes.close()
@@ -135,6 +137,13 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._hooks, return_exceptions=True)
         await self._sweeper.leave()
+
+    async def until_empty(self) -> None:
+        """Wait until nothing of this worker's topics is waiting or leased any more, by anybody."""
+        while not self._empty:
+            self._emptied = asyncio.get_running_loop().create_future()
+            self._waker.kick()
+            await self._emptied
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
@@ -174,9 +183,10 @@ class Worker:
 
     async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
-        expires = asyncio.get_running_loop().time() + self.clock.seconds(self.terms.lease)
+        expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
         now = self.clock.now()
-        leased = await self.store.lease(asked, now=now, until=now + self.terms.lease, holder=self.holder)
+        until = now + self.clock.span(self.terms.lease)
+        leased = await self.store.lease(asked, now=now, until=until, holder=self.holder)
         self.stats.leased += len(leased.tasks)
         by_topic: dict[Topic, list[Delivery]] = {}
         for record in leased.tasks:
@@ -193,6 +203,10 @@ class Worker:
             lanes.start(fit)
             if lanes.hungry and len(fit) < count:
                 self._waker.kick()  # the unfit left room, and there may be more
+        self._empty = leased.next_wake is None and not any(lanes.occupied for lanes in self._lanes.values())
+        if self._empty and self._emptied is not None:
+            self._emptied.set_result(None)
+            self._emptied = None
         return leased.next_wake
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
@@ -218,7 +232,7 @@ class Worker:
 
     def _freed(self, lanes: Lanes) -> None:
         """A slot is free: lease again if there may be something for it."""
-        if lanes.hungry or self._short:
+        if lanes.hungry or self._short or self._emptied is not None:
             self._waker.kick()
 
     def _held(self) -> list[Delivery]:
@@ -236,8 +250,6 @@ class Worker:
                 self._settler.put(delivery, _back(delivery.lease, In(0)))
                 return
             ended = Retry("the handler was cancelled")
-        elif isinstance(ended, Exception) and not isinstance(ended, Outcome):
-            _log.warning("%s/%s, attempt %d, failed: %r", record.topic, record.key, record.attempt, ended)
         route = self._lanes[record.topic].route
         self._settler.put(delivery, settlement(record, ended, route, self.terms.retention_of(record.topic), now))
 
@@ -276,24 +288,32 @@ class Worker:
             self.stats.done += 1
         elif verdict is Verdict.RETRY:
             self.stats.retried += 1
+            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.error)
             self._note(EventKind.RETRY, record, told.error or "", None if told.wake is None else self._wake(told))
         elif verdict is Verdict.DEFER:
             self.stats.deferred += 1
         else:
             self.stats.dead += 1
+            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.error)
             self._note(EventKind.DEAD, record, told.error or "")
             self._tell_dead(delivery, told)
         if self._observe is not None:
             self._observe(record, told)
+        if self._emptied is not None:
+            self._waker.kick()
 
     def _wake(self, told: Settlement) -> Millis | None:
         return None if told.wake is None else told.wake.resolve(self.clock.now())
 
     def _tell_dead(self, delivery: Delivery, told: Settlement) -> None:
+        record = msgspec.structs.replace(
+            delivery.record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until
+        )
+        task = delivery.now_as(record)
         for hook in self._lanes[delivery.topic].route.on_dead:
-            task = asyncio.get_running_loop().create_task(_run_hook(hook, Task(delivery.record)), name="bide on_dead")
-            self._hooks.add(task)
-            task.add_done_callback(self._hooks.discard)
+            mourning = asyncio.get_running_loop().create_task(_run_hook(hook, task), name="bide on_dead")
+            self._hooks.add(mourning)
+            mourning.add_done_callback(self._hooks.discard)
 
     def _note(self, kind: EventKind, record: Record, what: str, wake_at: Millis | None = None) -> None:
         self._recorder.note(

@@ -40,9 +40,13 @@ class PythonHandler:
         """Raise BadPayload if `payload` is not of the declared type."""
         self._check(payload)
 
+    def read(self, task: Task[Any]) -> None:
+        """Decode the payload to the declared type. Raises BadPayload."""
+        task.read_payload(self._decode)
+
     async def deliver(self, task: Task[Any]) -> Outcome | None:
         try:
-            task.read_payload(self._decode)
+            self.read(task)
         except BadPayload as error:
             return Dead(str(error))
         result = await (self._function(task) if self._executor is None else self._in_thread(task))

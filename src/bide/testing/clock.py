@@ -29,5 +29,12 @@ class ManualClock:
         self._now = max(self._now - millis, 0)
         return self._now
 
+    def seconds_until(self, at: Millis) -> float:
+        """As if real time passed at its usual pace from here."""
+        return (at - self._now) / 1000
+
+    def span(self, length: Millis) -> Millis:
+        return length
+
     def __repr__(self) -> str:
         return f"ManualClock({self._now})"

@@ -152,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
             mine: Token | None = None if token is None else token.model
             change: Change
             if verb == "move":
-                change = Move(ref.topic, ref.key, self.due(due), mine)
+                change = Move(ref.topic, ref.key, self.due(due), mine, self.now + 50 * keep if keep else None)
             elif verb == "cancel":
                 change = Cancel(ref.topic, ref.key, self.keep(keep), mine)
             else:

@@ -14,6 +14,7 @@ from bide.core.instants import Length, Millis, When, as_datetime, duration, inst
 from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.worker import Worker
+from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 
@@ -44,15 +45,16 @@ class Fired(Struct, frozen=True):
 
 
 class TimeMachine:
-    """An app on a memory store under a clock that stands still until `advance` moves it.
+    """An app under a clock that stands still until `advance` moves it.
 
-    `async with TimeMachine(app) as bide_time:`. While it is open the app's own store is not touched.
+    `async with TimeMachine(app) as bide_time:`. While it is open the app rests on a memory store, or on `store` (a
+    `SqliteStore` on a temporary file, say, for handlers that use `task.transaction()`); its own is not touched.
     """
 
-    def __init__(self, app: Bide, *, start: When | None = None) -> None:
+    def __init__(self, app: Bide, *, start: When | None = None, store: Store | None = None) -> None:
         self._app = app
         self._clock = ManualClock() if start is None else ManualClock(instant(start, field="start"))
-        self._store = MemoryStore()
+        self._store: Store = MemoryStore() if store is None else store
         self._before = app.substitute(lambda: self._store, self._clock)
         self._fired: list[Fired] = []
 
@@ -72,6 +74,10 @@ class TimeMachine:
     async def advance(self, by: Length) -> list[Fired]:
         """Let this much time pass; every delivery that happened on the way, in order, retries among them."""
         return await self._until(self._clock.now() + duration(by, field="by"))
+
+    async def pass_unattended(self, by: Length) -> None:
+        """Let this much time pass with no worker there: what became due meanwhile is overdue at the next `advance`."""
+        self._clock.advance(duration(by, field="by"))
 
     async def advance_to(self, at: When) -> list[Fired]:
         """Let time pass until `at`."""

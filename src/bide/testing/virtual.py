@@ -22,7 +22,7 @@ _REAL_WAIT = 0.05
 """Seconds of real waiting at a time while a thread is outstanding; its answer ends the wait earlier."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # chosen by the platform
+class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -31,14 +31,14 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-ty
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is not None and timeout <= 0:
-            return super().select(0)  # type: ignore[no-any-return]
+            return super().select(0)
         if self.outstanding:
-            return super().select(_REAL_WAIT)  # type: ignore[no-any-return]
+            return super().select(_REAL_WAIT)
         events: list[Any] = super().select(0)
         if not events:
             if timeout is None:
                 self.forever()
-                return super().select(_REAL_WAIT)  # type: ignore[no-any-return]
+                return super().select(_REAL_WAIT)
             self.now += timeout
         return events
 
@@ -93,8 +93,8 @@ class VirtualClock:
     def seconds_until(self, at: Millis) -> float:
         return (at - self._start) / 1000 - self._loop.time()
 
-    def seconds(self, length: Millis) -> float:
-        return length / 1000
+    def span(self, length: Millis) -> Millis:
+        return length
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, R]]) -> R:

@@ -29,9 +29,11 @@ POLL_EVERY = 0.05
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
 """Seconds between looks after tidings: most commits are visible within a millisecond, a slow disk takes forty."""
 TOGETHER = 0.002
-"""Tidings that follow within this are looked at together, so that a busy file costs 500 looks a second at most."""
+"""Seconds that a look costs, in the long run: a busy file is looked at 500 times a second at most."""
+_AT_ONCE = 8.0
+"""Looks that may follow each other without such a pause: one commit comes as several tidings."""
 _UNHURRIED = 4
-"""Where in AGAIN_AFTER to begin when they do."""
+"""Where in AGAIN_AFTER to begin on a busy file."""
 
 _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
@@ -120,22 +122,20 @@ class Watcher:
             self._tidings.close()
 
     def _watch(self, cursor: sqlite3.Cursor) -> None:
-        step, looked = 0, 0.0
+        step, looked, credit = 0, time.monotonic(), _AT_ONCE
         self._look(cursor)
         while True:
             moved = self._tidings.wait(self._again[step] if step < len(self._again) else None)
             if self._stopping:
                 return
-            if moved:
-                step = 0
-                rest = looked + TOGETHER - time.monotonic()
-                if rest > 0:
-                    time.sleep(rest)
-                    self._tidings.drain()
-                    step = _UNHURRIED
-            else:
-                step += 1
+            step = 0 if moved else step + 1
+            credit = min(_AT_ONCE, credit + (time.monotonic() - looked) / TOGETHER)
+            if credit < 1.0:
+                time.sleep(TOGETHER)
+                self._tidings.drain()
+                step = _UNHURRIED
             looked = time.monotonic()
+            credit -= 1.0
             if not self._look(cursor):
                 step = max(0, min(step, len(self._again) - 1))
 

@@ -97,6 +97,20 @@ class Changing(SuiteBase):
         assert (past.result, past.record, past.ok) == (Result.REFUSED, record, False)
         assert (upto.result, record_of(upto).due_at) == (Result.MOVED, NOW + HOUR)
 
+    async def test_a_move_may_bring_a_new_deadline(self, store: Store) -> None:
+        await put(store, new(deadline=NOW + HOUR))
+        later = await do(store, Move("t", "k", At(NOW + DAY), None, NOW + DAY))
+        assert (later.result, record_of(later).due_at, record_of(later).deadline) == (
+            Result.MOVED,
+            NOW + DAY,
+            NOW + DAY,
+        )
+        assert await store.get([Ref("t", "k")]) == [later.record]
+        over = await do(store, Move("t", "k", At(NOW + DAY), None, NOW + HOUR))
+        assert (over.result, over.record) == (Result.REFUSED, later.record)
+        kept = await do(store, Move("t", "k", At(NOW + MINUTE)))
+        assert (kept.result, record_of(kept).deadline) == (Result.MOVED, NOW + DAY)
+
     @pytest.mark.parametrize("due", [In(0), At(NOW), At(0)], ids=["fire now", "before the deadline", "long ago"])
     async def test_once_the_deadline_has_passed_every_move_is_refused(self, store: Store, due: Due) -> None:
         record = await put_one(store, new(due=At(NOW + DAY), deadline=NOW + HOUR))
