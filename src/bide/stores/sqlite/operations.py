@@ -76,7 +76,7 @@ def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
     if work.wakes is not None:
         for answer in answers:
             if answer.result in _ADDED and answer.record is not None:
-                work.wake(answer.record.topic, answer.record.wake_at, now)
+                work.wake(answer.record.topic, answer.record.wake_at)
     return answers
 
 
@@ -122,7 +122,7 @@ def change(work: Work, changes: Sequence[Change], now: Millis) -> list[Answer]:
         else:
             writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
-            work.wake(record.topic, record.wake_at, now)
+            work.wake(record.topic, record.wake_at)
     _point(work, "change:decided")
     writes.flush()
     _point(work, "change:written")
@@ -209,7 +209,7 @@ def settle(work: Work, outcomes: Sequence[Settlement], now: Millis) -> list[bool
         work.used_token(token)
         writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
-            work.wake(record.topic, record.wake_at, now)
+            work.wake(record.topic, record.wake_at)
     _point(work, "settle:decided")
     writes.flush()
     _point(work, "settle:written")

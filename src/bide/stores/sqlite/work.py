@@ -21,9 +21,6 @@ transaction token:written (if one was given out), "before commit", "after commit
 _LAST_TOKEN = QUERIES["last_token"]
 _PUT_TOKEN = QUERIES["put_token"]
 
-HORIZON: Millis = 60_000
-"""Who listens is told of what wakes within this of now; every sleep is capped at no more."""
-
 
 class Work:
     """What the operations of one transaction share.
@@ -54,9 +51,9 @@ class Work:
         """`token` was given out: the next one will be above it."""
         self._last = token
 
-    def wake(self, topic: Topic, wake_at: Millis, now: Millis) -> None:
+    def wake(self, topic: Topic, wake_at: Millis) -> None:
         """Something of `topic` now wakes at `wake_at`. Costs nothing worth counting while nobody listens."""
-        if self.wakes is not None and wake_at < now + HORIZON and wake_at < self.wakes.get(topic, wake_at + 1):
+        if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
             self.wakes[topic] = wake_at
 
     def finish(self) -> None:
