@@ -25,7 +25,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
     "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "OnConflict",
-    "Outcome", "OutcomeUnknown", "Ref", "Result", "Retention", "Retry", "ScaledClock", "Settings", "SetupError",
+    "Outcome", "OutcomeUnknown", "Ref", "Result", "Retry", "ScaledClock", "Settings", "SetupError",
     "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable", "SystemClock", "Task",
     "Worker",
 )  # fmt: skip

@@ -35,7 +35,6 @@ from bide.core.records import NewTask, OnConflict, Ref, Result, State
 from bide.core.retry import Exponential, Fixed, Ladder
 from bide.core.tasks import Task
 from bide.engine.clock import ScaledClock, SystemClock
-from bide.engine.terms import Retention
 from bide.engine.worker import Worker
 from bide.settings import Settings
 
@@ -63,7 +62,6 @@ __all__ = [
     "OutcomeUnknown",
     "Ref",
     "Result",
-    "Retention",
     "Retry",
     "ScaledClock",
     "Settings",

@@ -23,7 +23,7 @@ from bide.engine.worker import Observer, Worker
 from bide.ports import Clock, Route, Store
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
-from bide.wiring import store_maker, terms_of
+from bide.wiring import store_maker, terms_of, without_secrets
 
 P = TypeVar("P")
 _THREADS = 32
@@ -58,7 +58,6 @@ class Handler(Generic[P]):
         headers: Mapping[str, str] | None = None,
     ) -> NewTask:
         """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadPayload, BadInput."""
-        self._sink.check(payload)
         return self._app.new(
             self.topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
             deadline=deadline, headers=headers,
@@ -85,7 +84,15 @@ class Handler(Generic[P]):
         return await self._app.schedule_new(new)
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
-        return await self._app.schedule_many(tasks)
+        """Schedule all of `tasks` (made by this handler's `new`) in one store call."""
+        batch = list(tasks)
+        for task in batch:
+            if task.topic != self.topic:
+                raise BadInput("tasks", task.topic, f"tasks of {self.topic}; app.schedule_many takes any topic's")
+        return await self._app.schedule_many(batch)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.topic} {self.__name__}>"
 
     async def reschedule(
         self,
@@ -145,6 +152,7 @@ class Bide(Client):
             raise BadInput("store", store, "a store URL or a Store")
         super().__init__(self._make, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
         self.routes: dict[Topic, Route] = {}
+        self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
         self.sync = SyncClient(self, self._clone)
 
@@ -156,18 +164,27 @@ class Bide(Client):
         timeout: Length | None = None,
         concurrency: int | None = None,
         losses: int | None = None,
-        keep: Retention | None = None,
+        keep_done: Length | None = None,
+        keep_cancelled: Length | None = None,
+        keep_dead: Length | None = None,
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
         A coroutine function runs on the worker's loop, a plain one in a thread. `retry` is a policy or a preset's name;
         `timeout` ends a delivery as failed; `concurrency` bounds the deliveries of this topic at once in one process;
-        `losses` bounds leases in a row that end unsettled; `keep` says how long ended tasks are remembered.
+        `losses` bounds leases in a row that end unsettled; `keep_done`, `keep_cancelled` and `keep_dead` say how long
+        ended tasks of this topic are remembered.
         """
         check_topic(topic)
         if topic in self.routes:
             raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
         names = sys._getframe(1).f_locals
+        general = self.terms.retention
+        retention = Retention(
+            done=general.done if keep_done is None else duration(keep_done, field="keep_done"),
+            cancelled=general.cancelled if keep_cancelled is None else duration(keep_cancelled, field="keep_cancelled"),
+            dead=general.dead if keep_dead is None else duration(keep_dead, field="keep_dead"),
+        )
         retries = policy(retry)
         limit = None if timeout is None else duration(timeout, field="timeout")
         if limit == 0:
@@ -186,9 +203,9 @@ class Bide(Client):
                 topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
                 losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
             )  # fmt: skip
-            if keep is not None:
-                by_topic = {**self.terms.retention_by_topic, topic: keep}
-                self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
+            self._sinks[topic] = sink
+            by_topic = {**self.terms.retention_by_topic, topic: retention}
+            self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
             return Handler(self, topic, function, sink)
 
         return register
@@ -219,8 +236,17 @@ class Bide(Client):
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
         return AppWorker(self, chosen, observe, name)
 
+    def _check_payload(self, topic: str, payload: object) -> None:
+        """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
+        sink = self._sinks.get(topic)
+        if sink is not None and not isinstance(payload, bytes):
+            sink.check(payload)
+
+    def __repr__(self) -> str:
+        return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
+
     def _clone(self) -> Client:
-        return Client(self._make, terms=self.terms, clock=self.clock, actor=self.actor)
+        return Client(self._make_store, terms=self.terms, clock=self.clock, actor=self.actor)
 
 
 class AppWorker:

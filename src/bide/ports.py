@@ -83,7 +83,8 @@ class Store(Verbs, Protocol):
         """Take up to so many due tasks of each topic, oldest first within it, held until `until`.
 
         `next_wake` is not later than the earliest wake of the topics that got fewer than they wanted and of those that
-        want 0 (which only ask); it may lie in the past for these. A full topic's backlog is left out, so that it cannot spin the caller.
+        want 0 (which only ask); for these it may lie in the past. A full topic's backlog is left out, so that it cannot
+        spin the caller.
         """
         ...
 
@@ -108,7 +109,11 @@ class Listening(Protocol):
 
 @runtime_checkable
 class Notifies(Protocol):
-    """A store that can tell of an earlier wake. Tidings may be late, double, or lost: every sleep is capped."""
+    """A store that can tell of an earlier wake, however far off: it cannot know how long a sleep may be.
+
+    Tidings may be late, double, or lost: every sleep is capped. A store that must pay for each may leave out those that
+    lie beyond the cap that it was opened with.
+    """
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
 

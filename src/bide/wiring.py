@@ -23,7 +23,7 @@ def store_maker(url: str, settings: Settings) -> Callable[[], Store]:
         return _sqlite(url, settings)
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
-    raise BadInput("store", _without_secrets(url), _ACCEPTED)
+    raise BadInput("store", without_secrets(url), _ACCEPTED)
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -38,16 +38,18 @@ def terms_of(settings: Settings) -> Terms:
     )
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """`url` as it may be shown: what stands before an @ could be a password."""
     scheme, colon, rest = url.partition(":")
     return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _memory() -> Callable[[], Store]:
+    """One timeline for the app, however often it is opened."""
     from bide.stores.memory import MemoryStore
 
-    return MemoryStore
+    store = MemoryStore()
+    return lambda: store
 
 
 def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
@@ -57,5 +59,5 @@ def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.query or parts.fragment:
-        raise BadInput("store", _without_secrets(url), _ACCEPTED)
+        raise BadInput("store", without_secrets(url), _ACCEPTED)
     return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)

@@ -23,7 +23,7 @@ def test_nothing_is_no_bytes_at_all() -> None:
 
 
 @given(
-    st.one_of(st.none(), st.just(Ladder("1s", "5m")), st.just(Fixed.every("1s", tries=3))),
+    st.one_of(st.none(), st.just(Ladder("1s", "5m")), st.just(Fixed("1s", tries=3))),
     st.dictionaries(printable.filter(bool), printable, max_size=10),
 )
 def test_options_survive_their_bytes(retry: Any, headers: dict[str, str]) -> None:

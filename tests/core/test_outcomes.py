@@ -32,7 +32,7 @@ def test_defer_needs_a_time() -> None:
     assert Defer("5s").due == In(5_000)
     assert Defer(timedelta(seconds=5)).due == In(5_000)
     assert Defer(at=NOON).due == At(NOON_MILLIS)
-    with pytest.raises(BadInput, match="when shall it happen"):
+    with pytest.raises(BadInput, match="when shall it be"):
         Defer()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bide.core.errors import BadInput
 from bide.core.instants import LONGEST, duration
-from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, Rungs, policy
+from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Growing, Ladder, RetryPolicy, Rungs, Steady, policy
 
 MERCHANT = ["15s", "15s", "30s", "3m", "10m", "20m", "30m", "1h", "2h", "6h", "15h"]
 
@@ -26,8 +26,8 @@ def pauses(policy: RetryPolicy, chance: float = 0.0) -> list[int]:
 
 
 def test_fixed_pauses_between_so_many_deliveries() -> None:
-    assert pauses(Fixed.every("30s", tries=5)) == [30_000] * 4
-    assert pauses(Fixed.every("30s", tries=1)) == []
+    assert pauses(Fixed("30s", tries=5)) == [30_000] * 4
+    assert pauses(Fixed("30s", tries=1)) == []
 
 
 def test_a_ladder_is_climbed_rung_by_rung() -> None:
@@ -40,12 +40,12 @@ def test_merchant_notify_is_the_published_ladder() -> None:
 
 
 def test_exponential_grows_to_its_bound() -> None:
-    growing = Exponential.growing("1s", factor=2, longest="10s", tries=7, jitter=0)
+    growing = Exponential("1s", factor=2, longest="10s", tries=7, jitter=0)
     assert pauses(growing) == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
 
 
 def test_jitter_only_ever_shortens() -> None:
-    growing = Exponential.growing("1s", longest="1m", tries=9, jitter=0.25)
+    growing = Exponential("1s", longest="1m", tries=9, jitter=0.25)
     longest, shortest = pauses(growing, 0.0), pauses(growing, 1.0)
     assert shortest == [int(pause * 0.75) for pause in longest]
 
@@ -61,7 +61,7 @@ def test_jitter_only_ever_shortens() -> None:
 def test_exponential_keeps_its_bounds_however_often_it_failed(
     first: int, factor: float, longest: int, jitter: float, failures: int, seed: int
 ) -> None:
-    growing = Exponential(first, factor, longest, FOREVER, jitter)
+    growing = Growing(first, factor, longest, FOREVER, jitter)
     pause = growing.delay(failures, random.Random(seed).random)
     most = growing.delay(failures, lambda: 0.0)
     assert pause is not None
@@ -74,7 +74,7 @@ def test_exponential_keeps_its_bounds_however_often_it_failed(
 
 
 def test_at_once_stays_at_once() -> None:
-    assert Exponential.growing("0s", tries=FOREVER).delay(100_000) == 0
+    assert Exponential("0s", tries=FOREVER).delay(100_000) == 0
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -86,7 +86,7 @@ def test_a_preset_is_found_by_name_and_ends(name: str) -> None:
 
 def test_no_policy_is_the_default_one() -> None:
     assert policy(None) is PRESETS["default"]
-    mine = Fixed.every("1s", tries=2)
+    mine = Fixed("1s", tries=2)
     assert policy(mine) is mine
     assert pauses(policy("never")) == []
 
@@ -100,21 +100,21 @@ def test_an_unknown_policy_is_refused_with_the_names_that_there_are(value: Any) 
 @pytest.mark.parametrize("tries", [0, -1, FOREVER + 1, 2.5, 5.0, float("nan"), float("inf"), "5", None, True])
 def test_bad_tries_are_refused(tries: Any) -> None:
     with pytest.raises(BadInput, match="tries"):
-        Fixed.every("1s", tries=tries)
+        Fixed("1s", tries=tries)
     with pytest.raises(BadInput, match="tries"):
-        Exponential.growing("1s", tries=tries)
+        Exponential("1s", tries=tries)
 
 
 @pytest.mark.parametrize("factor", [0.5, -2, 101, float("nan"), float("inf"), "2", None, True])
 def test_bad_factors_are_refused(factor: Any) -> None:
     with pytest.raises(BadInput, match="factor"):
-        Exponential.growing("1s", factor=factor)
+        Exponential("1s", factor=factor)
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan"), "0.5", None])
 def test_bad_jitter_is_refused(jitter: Any) -> None:
     with pytest.raises(BadInput, match="jitter"):
-        Exponential.growing("1s", jitter=jitter)
+        Exponential("1s", jitter=jitter)
 
 
 def test_bad_pauses_are_refused_by_the_name_of_their_place() -> None:
@@ -123,14 +123,14 @@ def test_bad_pauses_are_refused_by_the_name_of_their_place() -> None:
     with pytest.raises(BadInput, match="at least one pause"):
         Ladder()
     with pytest.raises(BadInput, match="pause"):
-        Fixed.every("-1s", tries=2)
+        Fixed("-1s", tries=2)
 
 
 @given(
     st.one_of(
-        st.builds(Fixed, st.integers(0, LONGEST), st.integers(1, FOREVER)),
+        st.builds(Steady, st.integers(0, LONGEST), st.integers(1, FOREVER)),
         st.builds(
-            Exponential,
+            Growing,
             st.integers(0, LONGEST),
             st.floats(1, 100),
             st.integers(0, LONGEST),

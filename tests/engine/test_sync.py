@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,28 @@ async def test_a_plain_handler_uses_the_workers_own_loop() -> None:
         await asyncio.wait_for(done.wait(), 10)
         with pytest.raises(SetupError, match="await the verb"):
             app.sync.schedule("second", delay="0s")
+
+
+def test_a_script_that_forgets_to_close_ends_quietly(tmp_path: Path) -> None:
+    script = (
+        f"from bide import Bide\napp = Bide('sqlite:///{tmp_path}/script.db')\n"
+        "print(app.sync.schedule('t', key='k', delay='1h').result)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "created\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["script.db"], "the WAL is written back"
+
+
+def test_a_memory_app_has_one_timeline() -> None:
+    app = Bide("memory:")
+    app.sync.schedule("t", key="early", delay="1h")
+
+    async def look() -> list[str]:
+        async with app:
+            return [task.key async for task in app.find()]
+
+    assert asyncio.run(look()) == ["early"]
+    app.sync.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

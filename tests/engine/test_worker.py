@@ -52,6 +52,31 @@ def test_an_earlier_task_cuts_the_sleep_short(virtual: Tell) -> None:
     virtual(story)
 
 
+def test_a_long_cap_makes_nothing_late(virtual: Tell) -> None:
+    """Whatever the cap, a wake-up carries its time, also one that is an hour away."""
+
+    async def story(world: World) -> None:
+        app = world.app(max_sleep="1h")
+        late: list[int] = []
+
+        @app.handler("work", retry=Fixed("20m", tries=2))
+        async def work(task: Task[Any]) -> None:
+            late.append(world.clock.now() - task.record.planned_at)
+            if task.key == "again" and task.attempt == 1:
+                raise OSError("not yet")
+
+        async with app, app.worker():
+            await world.pause(10)
+            for delay in ("50m", "10m", "30m"):
+                await work.schedule(None, delay=delay)
+                await world.pause(1)
+            await work.schedule(None, key="again", delay="0s")
+            await world.until(lambda: len(late) == 5)
+        assert late == [0, 0, 0, 0, 0]
+
+    virtual(story)
+
+
 def test_losing_every_wake_up_costs_at_most_the_cap(virtual: Tell) -> None:
     async def story(world: World) -> None:
         world.store.deaf = True
@@ -241,7 +266,7 @@ def test_a_timeout_is_a_failure_and_frees_the_slot(virtual: Tell) -> None:
     async def story(world: World) -> None:
         app, seen = world.app(), []
 
-        @app.handler("slow", timeout="30s", concurrency=1, retry=Fixed.every("10s", tries=2))
+        @app.handler("slow", timeout="30s", concurrency=1, retry=Fixed("10s", tries=2))
         async def slow(task: Task[Any]) -> None:
             seen.append((task.key, world.elapsed))
             await asyncio.sleep(3_600)
@@ -261,7 +286,7 @@ def test_the_deadline_is_kept(virtual: Tell) -> None:
     async def story(world: World) -> None:
         app, ran = world.app(), []
 
-        @app.handler("remind", retry=Fixed.every("1h", tries=5))
+        @app.handler("remind", retry=Fixed("1h", tries=5))
         async def remind(task: Task[Any]) -> None:
             ran.append(task.key)
             raise OSError("no signal")

@@ -142,7 +142,7 @@ async def test_a_failure_after_the_effect_undoes_it(shop: Shop, file_time: TimeM
     shop.breaks = 2
     await shop.place(1)
     fired = await file_time.advance("6m")
-    assert [(one.verdict, one.attempt) for one in fired] == [("retry", 1), ("retry", 2), ("done", 3)]
+    assert [(one.outcome, one.attempt) for one in fired] == [("retry", 1), ("retry", 2), ("done", 3)]
     assert shop.orders == {1: ("unpaid", 1)}, "three deliveries, one reminder"
 
 

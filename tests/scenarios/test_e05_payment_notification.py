@@ -57,7 +57,7 @@ async def test_it_stops_at_the_first_success(merchant: Merchant, bide_time: Time
     await merchant.notify.schedule(Payment(7), key="7", delay="0s")
     fired = await bide_time.advance("30d")
     assert [int((one.at - begin).total_seconds()) for one in fired] == SECONDS[: failures + 1]
-    assert [one.verdict for one in fired] == ["retry"] * failures + ["done"]
+    assert [one.outcome for one in fired] == ["retry"] * failures + ["done"]
     assert [one.attempt for one in fired] == list(range(1, failures + 2))
     assert not merchant.lost
 
@@ -86,12 +86,12 @@ async def test_after_the_last_try_somebody_knows_and_may_send_it_again(
     merchant.failures = 12
     await merchant.notify.schedule(Payment(7), key="7", delay="0s")
     fired = await bide_time.advance("2d")
-    assert [one.verdict for one in fired] == ["retry"] * 11 + ["dead"]
+    assert [one.outcome for one in fired] == ["retry"] * 11 + ["dead"]
     assert merchant.lost == ["7"]
     (dead,) = [task async for task in bide_app.find(topic="payment.notify", state="dead")]
     assert dead.error == "ConnectionError: no answer to call 12"
     assert (await bide_app.redrive("payment.notify", "7")).result is Result.REDRIVEN
-    assert [one.verdict for one in await bide_time.advance("0s")] == ["done"]
+    assert [one.outcome for one in await bide_time.advance("0s")] == ["done"]
     assert merchant.calls[-1][0] != dead.id, "sent again it is another life, which no receiver refuses"
 
 

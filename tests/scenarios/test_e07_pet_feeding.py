@@ -136,7 +136,7 @@ async def test_a_failure_in_the_middle_uses_no_card_and_serves_nothing(game: Gam
     assert game.pets == {"rex": (0, 1)}
     assert len(await file_time.waiting()) == 1, "no second meal"
     fired += await file_time.advance("1m")
-    assert [one.verdict for one in fired] == ["retry", "retry", "done"]
+    assert [one.outcome for one in fired] == ["retry", "retry", "done"]
     assert game.pets == {"rex": (1, 0)}
     assert [task.key for task in await file_time.waiting()] == ["rex/2"]
 

@@ -107,7 +107,7 @@ async def test_workers_that_come_back_after_the_end_send_nothing(bide_app: Bide,
         await events.ends("concert", time.now + 5 * HOUR)
         time_without_workers(time, 5 * HOUR + timedelta(milliseconds=1))
         fired = await time.advance("0s")
-        assert {one.verdict for one in fired} == {"dead"}
+        assert {one.outcome for one in fired} == {"dead"}
         assert {(one.error or "").split(":")[0] for one in fired} == {"deadline"}
         assert not events.reminded
 
@@ -125,7 +125,7 @@ async def test_put_off_past_the_end_they_are_given_up(events: Events, bide_time:
     await events.ends("concert", end)
     events.busy_until = end + timedelta(milliseconds=1)
     fired = await bide_time.advance("1d")
-    assert [one.verdict for one in fired] == ["dead"] * VISITORS
+    assert [one.outcome for one in fired] == ["dead"] * VISITORS
     assert {one.at for one in fired} == {end - 2 * HOUR}, "known as soon as it is asked for"
 
 

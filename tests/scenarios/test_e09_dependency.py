@@ -65,7 +65,7 @@ async def test_what_is_there_is_not_waited_for(imported: Import, bide_time: Time
 async def test_asking_again_uses_no_attempt(imported: Import, bide_time: TimeMachine) -> None:
     await imported.arrives("ride", "ann")
     asked = await bide_time.advance("30m")
-    assert [one.verdict for one in asked] == ["defer"] * 31
+    assert [one.outcome for one in asked] == ["defer"] * 31
     await imported.arrives("ann")
     fired = await bide_time.advance("1m")
     assert imported.names == ["ann", "ride"]
@@ -77,7 +77,7 @@ async def test_it_is_given_up_after_an_hour(imported: Import, bide_time: TimeMac
     begin = bide_time.now
     await imported.arrives("ride", "bob")
     fired = await bide_time.advance("2h")
-    assert [one.verdict for one in fired] == ["defer"] * 60 + ["dead"]
+    assert [one.outcome for one in fired] == ["defer"] * 60 + ["dead"]
     assert (fired[-1].at - begin).total_seconds() == 3600
     assert imported.given_up == ["ride"]
     await imported.arrives("bob")

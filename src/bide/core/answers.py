@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from msgspec import Struct
 
@@ -39,7 +39,13 @@ class Answer(Struct, frozen=True, gc=False):
         """Whether what was asked for now holds: it is scheduled, moved, cancelled or sent again."""
         return self.result in _DONE_AS_ASKED
 
-    def __bool__(self) -> NoReturn:
+    def __repr__(self) -> str:
+        record = self.record
+        if record is None:
+            return f"<Answer {self.result.value}>"
+        return f"<Answer {self.result.value} {record.topic}/{record.key} {record.state.value}>"
+
+    def __bool__(self) -> bool:
         raise TypeError(
             f"an answer is neither true nor false: this one is {self.result.value!r}; "
             "look at answer.ok, or compare answer.result with the word you expect"

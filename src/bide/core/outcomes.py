@@ -22,7 +22,7 @@ class Done(Outcome):
 
 
 class Retry(Outcome):
-    """It failed: try again, by the retry policy, or at the time given here. Counts as a failure."""
+    """It failed: try again when the policy says, or at the time given here; as often as the policy allows."""
 
     def __init__(self, why: str | None = None, *, delay: Length | None = None, at: When | None = None) -> None:
         self.due: Due | None = None if delay is None and at is None else one_due(at, delay)
@@ -34,6 +34,8 @@ class Defer(Outcome):
     """Not yet: wait again, counting nothing."""
 
     def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
+        if delay is None and at is None:
+            raise BadInput("delay", None, 'Defer("1m") or Defer(at=...): when shall it be looked at again?')
         self.due: Due = one_due(at, delay)
         super().__init__("defer")
 

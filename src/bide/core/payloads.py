@@ -53,7 +53,7 @@ def decoder_for(declared: Any) -> Decode:
         try:
             return read(payload)
         except (ValueError, RecursionError) as error:  # msgspec's and pydantic's errors are ValueErrors
-            of = "" if declared is Any else f" of a {getattr(declared, '__name__', declared)}"
+            of = "" if declared is Any else f" of {getattr(declared, '__name__', declared)}"
             raise BadPayload("payload", payload[:60], f"JSON{of} ({error})") from None
 
     return decode

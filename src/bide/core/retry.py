@@ -33,46 +33,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class Fixed(Struct, frozen=True, tag="fixed", tag_field="policy"):
-    """The same pause each time: `Fixed.every("30s", tries=5)` delivers at most five times."""
+class Steady(Struct, frozen=True, tag="fixed", tag_field="policy"):
+    """The same pause each time. Made by `Fixed(...)`."""
 
     pause: Millis
     tries: int
-
-    @classmethod
-    def every(cls, pause: Length, *, tries: int) -> Fixed:
-        return cls(duration(pause, field="pause"), _check_tries(tries))
 
     def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
         """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
         return self.pause if failures < self.tries else None
 
 
-class Exponential(Struct, frozen=True, tag="exponential", tag_field="policy"):
-    """Pauses that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
-
-    Jitter only ever shortens, so `longest` is a bound; it keeps a crowd that failed together from returning together
-    (M. Brooker, "Exponential Backoff And Jitter", 2015).
-    """
+class Growing(Struct, frozen=True, tag="exponential", tag_field="policy"):
+    """Pauses that grow. Made by `Exponential(...)`."""
 
     first: Millis
     factor: float
     longest: Millis
     tries: int
     jitter: float
-
-    @classmethod
-    def growing(
-        cls, first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
-    ) -> Exponential:
-        if not _is_number(factor) or not 1.0 <= factor <= 100.0:
-            raise BadInput("factor", factor, "a number from 1 to 100")
-        if not _is_number(jitter) or not 0.0 <= jitter <= 1.0:
-            raise BadInput("jitter", jitter, "a part from 0 to 1")
-        return cls(
-            duration(first, field="first"), float(factor), duration(longest, field="longest"), _check_tries(tries),
-            float(jitter),
-        )  # fmt: skip
 
     def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
         """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
@@ -95,10 +74,33 @@ class Rungs(Struct, frozen=True, tag="ladder", tag_field="policy"):
         return self.rungs[failures - 1] if failures <= len(self.rungs) else None
 
 
-RetryPolicy: TypeAlias = Fixed | Exponential | Rungs
+RetryPolicy: TypeAlias = Steady | Growing | Rungs
 
 
-def Ladder(*rungs: Length) -> Rungs:  # noqa: N802 - reads as the noun it makes
+def Fixed(pause: Length, *, tries: int) -> Steady:  # noqa: N802 - reads as the noun it makes, like the two below
+    """The same pause each time: `Fixed("30s", tries=5)` delivers at most five times."""
+    return Steady(duration(pause, field="pause"), _check_tries(tries))
+
+
+def Exponential(  # noqa: N802
+    first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
+) -> Growing:
+    """Pauses that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
+
+    Jitter only ever shortens, so `longest` is a bound; it keeps a crowd that failed together from returning together
+    (M. Brooker, "Exponential Backoff And Jitter", 2015).
+    """
+    if not _is_number(factor) or not 1.0 <= factor <= 100.0:
+        raise BadInput("factor", factor, "a number from 1 to 100")
+    if not _is_number(jitter) or not 0.0 <= jitter <= 1.0:
+        raise BadInput("jitter", jitter, "a part from 0 to 1")
+    return Growing(
+        duration(first, field="first"), float(factor), duration(longest, field="longest"), _check_tries(tries),
+        float(jitter),
+    )  # fmt: skip
+
+
+def Ladder(*rungs: Length) -> Rungs:  # noqa: N802
     """`Ladder("15s", "15s", "30s", "3m")`: at once, then after each of these pauses in turn, then dead."""
     if not rungs:
         raise BadInput("rungs", rungs, 'at least one pause, such as Ladder("15s", "1m")')
@@ -107,10 +109,10 @@ def Ladder(*rungs: Length) -> Rungs:  # noqa: N802 - reads as the noun it makes
 
 PRESETS: Mapping[str, RetryPolicy] = MappingProxyType(
     {
-        "default": Exponential.growing(),
-        "never": Fixed(0, 1),
-        "quick": Exponential.growing("100ms", longest="5s", tries=6),
-        "patient": Exponential.growing("10s", longest="6h", tries=24),
+        "default": Exponential(),
+        "never": Fixed("0s", tries=1),
+        "quick": Exponential("100ms", longest="5s", tries=6),
+        "patient": Exponential("10s", longest="6h", tries=24),
         "merchant-notify": Ladder("15s", "15s", "30s", "3m", "10m", "20m", "30m", "1h", "2h", "6h", "15h"),
     }
 )
@@ -124,8 +126,6 @@ def policy(value: RetryPolicy | str | None) -> RetryPolicy:
     if isinstance(value, str):
         if value in PRESETS:
             return PRESETS[value]
-    elif isinstance(value, Fixed | Exponential | Rungs):
+    elif isinstance(value, Steady | Growing | Rungs):
         return value
-    raise BadInput(
-        "retry", value, f"Ladder(...), Fixed.every(...), Exponential.growing(...) or one of {sorted(PRESETS)}"
-    )
+    raise BadInput("retry", value, f"Ladder(...), Fixed(...), Exponential(...) or one of {sorted(PRESETS)}")

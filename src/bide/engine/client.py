@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Self
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
-from bide.core.instants import LAST_INSTANT, Length, Millis, When, as_datetime, check_instant, duration, instant
+from bide.core.instants import LAST_INSTANT, Length, When, as_datetime, duration
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options
 from bide.core.outcomes import one_due
@@ -24,12 +24,10 @@ from bide.core.records import (
     At,
     Cancel,
     Change,
-    Due,
     Filter,
     In,
     Move,
     NewTask,
-    OnConflict,
     Page,
     Record,
     Redrive,
@@ -40,6 +38,7 @@ from bide.core.records import (
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
+from bide.engine.arguments import conflict_of, deadline_of, due_of, filter_of, ref_of
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.joining import joining
@@ -50,8 +49,6 @@ from bide.engine.terms import Terms
 from bide.ports import Clock, JoinsTransaction, KeepsEvents, Store
 
 _NOW = In(0)
-_CONFLICTS = {choice.value: choice for choice in OnConflict}
-_STATES = {state.value: state for state in State}
 
 
 class Client:
@@ -151,11 +148,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> NewTask:
         """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O."""
+        self._check_payload(topic, payload)
         due = one_due(at, delay)
-        conflict = _CONFLICTS.get(on_conflict)
-        if conflict is None:
-            raise BadInput("on_conflict", on_conflict, f"one of {', '.join(_CONFLICTS)}")
-        not_after = None if deadline is None else self._deadline(deadline, due)
         inherited = inherited_headers()
         if inherited:
             headers = {**inherited, **(headers or {})}
@@ -167,8 +161,8 @@ class Client:
             encode_payload(payload, self.terms.payload_limit),
             None if group is None else check_name("group", group),
             encode_options(None if retry is None else policy(retry), headers) if retry or headers else b"",
-            not_after,
-            conflict,
+            deadline_of(deadline, due, self.clock.now()) if deadline is not None else None,
+            conflict_of(on_conflict),
         )
 
     async def schedule(
@@ -204,7 +198,11 @@ class Client:
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order."""
-        return await self._session.add_many(tasks if isinstance(tasks, list) else list(tasks))
+        batch = tasks if isinstance(tasks, list) else list(tasks)
+        for task in batch:
+            if type(task) is not NewTask:
+                raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
+        return await self._session.add_many(batch)
 
     # --- change
 
@@ -223,8 +221,7 @@ class Client:
         Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
         """
         due = one_due(at, delay)
-        not_after = None if deadline is None else self._deadline(deadline, due)
-        return await self._change(Move(topic, key, due, if_token, not_after))
+        return await self._change(Move(topic, key, due, if_token, deadline_of(deadline, due, self.clock.now())))
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
@@ -243,22 +240,21 @@ class Client:
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
-        changes: list[Change] = [Move(ref[0], ref[1], _due(when)) for ref, when in moves]
-        return await self._change_many(changes)
+        return await self._session.change_many([Move(*ref_of(ref), due_of(when)) for ref, when in moves])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        return await self._change_many([Move(topic, key, _NOW) for topic, key in refs])
+        return await self._session.change_many([Move(topic, key, _NOW) for topic, key in map(ref_of, refs)])
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        return await self._change_many([self._cancel(topic, key, None) for topic, key in refs])
+        return await self._session.change_many([self._cancel(topic, key, None) for topic, key in map(ref_of, refs)])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
         due = In(duration(delay))
-        return await self._change_many([Redrive(topic, key, new_id(), due) for topic, key in refs])
+        return await self._session.change_many([Redrive(topic, key, new_id(), due) for topic, key in map(ref_of, refs)])
 
     # --- groups
 
-    async def shift(self, *, group: str, by: Length, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
+    async def shift(self, group: str, by: Length, *, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
         """Move every waiting task of `group` (of one topic of it) by a length, which may be negative: maybe to now.
 
         With `deadlines` theirs move along; else a move past one is `refused`. Atomic per task, bounded per store call.
@@ -290,7 +286,7 @@ class Client:
         return None if record is None else Task(record)
 
     async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
-        records = await self._session.verbs.get([Ref(*ref) for ref in refs])
+        records = await self._session.verbs.get([ref_of(ref) for ref in refs])
         return [None if record is None else Task(record) for record in records]
 
     async def find(
@@ -304,15 +300,7 @@ class Client:
         page: int = 500,
     ) -> AsyncIterator[Task[Any]]:
         """Every task that matches, page by page from an index; tasks that stay put are seen exactly once."""
-        if state is not None and state not in _STATES:
-            raise BadInput("state", state, f"one of {', '.join(_STATES)}")
-        where = Filter(
-            topic=None if topic is None else check_name("topic", topic),
-            state=None if state is None else _STATES[state],
-            group=None if group is None else check_name("group", group),
-            wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
-            wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
-        )
+        where = filter_of(topic, state, group, wake_from, wake_before)
         cursor: str | None = None
         while True:
             found = await self._session.verbs.find(where, Page(limit=page, cursor=cursor))
@@ -322,10 +310,11 @@ class Client:
             if cursor is None:
                 return
 
-    async def tally(self, edges: Sequence[When] | None = None) -> Tally:
-        """How many tasks by (topic, state); with `edges`, how many wait in each interval between them."""
+    async def tally(self, edges: Sequence[When | Length] | None = None) -> Tally:
+        """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between."""
+        now = self.clock.now()
         return await self._session.store.tally(
-            None if edges is None else [instant(edge, field="edges") for edge in edges]
+            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges]
         )
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
@@ -357,12 +346,6 @@ class Client:
         check_name("key", change.key)
         return await self._session.change(change)
 
-    async def _change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        for change in changes:
-            check_name("topic", change.topic)
-            check_name("key", change.key)
-        return await self._session.change_many(changes)
-
     async def _over_group(
         self, verb: str, group: str, topic: str | None, make: Callable[[Record], Change]
     ) -> list[Answer]:
@@ -374,24 +357,9 @@ class Client:
         session.note(verb, answers)
         return answers
 
+    def _check_payload(self, topic: str, payload: object) -> None:
+        """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""
+
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         keep_until = self.terms.retention_of(topic).keep_until(State.CANCELLED, self.clock.now())
         return Cancel(topic, key, keep_until, if_token)
-
-    def _deadline(self, deadline: When | Length, due: Due) -> Millis:
-        now = self.clock.now()
-        not_after = _due(deadline, "deadline").resolve(now)
-        check_instant(not_after, field="deadline", value=deadline)
-        if not_after < due.resolve(now):
-            raise BadInput("deadline", deadline, "an instant that is not before the task is due")
-        return not_after
-
-
-def _due(when: When | Length, field: str = "when") -> Due:
-    """A datetime or ISO instant is At; a timedelta or a duration text is In."""
-    if isinstance(when, str):
-        try:
-            return In(duration(when, field=field))
-        except BadInput:
-            return At(instant(when, field=field))
-    return In(duration(when, field=field)) if isinstance(when, timedelta) else At(instant(when, field=field))

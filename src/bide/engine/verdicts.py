@@ -42,12 +42,10 @@ def settlement(
             return dead(record, "deadline: deferred past it", keep, now)
         return Settlement(record.topic, record.key, record.token, Verdict.DEFER, ended.due)
     error = _error_text(ended)
-    due = ended.due if isinstance(ended, Retry) else None
-    if due is None:
-        pause = _pause(record, route)
-        if pause is None:
-            return dead(record, error, keep, now)
-        due = In(pause)
+    pause = _pause(record, route)
+    if pause is None:
+        return dead(record, error, keep, now)
+    due = (ended.due if isinstance(ended, Retry) else None) or In(pause)
     if _too_late(record, due.resolve(now)):
         return dead(record, f"deadline: the next try would be after it; last error: {error}", keep, now)
     return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)

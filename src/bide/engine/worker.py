@@ -250,6 +250,8 @@ class Worker:
                 self._settler.put(delivery, _back(delivery.lease, In(0)))
                 return
             ended = Retry("the handler was cancelled")
+        elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
+            _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
         route = self._lanes[record.topic].route
         self._settler.put(delivery, settlement(record, ended, route, self.terms.retention_of(record.topic), now))
 
@@ -307,7 +309,12 @@ class Worker:
 
     def _tell_dead(self, delivery: Delivery, told: Settlement) -> None:
         record = msgspec.structs.replace(
-            delivery.record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until
+            delivery.record,
+            state=State.DEAD,
+            error=told.error,
+            holder=None,
+            keep_until=told.keep_until,
+            finished_at=self.clock.now(),
         )
         task = delivery.now_as(record)
         for hook in self._lanes[delivery.topic].route.on_dead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args, get_origin, get_type_hints
@@ -14,6 +15,7 @@ from bide.core.outcomes import Dead, Outcome
 from bide.core.payloads import Decode, checker_for, decoder_for
 from bide.core.tasks import Task
 
+_log = logging.getLogger("bide.handlers")
 Function = Callable[[Task[Any]], Any]
 
 
@@ -24,17 +26,19 @@ class PythonHandler:
     nobody (P6). The function's return value counts only if it is an Outcome.
     """
 
-    __slots__ = ("_check", "_decode", "_executor", "_function", "asynchronous", "declared")
+    __slots__ = ("_check", "_decode", "_executor", "_function", "_name", "_warned", "asynchronous", "declared")
 
     def __init__(self, function: Function, *, threads: int, names: Mapping[str, Any] | None = None) -> None:
         self._function = function
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._warned = False
         self.declared = declared_payload(function, names)
         self._decode: Decode = decoder_for(self.declared)
         self._check = checker_for(self.declared)
         self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         )
-        self._executor = None if self.asynchronous else ThreadPoolExecutor(threads, f"bide-{function.__name__}")
+        self._executor = None if self.asynchronous else ThreadPoolExecutor(threads, f"bide {self._name}")
 
     def check(self, payload: object) -> None:
         """Raise BadPayload if `payload` is not of the declared type."""
@@ -50,7 +54,18 @@ class PythonHandler:
         except BadPayload as error:
             return Dead(str(error))
         result = await (self._function(task) if self._executor is None else self._in_thread(task))
-        return result if isinstance(result, Outcome) else None
+        if result is None or isinstance(result, Outcome):
+            return result
+        self._wonder_at(result)
+        return None
+
+    def _wonder_at(self, result: object) -> None:
+        """A handler returned what means nothing: a mistake if it is an outcome's class, else done, and said once."""
+        if isinstance(result, type) and issubclass(result, Outcome):
+            raise TypeError(f"the handler returned the class {result.__name__}; return {result.__name__}(...)")
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s returned %s, which means nothing here: taken as done", self._name, type(result).__name__)
 
     async def _in_thread(self, task: Task[Any]) -> Any:
         """Run the function in a thread. A thread cannot be stopped: when cancelled, wait for its end all the same."""

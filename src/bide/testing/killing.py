@@ -147,7 +147,7 @@ async def _life(database: Path, log: Log, killer: Callable[[str], None], chance:
     store = SqliteStore(str(database), fault=killer)
     app = Bide(store, lease="150ms", max_sleep="50ms")
 
-    @app.handler("work", retry=Fixed.every("5ms", tries=1_000))
+    @app.handler("work", retry=Fixed("5ms", tries=1_000))
     async def work(task: Task[int]) -> None:
         record = task.record
         now = app.clock.now()

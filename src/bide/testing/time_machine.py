@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from bide.app import Bide
+from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
 from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
@@ -29,7 +30,7 @@ class Fired(Struct, frozen=True):
     key: str
     at: datetime
     """When it was delivered, by the app's moved clock."""
-    verdict: Verdict
+    outcome: Verdict
     """How it ended: done, retry, defer or dead."""
     error: str | None
     attempt: int
@@ -38,6 +39,9 @@ class Fired(Struct, frozen=True):
     @property
     def payload(self) -> Any:
         return Task[Any](self.record).payload
+
+    def __repr__(self) -> str:
+        return f"<Fired {self.topic}/{self.key} {self.outcome.value} at={self.at.isoformat()}>"
 
     @property
     def ref(self) -> tuple[Topic, str]:
@@ -80,8 +84,11 @@ class TimeMachine:
         self._clock.advance(duration(by, field="by"))
 
     async def advance_to(self, at: When) -> list[Fired]:
-        """Let time pass until `at`."""
-        return await self._until(instant(at))
+        """Let time pass until `at`. Raises BadInput for an instant that has passed."""
+        end = instant(at)
+        if end < self._clock.now():
+            raise BadInput("at", at, f"an instant that is not before {self.now.isoformat()}: time does not go back")
+        return await self._until(end)
 
     async def waiting(self, topic: str | None = None) -> Sequence[Task[Any]]:
         """What has not fired yet, the earliest first."""

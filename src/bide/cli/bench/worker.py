@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +20,6 @@ import msgspec
 from bide.app import Bide
 from bide.core.records import Record, Settlement
 from bide.core.tasks import Task
-from bide.engine.terms import Retention
 from bide.settings import Settings
 from bide.wiring import store_maker
 
@@ -164,8 +164,8 @@ def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
                 setattr(store, name, _counted(getattr(store, name), calls))
     app = Bide(store, settings=settings)
     for work in spec.works:
-        keep = Retention(done=work.keep_done) if work.keep_done else None
-        app.handler(work.topic, concurrency=work.concurrency, keep=keep)(log.handler(work))
+        keep_done = timedelta(milliseconds=work.keep_done)
+        app.handler(work.topic, concurrency=work.concurrency, keep_done=keep_done)(log.handler(work))
     return app
 
 

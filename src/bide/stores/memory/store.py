@@ -111,7 +111,7 @@ class MemoryStore:
             if listings:
                 listings.note(old, record)
         if self._ears:
-            self._ears.tell(waiting, now)
+            self._ears.tell(waiting)
         return answers
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
@@ -138,7 +138,7 @@ class MemoryStore:
                 self._end(topic, old, record, now)
             topic.clear_away()
         if self._ears:
-            self._ears.tell(waiting, now)
+            self._ears.tell(waiting)
         return answers
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
@@ -257,7 +257,7 @@ class MemoryStore:
         if topic is not None:
             topic.clear_away()
         if waiting and self._ears:
-            self._ears.tell(waiting, now)
+            self._ears.tell(waiting)
         return accepted
 
     async def purge(self, *, now: Millis, limit: int) -> int:

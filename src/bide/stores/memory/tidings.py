@@ -12,9 +12,6 @@ from bide.core.instants import Millis
 from bide.core.records import Record, Ref, Topic
 from bide.ports import Heard
 
-SOON: Millis = 60_000
-"""A wake further off than this is not told of: nobody sleeps longer without looking."""
-
 
 class Subscription:
     """One who listens; `close` ends it, also for tidings that are on their way."""
@@ -59,14 +56,14 @@ class Ears:
     def clear(self) -> None:
         self._by_topic.clear()
 
-    def tell(self, waiting: Iterable[Record], now: Millis) -> None:
+    def tell(self, waiting: Iterable[Record]) -> None:
         """Tell of these tasks that now wait, once for each topic, the earliest wake.
 
         By the loop's next turn, not at once: what a listener does, or raises, is none of the caller's business.
         """
         earliest: dict[Topic, Millis] = {}
         for record in waiting:
-            if record.wake_at < now + SOON and record.wake_at < earliest.get(record.topic, record.wake_at + 1):
+            if record.wake_at < earliest.get(record.topic, record.wake_at + 1):
                 earliest[record.topic] = record.wake_at
         for topic, wake_at in earliest.items():
             for subscription in self._by_topic.get(topic, ()):

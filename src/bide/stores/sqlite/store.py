@@ -80,7 +80,10 @@ class SqliteStore:
         """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
         database, self._database = self._database, None
         if database is not None and database.ours:
-            await asyncio.to_thread(database.close)
+            try:
+                await asyncio.to_thread(database.close)
+            except RuntimeError:  # the interpreter is on its way out and starts no more threads
+                database.close()
 
     def _open(self) -> Database:
         database = self._database

@@ -1,0 +1,65 @@
+"""What callers of the verbs give, checked and turned into what stores take. All raise BadInput, naming the field."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from bide.core.errors import BadInput
+from bide.core.instants import Length, Millis, When, check_instant, duration, instant
+from bide.core.names import check_name
+from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State
+
+CONFLICTS = {choice.value: choice for choice in OnConflict}
+STATES = {state.value: state for state in State}
+
+
+def conflict_of(choice: str) -> OnConflict:
+    found = CONFLICTS.get(choice)
+    if found is None:
+        raise BadInput("on_conflict", choice, f"one of {', '.join(CONFLICTS)}")
+    return found
+
+
+def ref_of(ref: Ref | tuple[str, str]) -> Ref:
+    """A (topic, key) pair."""
+    try:
+        topic, key = ref
+    except (TypeError, ValueError):
+        raise BadInput("refs", ref, "pairs of (topic, key)") from None
+    return Ref(check_name("topic", topic), check_name("key", key))
+
+
+def due_of(when: When | Length, field: str = "when") -> Due:
+    """An instant (a datetime, ISO text) or a length from now (a timedelta, text such as "15m")."""
+    if isinstance(when, str):
+        try:
+            return In(duration(when, field=field))
+        except BadInput:
+            return At(instant(when, field=field))
+    return In(duration(when, field=field)) if isinstance(when, timedelta) else At(instant(when, field=field))
+
+
+def deadline_of(deadline: When | Length | None, due: Due, now: Millis) -> Millis | None:
+    """A deadline that is not before the task is due."""
+    if deadline is None:
+        return None
+    not_after = due_of(deadline, "deadline").resolve(now)
+    check_instant(not_after, field="deadline", value=deadline)
+    if not_after < due.resolve(now):
+        raise BadInput("deadline", deadline, "an instant that is not before the task is due")
+    return not_after
+
+
+def filter_of(
+    topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None
+) -> Filter:
+    """Which tasks to find."""
+    if state is not None and state not in STATES:
+        raise BadInput("state", state, f"one of {', '.join(STATES)}")
+    return Filter(
+        topic=None if topic is None else check_name("topic", topic),
+        state=None if state is None else STATES[state],
+        group=None if group is None else check_name("group", group),
+        wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
+        wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
+    )
