@@ -92,6 +92,22 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     await store.close()
 
 
+def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def slowly(folder: str) -> int:
+        looks.append(folder)
+        if len(looks) == 1:
+            watched.check()  # another thread comes meanwhile
+        return 1_000_000
+
+    monkeypatch.setattr(room, "free_bytes", slowly)
+    watched = room.Room("/the/file", 1_000_000)
+    watched.check()
+    watched.check()
+    assert looks == ["/the"] * 2
+
+
 @contextmanager
 def locked(path: str) -> Iterator[None]:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:

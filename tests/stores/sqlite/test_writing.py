@@ -13,7 +13,7 @@ from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.records import Filter, In, Move, Ref, Result
 from bide.stores.sqlite import SqliteStore, connection
 from bide.stores.sqlite.connection import WriteLock
-from bide.testing.store_suite.acts import NOW, done, lease, listed, look, new, put, put_one, see, settle, take
+from bide.testing.store_suite.acts import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
 
 
 async def points_of(path: str) -> tuple[SqliteStore, list[str]]:
@@ -89,6 +89,15 @@ async def test_several_event_loops_may_share_a_store(store: SqliteStore) -> None
     await asyncio.gather(*(put_one(store, new(f"here {turn}")) for turn in range(20)))
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
     assert len(await listed(store, Filter())) == 80
+
+
+async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> None:
+    """It has a query of its own, which knows which columns those are."""
+    await put(store, *(new(str(number), due=In(10 * SECOND), deadline=NOW + 20 * SECOND) for number in range(5)))
+    moves = [Move("t", str(number), In(number * SECOND), deadline=NOW + 30 * SECOND) for number in range(5)]
+    answers = await store.change(moves, now=NOW + 1)
+    assert [answer.result for answer in answers] == [Result.MOVED] * 5
+    assert await listed(store, Filter()) == [answer.record for answer in answers]
 
 
 async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:

@@ -25,8 +25,9 @@ class Room:
         """Raises StoreFull when fewer bytes than the reserve are free."""
         now = time.monotonic()
         if now >= self._look_again:
-            self._look_again = now + _EVERY
+            # In this order: until the first look is over, whoever comes from another loop's thread looks too.
             self._free = free_bytes(self._folder)
+            self._look_again = now + _EVERY
         if self._free < self._reserve:
             raise full(self._path, f"{self._free} bytes free, {self._reserve} are kept for what is there")
 
