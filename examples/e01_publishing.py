@@ -7,12 +7,11 @@ from datetime import datetime, timedelta
 from tempfile import TemporaryDirectory
 from zoneinfo import ZoneInfo
 
-from bide import Bide, Task
-from bide.engine.clock import ScaledClock
+from bide import Bide, ScaledClock, Task
 
-HOUR = 0.15  # seconds that an hour of the story takes
+SPEED = 36_000  # an hour of the story takes 0.1 s
 folder = TemporaryDirectory()  # gone when the program ends
-app = Bide(f"sqlite:///{folder.name}/blog.db", clock=ScaledClock(3600 / HOUR), lease="24h", max_sleep="1h")
+app = Bide(f"sqlite:///{folder.name}/blog.db", clock=ScaledClock(SPEED))
 blog = sqlite3.connect(f"{folder.name}/blog.db", isolation_level=None)
 blog.execute("CREATE TABLE posts (slug TEXT PRIMARY KEY, status TEXT DEFAULT 'draft', times INT DEFAULT 0)")
 
@@ -28,19 +27,20 @@ async def publish(task: Task[Post]) -> None:
     post = task.payload
     appear = "UPDATE posts SET status = 'published', times = times + 1 WHERE slug = ? AND status = 'scheduled'"
     if blog.execute(appear, (post.slug,)).rowcount:  # the row decides: delivered twice, it still appears once
-        late = (app.clock.now() - task.record.planned_at) * HOUR / 3600
-        print(f"{post.slug} appears, due {task.due_at.astimezone(ZoneInfo(post.zone)):%a %H:%M %Z}, {late:.0f} ms late")
+        due, late = task.due_at.astimezone(ZoneInfo(post.zone)), task.lateness.total_seconds() / SPEED
+        print(f"{post.slug} appears, due {due:%a %H:%M %Z}, {late * 1000:.0f} ms late")
 
 
 def morning(zone: str, hour: int = 8) -> datetime:
     """Tomorrow at that hour of the author's wall clock, whatever daylight saving does in between."""
-    return (datetime.now(ZoneInfo(zone)) + timedelta(days=1)).replace(hour=hour, minute=0, second=0, microsecond=0)
+    tomorrow = app.now().astimezone(ZoneInfo(zone)) + timedelta(days=1)
+    return tomorrow.replace(hour=hour, minute=0, second=0, microsecond=0)
 
 
 async def main() -> None:
-    print(f"1 hour = {HOUR:g} s")
+    print(f"1 hour = {3600 / SPEED:g} s")
     zones = {"bees": "Asia/Shanghai", "news": "Europe/Paris", "bread": "Asia/Tokyo", "rant": "America/New_York"}
-    async with app, app.worker():
+    async with app, app.worker() as worker:
         for slug, zone in zones.items():
             blog.execute("INSERT INTO posts (slug, status) VALUES (?, 'scheduled')", (slug,))
             await publish.schedule(Post(slug, zone), key=slug, at=morning(zone))
@@ -51,8 +51,7 @@ async def main() -> None:
             blog.execute("UPDATE posts SET status = 'draft' WHERE slug = 'rant'")
         print(f"publish news now, two clicks: {[click.result.value for click in clicks]}")
         print(f"bread at 18:00 instead: {moved.result.value}; rant back to draft: {back.result.value}")
-        while [task async for task in app.find()]:  # noqa: ASYNC110 - until nothing is left
-            await asyncio.sleep(HOUR)
+        await worker.until_empty()
     outcome = dict(blog.execute("SELECT slug, status || ' ' || times FROM posts"))
     assert outcome == {"bees": "published 1", "news": "published 1", "bread": "published 1", "rant": "draft 0"}, outcome
 

@@ -5,17 +5,16 @@ import sqlite3
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from bide import Bide, Task
-from bide.engine.clock import ScaledClock
+from bide import Bide, ScaledClock, Task
 
-DAY = 8.0  # seconds that a day of the story takes
+SPEED = 17_280  # a day of the story takes 5 s
 STEPS = {  # every effect looks at the status that it is for, so that a late one changes nothing
     "order.remind": ("5m", "UPDATE orders SET reminders = reminders + 1 WHERE number = ? AND status = 'unpaid'"),
     "order.cancel": ("15m", "UPDATE orders SET status = 'cancelled' WHERE number = ? AND status = 'unpaid'"),
     "order.close": ("1d", "UPDATE orders SET status = 'closed' WHERE number = ? AND status = 'cancelled'"),
 }
 folder = TemporaryDirectory()  # gone when the program ends
-app = Bide(f"sqlite:///{folder.name}/shop.db", clock=ScaledClock(86_400 / DAY), lease="24h", max_sleep="1h")
+app = Bide(f"sqlite:///{folder.name}/shop.db", clock=ScaledClock(SPEED))
 shop = sqlite3.connect(f"{folder.name}/shop.db")  # the orders and their tasks rest in one file
 shop.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY, status TEXT DEFAULT 'unpaid', reminders INT DEFAULT 0)")
 
@@ -26,10 +25,10 @@ class Order:
 
 
 async def take_step(task: Task[Order]) -> None:
+    late = task.lateness.total_seconds() / SPEED
     async with task.transaction() as conn:  # the effect and the end of the task: both, or neither
         conn.execute(STEPS[task.topic][1], (task.payload.number,))
-    late = (app.clock.now() - task.record.planned_at) * DAY / 86_400
-    print(f"order {task.key}: {task.topic}, due {task.due_at:%a %H:%M:%S}, {late:.0f} ms late")
+    print(f"order {task.key}: {task.topic}, due {task.due_at:%a %H:%M:%S}, {late * 1000:.0f} ms late")
 
 
 async def place(order: Order) -> None:
@@ -41,7 +40,7 @@ async def place(order: Order) -> None:
 
 
 async def main() -> None:
-    print(f"1 day = {DAY:g} s")
+    print(f"1 day = {86_400 / SPEED:g} s")
     for topic in STEPS:
         app.handler(topic)(take_step)
     async with app:
@@ -51,9 +50,8 @@ async def main() -> None:
             shop.execute("UPDATE orders SET status = 'paid' WHERE number = 2 AND status = 'unpaid'")
             async with app.using(shop):
                 print("order 2 is paid:", *(answer.result for answer in await app.cancel_group("order-2")))
-        async with app.worker():
-            while [task async for task in app.find()]:  # noqa: ASYNC110 - until nothing is left
-                await asyncio.sleep(0.1)
+        async with app.worker() as worker:
+            await worker.until_empty()
     assert list(shop.execute("SELECT * FROM orders")) == [(1, "closed", 1), (2, "paid", 0)]
 
 

@@ -9,13 +9,12 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from urllib.request import Request, urlopen
 
-from bide import Bide, Task
-from bide.engine.clock import ScaledClock
+from bide import Bide, ScaledClock, Task
 
-SPEED = 40  # a minute of the story takes 1.5 s
+SPEED = 60  # a minute of the story takes a second
 ANSWERS = [503, 200, 500, 502, 200]  # how the merchant answers, call by call; the second answer comes too late
 folder = TemporaryDirectory()  # gone when the program ends
-app = Bide(f"sqlite:///{folder.name}/pay.db", clock=ScaledClock(SPEED), lease="30m", max_sleep="1m")
+app = Bide(f"sqlite:///{folder.name}/pay.db", clock=ScaledClock(SPEED))
 seen: list[str] = []  # the id of each call that reached the merchant with a good signature
 
 
@@ -31,7 +30,8 @@ def sign(id_: str, body: bytes) -> str:
 
 @app.handler("payment.notify", retry="merchant-notify")
 def notify(task: Task[Payment]) -> None:  # what it raises is a failed try, and the ladder says when the next one is
-    print(f"try {task.attempt}, {(app.clock.now() - task.record.planned_at) / SPEED:.0f} ms late; before: {task.error}")
+    late = task.lateness.total_seconds() / SPEED
+    print(f"try {task.attempt}, {late * 1000:.0f} ms late; before: {task.error}")
     signed = {"webhook-id": task.id, "webhook-signature": sign(task.id, task.payload_bytes)}
     urlopen(Request(task.payload.url, task.payload_bytes, signed), timeout=1).close()
 
@@ -50,10 +50,9 @@ async def main() -> None:
     print(f"1 minute = {60 / SPEED:g} s")
     merchant = ThreadingHTTPServer(("127.0.0.1", 0), Merchant)
     Thread(target=merchant.serve_forever, daemon=True).start()
-    async with app, app.worker():
+    async with app, app.worker() as worker:
         await notify.schedule(Payment(7, f"http://127.0.0.1:{merchant.server_port}/paid"), key="7", delay="0s")
-        while [task async for task in app.find()]:  # noqa: ASYNC110 - until nothing is left
-            await asyncio.sleep(0.1)
+        await worker.until_empty()
     assert seen == [seen[0]] * len(ANSWERS), seen
 
 

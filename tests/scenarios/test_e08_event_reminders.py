@@ -102,10 +102,27 @@ async def test_a_shift_past_the_end_is_refused(events: Events, bide_app: Bide, b
     assert len(await bide_time.advance("3h")) == VISITORS, "where they were"
 
 
+@pytest.mark.parametrize(
+    ("by", "ends", "reminded"), [("3h", 8, 6), ("-1h", 4, 2), ("-4h", 1, 0)], ids=["later", "earlier", "at once"]
+)
+async def test_the_end_moves_along_with_its_reminders(
+    events: Events, bide_app: Bide, bide_time: TimeMachine, by: str, ends: int, reminded: int
+) -> None:
+    begin = bide_time.now
+    await events.ends("concert", begin + 5 * HOUR)
+    await events.ends("fair", begin + 5 * HOUR)
+    answers = await bide_app.shift(group="concert", by=by, deadlines=True)
+    assert Counter(answer.result for answer in answers) == {Result.MOVED: VISITORS}
+    assert {answer.task.deadline for answer in answers if answer.task} == {begin + ends * HOUR}
+    fired = [one for one in await bide_time.advance("10d") if one.record.group == "concert"]
+    assert {one.at for one in fired} == {begin + reminded * HOUR}
+    assert (events.count("concert"), events.count("fair")) == (VISITORS, VISITORS)
+
+
 async def test_workers_that_come_back_after_the_end_send_nothing(bide_app: Bide, events: Events) -> None:
     async with TimeMachine(bide_app) as time:
         await events.ends("concert", time.now + 5 * HOUR)
-        time_without_workers(time, 5 * HOUR + timedelta(milliseconds=1))
+        await time.pass_unattended(5 * HOUR + timedelta(milliseconds=1))
         fired = await time.advance("0s")
         assert {one.outcome for one in fired} == {"dead"}
         assert {(one.error or "").split(":")[0] for one in fired} == {"deadline"}
@@ -115,7 +132,7 @@ async def test_workers_that_come_back_after_the_end_send_nothing(bide_app: Bide,
 async def test_at_the_very_end_they_are_still_sent(bide_app: Bide, events: Events) -> None:
     async with TimeMachine(bide_app) as time:
         await events.ends("concert", time.now + 5 * HOUR)
-        time_without_workers(time, 5 * HOUR)
+        await time.pass_unattended(5 * HOUR)
         await time.advance("0s")
         assert events.count("concert") == VISITORS
 
@@ -135,8 +152,3 @@ async def test_called_off_with_the_event(events: Events, bide_app: Bide, bide_ti
     await bide_app.cancel_group("concert")
     await bide_time.advance("1d")
     assert (events.count("concert"), events.count("fair")) == (0, VISITORS)
-
-
-def time_without_workers(time: TimeMachine, length: timedelta) -> None:
-    """Time passes, and nobody is there to deliver anything."""
-    time._clock.advance(length // timedelta(milliseconds=1))

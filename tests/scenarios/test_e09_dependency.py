@@ -35,8 +35,8 @@ class Import:
             self.names.append(record.name)
 
         @app.on_dead("record.import")
-        async def give_up(task: Task[object]) -> None:
-            self.given_up.append(task.key)
+        async def give_up(task: Task[Record]) -> None:
+            self.given_up.append(f"{task.key}, no {task.payload.needs}")
 
         self.take_in: Handler[Record] = take_in
 
@@ -79,7 +79,7 @@ async def test_it_is_given_up_after_an_hour(imported: Import, bide_time: TimeMac
     fired = await bide_time.advance("2h")
     assert [one.outcome for one in fired] == ["defer"] * 60 + ["dead"]
     assert (fired[-1].at - begin).total_seconds() == 3600
-    assert imported.given_up == ["ride"]
+    assert imported.given_up == ["ride, no bob"]
     await imported.arrives("bob")
     await bide_time.advance("2h")
     assert imported.names == ["bob"], "too late"

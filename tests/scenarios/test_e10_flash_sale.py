@@ -55,7 +55,7 @@ def sale(bide_app: Bide) -> Sale:
 
 
 async def left(app: Bide) -> int:
-    return sum(count.number for count in (await app.tally()).counts.values())
+    return (await app.tally()).number()
 
 
 async def test_most_are_paid_and_the_rest_are_closed(
