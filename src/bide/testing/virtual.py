@@ -20,6 +20,8 @@ from bide.testing.clock import FIRST_INSTANT
 R = TypeVar("R")
 _REAL_WAIT = 0.05
 """Seconds of real waiting at a time while a thread is outstanding; its answer ends the wait earlier."""
+_PATIENCE = 20
+"""So many of these waits in a row, with nothing outstanding and no timer set, are a deadlock."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -27,7 +29,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self.now = 0.0
         self.outstanding = 0
-        self.forever: Callable[[], None] = lambda: None
+        self.stuck = 0
+        """How often in a row nothing happened while everything waited."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is not None and timeout <= 0:
@@ -37,9 +40,19 @@ class _JumpingSelector(selectors.DefaultSelector):
         events: list[Any] = super().select(0)
         if not events:
             if timeout is None:
-                self.forever()
-                return super().select(_REAL_WAIT)
+                return self._wait_for_others()
             self.now += timeout
+        self.stuck = 0
+        return events
+
+    def _wait_for_others(self) -> list[Any]:
+        """Nothing here will ever happen by itself. Somebody else's thread may yet wake the loop: give it a second."""
+        self.stuck += 1
+        if self.stuck > _PATIENCE:
+            raise RuntimeError("deadlock: every coroutine waits, no timer is set and no thread is at work")
+        events = super().select(_REAL_WAIT)
+        if events:
+            self.stuck = 0
         return events
 
 
@@ -49,8 +62,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        self._jumping.forever = self._stuck
-        self._stuck_for = 0
 
     def time(self) -> float:
         return self._jumping.now
@@ -72,11 +83,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _returned(self, _: object) -> None:
         self._jumping.outstanding -= 1
-
-    def _stuck(self) -> None:
-        self._stuck_for += 1
-        if self._stuck_for > 20:
-            raise RuntimeError("deadlock: every coroutine waits, no timer is set and no thread is at work")
 
 
 class VirtualClock:
