@@ -1,1 +1,45 @@
-"""Shipped for users and store authors: the suites, a manual clock, virtual time, faults, the pytest plugin."""
+"""Shipped for users and store authors: the suites, a manual clock, virtual time, faults, the pytest plugin.
+
+What tests of programs need can be imported from here, and is loaded when it is asked for: pytest imports this package
+in every project where bide is installed. The suites, which need pytest or Hypothesis, are modules of their own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bide.testing.clock import ManualClock
+    from bide.testing.faults import FaultyStore
+    from bide.testing.tasks import task_for
+    from bide.testing.time_machine import Fired, TimeMachine
+    from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
+
+_MODULE_OF = {
+    "FaultyStore": "faults",
+    "Fired": "time_machine",
+    "ManualClock": "clock",
+    "TimeMachine": "time_machine",
+    "VirtualClock": "virtual",
+    "VirtualLoop": "virtual",
+    "run_virtual": "virtual",
+    "task_for": "tasks",
+}
+
+__all__ = [
+    "FaultyStore",
+    "Fired",
+    "ManualClock",
+    "TimeMachine",
+    "VirtualClock",
+    "VirtualLoop",
+    "run_virtual",
+    "task_for",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

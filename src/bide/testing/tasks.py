@@ -1,0 +1,159 @@
+"""A task made by hand, to call a handler with in a unit test: no app open, no store, no time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, overload
+
+from bide.app import Handler
+from bide.core.errors import BadInput, SetupError
+from bide.core.instants import Length, When, duration, instant
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.options import encode_options
+from bide.core.payloads import encode_payload
+from bide.core.records import Record, State
+from bide.core.tasks import Task
+
+P = TypeVar("P")
+
+
+class HandTask(Task[Any]):
+    """What a running handler would have been given; what it does with it can be looked at afterwards."""
+
+    __slots__ = ("_connection", "_late", "completed", "extended")
+
+    def __init__(self, record: Record, late: timedelta, connection: Any) -> None:
+        super().__init__(record)
+        self._late = late
+        self._connection = connection
+        self.completed = False
+        """Whether the handler's transaction was committed."""
+        self.extended: list[Length] = []
+        """Every length that the handler asked its lease to be kept for."""
+
+    @property
+    def lateness(self) -> timedelta:
+        return self._late
+
+    @asynccontextmanager
+    async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
+        """The connection that the task was made with: committed on leaving without an error, else rolled back."""
+        if self._connection is None:
+            raise SetupError("this handler opens a transaction: make its task with task_for(..., connection=...)")
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+        except BaseException:
+            self._connection.rollback()
+            raise
+        self._connection.commit()
+        self.completed = True
+
+    async def extend(self, by: Length) -> bool:
+        duration(by, field="by")
+        self.extended.append(by)
+        return True
+
+
+@overload
+def task_for(
+    topic: Handler[P],
+    payload: P,
+    *,
+    key: str = "1",
+    group: str | None = None,
+    attempt: int = 1,
+    failures: int | None = None,
+    error: str | None = None,
+    id: str | None = None,
+    token: int = 1,
+    due_at: When | None = None,
+    late: Length = "0s",
+    deadline: When | None = None,
+    headers: Mapping[str, str] | None = None,
+    connection: object = None,
+) -> Task[P]: ...
+
+
+@overload
+def task_for(
+    topic: str,
+    payload: object = None,
+    *,
+    key: str = "1",
+    group: str | None = None,
+    attempt: int = 1,
+    failures: int | None = None,
+    error: str | None = None,
+    id: str | None = None,
+    token: int = 1,
+    due_at: When | None = None,
+    late: Length = "0s",
+    deadline: When | None = None,
+    headers: Mapping[str, str] | None = None,
+    connection: object = None,
+) -> Task[Any]: ...
+
+
+def task_for(
+    topic: Handler[Any] | str,
+    payload: object = None,
+    *,
+    key: str = "1",
+    group: str | None = None,
+    attempt: int = 1,
+    failures: int | None = None,
+    error: str | None = None,
+    id: str | None = None,
+    token: int = 1,
+    due_at: When | None = None,
+    late: Length = "0s",
+    deadline: When | None = None,
+    headers: Mapping[str, str] | None = None,
+    connection: object = None,
+) -> Task[Any]:
+    """A leased task of `topic`, as its handler would be given it: `await close(task_for(close, Order(42)))`.
+
+    The payload goes through its bytes and is checked, as it would be on its way through a store. Each attempt before
+    this one counts as a failure unless `failures` says otherwise. It is due now unless `due_at` is given, or, with
+    `late`, so long ago: that is what `task.lateness` says. `connection` is what `task.transaction()` yields, a
+    `sqlite3.Connection` to your test's database. Raises BadInput, BadPayload.
+    """
+    if attempt < 1:
+        raise BadInput("attempt", attempt, "a whole number, 1 for the first delivery")
+    now = time.time_ns() // 1_000_000
+    if isinstance(topic, Handler):
+        now = topic._app.clock.now()
+        topic._sink.check(payload)
+    behind = duration(late, field="late")
+    due = now - behind if due_at is None else instant(due_at, field="due_at")
+    record = Record(
+        topic=topic.topic if isinstance(topic, Handler) else check_topic(topic),
+        key=check_name("key", key),
+        id=id or new_id(),
+        group=None if group is None else check_name("group", group),
+        state=State.LEASED,
+        due_at=due,
+        wake_at=now + 10_000,
+        planned_at=due,
+        attempt=attempt,
+        failures=attempt - 1 if failures is None else failures,
+        losses=0,
+        token=token,
+        holder="test",
+        payload=encode_payload(payload),
+        options=encode_options(None, headers),
+        deadline=None if deadline is None else instant(deadline, field="deadline"),
+        error=error,
+        created_at=due,
+        finished_at=None,
+        keep_until=None,
+    )
+    task = HandTask(record, timedelta(milliseconds=behind), connection)
+    if isinstance(topic, Handler):
+        topic._sink.read(task)
+    return task
