@@ -1,0 +1,458 @@
+"""A handler's data and its task in one SQLite file: the effect and the end of the task are one, or neither is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bide import Bide, Fixed, Handler, LeaseLost, Result, SetupError, Task
+from bide.stores.sqlite import SqliteStore
+from bide.testing import TimeMachine
+
+COLUMNS = "number INTEGER PRIMARY KEY, status TEXT DEFAULT 'unpaid', times INTEGER DEFAULT 0"
+
+
+@dataclass
+class Order:
+    number: int
+
+
+class Shop:
+    """Orders in the tasks' own file; a handler that cancels one within its transaction, and whatever else is asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.app = Bide(f"sqlite:///{path}")
+        self.store = SqliteStore(path)
+        self.database = sqlite3.connect(path)
+        self.database.execute(f"CREATE TABLE orders ({COLUMNS})")
+        self.database.execute("INSERT INTO orders (number) VALUES (1), (2)")
+        self.database.commit()
+        self.seen: list[Task[Order]] = []
+        self.raised: list[BaseException] = []
+        self.before: Callable[[Task[Order]], Awaitable[object]] | None = None
+        self.inside: Callable[[Task[Order]], Awaitable[object]] | None = None
+        self.after: Callable[[Task[Order]], Awaitable[object]] | None = None
+        self.again: str | None = None
+
+        @self.app.handler("order.cancel", retry=Fixed("10s", tries=5))
+        async def cancel(task: Task[Order]) -> None:
+            self.seen.append(task)
+            if self.before is not None:
+                await self.before(task)
+            try:
+                async with task.transaction(again_in=self.again) as conn:
+                    effect = "UPDATE orders SET status = 'cancelled', times = times + 1 WHERE number = ?"
+                    conn.execute(effect, (task.payload.number,))
+                    if self.inside is not None:
+                        await self.inside(task)
+            except BaseException as error:
+                self.raised.append(error)
+                raise
+            if self.after is not None:
+                await self.after(task)
+
+        @self.app.handler("order.close")
+        async def close(task: Task[Order]) -> None:
+            async with task.transaction() as conn:
+                conn.execute("UPDATE orders SET status = 'closed' WHERE number = ?", (task.payload.number,))
+
+        self.cancel: Handler[Order] = cancel
+        self.close: Handler[Order] = close
+
+    @property
+    def orders(self) -> list[tuple[str, int]]:
+        return list(self.database.execute("SELECT status, times FROM orders ORDER BY number"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path / "shop.db")
+    yield shop
+    shop.database.close()
+
+
+# --- task.transaction
+
+
+async def test_the_effect_and_the_end_of_the_task_are_committed_together(shop: Shop) -> None:
+    async def look(task: Task[Order]) -> None:
+        seen.append((shop.orders[0], await shop.app.get("order.cancel", "1")))
+
+    seen: list[Any] = []
+    shop.after = look
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="15m")
+        fired = await machine.advance("15m")
+        assert [one.outcome for one in fired] == ["done"]
+        assert seen == [(("cancelled", 1), None)], "both, as soon as the block is left"
+        assert await machine.advance("1d") == []
+
+
+async def test_until_then_nobody_else_sees_either(shop: Shop) -> None:
+    async def look(task: Task[Order]) -> None:
+        seen.append(shop.orders[0])
+
+    seen: list[tuple[str, int]] = []
+    shop.inside = look
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="15m")
+        await machine.advance("15m")
+    assert seen == [("unpaid", 0)]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), sqlite3.IntegrityError("no"), Exception()], ids=repr)
+async def test_an_error_undoes_both_and_it_is_delivered_again(shop: Shop, error: Exception) -> None:
+    async def fail(task: Task[Order]) -> None:
+        if task.attempt < 3:
+            raise error
+
+    shop.inside = fail
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="15m")
+        fired = await machine.advance("15m10s")
+        assert shop.orders[0] == ("unpaid", 0), "two deliveries, and nothing of them is left"
+        fired += await machine.advance("10s")
+    assert [(one.outcome, one.attempt) for one in fired] == [("retry", 1), ("retry", 2), ("done", 3)]
+    assert shop.orders[0] == ("cancelled", 1)
+    assert len({task.id for task in shop.seen}) == 1, "it is the same life"
+    tokens = [task.token for task in shop.seen]
+    assert tokens == sorted(set(tokens)), "and a receiver can tell the newer delivery"
+
+
+@pytest.mark.parametrize("meanwhile", ["cancel", "replace"])
+async def test_no_longer_ours_nothing_of_the_effect_remains(shop: Shop, meanwhile: str) -> None:
+    async def interfere(task: Task[Order]) -> None:
+        shop.before = None
+        if meanwhile == "cancel":
+            answer = await shop.cancel.cancel("1")
+            assert answer.result is Result.CANCELLED_WHILE_LEASED
+        else:
+            answer = await shop.cancel.schedule(Order(2), key="1", delay="1h")
+            assert answer.result is Result.REPLACED
+
+    shop.before = interfere
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="15m")
+        assert await machine.advance("15m") == [], "its outcome is nobody's business any more"
+        assert [type(error) for error in shop.raised] == [LeaseLost]
+        assert shop.orders == [("unpaid", 0), ("unpaid", 0)]
+        fired = await machine.advance("1d")
+        assert [one.payload for one in fired] == ([] if meanwhile == "cancel" else [{"number": 2}])
+    assert shop.orders == [("unpaid", 0), ("unpaid", 0) if meanwhile == "cancel" else ("cancelled", 1)]
+
+
+async def test_verbs_awaited_inside_join_it(shop: Shop) -> None:
+    async def close_later(task: Task[Order]) -> None:
+        assert (await shop.close.schedule(task.payload, key="1", group="order-1", delay="1d")).ok
+        assert (await shop.app.schedule_many([shop.close.new(Order(2), key="2", delay="2d")]))[0].ok
+        assert await shop.close.get("1"), "inside it is there"
+        assert [answer.result for answer in await shop.app.shift("order-1", "1h")] == ["moved"]
+        assert (await shop.close.cancel("2")).result == "cancelled"
+        if task.attempt == 1:
+            raise ConnectionError("after all of that")
+
+    shop.inside = close_later
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="15m")
+        await machine.advance("15m")
+        assert [task.topic for task in await machine.waiting()] == ["order.cancel"], "undone with the rest"
+        fired = await machine.advance("10s")
+        assert [task.ref for task in fired] == [("order.cancel", "1")]
+        assert [(task.topic, task.key) for task in await machine.waiting()] == [("order.close", "1")]
+        begun = machine.now
+        (closed,) = await machine.advance("2d")
+        assert closed.at - begun == timedelta(hours=25)
+    assert shop.orders[0] == ("closed", 1)
+
+
+async def test_a_verb_from_outside_waits_its_turn(shop: Shop) -> None:
+    """A coroutine that is not inside must not join: it goes through the store's own connection, after the commit."""
+
+    async def hurry(task: Task[Order]) -> None:
+        outside.append(context.run(asyncio.ensure_future, shop.close.schedule(Order(2), key="2", delay="1d")))
+        await asyncio.sleep(0.05)
+        assert not outside[0].done()
+
+    context = contextvars.copy_context()
+    outside: list[asyncio.Task[Any]] = []
+    shop.inside = hurry
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        await machine.advance("0s")
+        assert (await outside[0]).result == "created"
+
+
+async def test_it_begins_again_within_the_transaction(shop: Shop) -> None:
+    async def fail_once(task: Task[Order]) -> None:
+        if len(shop.seen) == 2:
+            raise ConnectionError("in the second life")
+
+    shop.again, shop.inside = "30d", fail_once
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", group="ann", delay="30d")
+        begun = machine.now
+        fired = await machine.advance("65d")
+        assert [(one.outcome, one.attempt, round((one.at - begun) / timedelta(days=1), 3)) for one in fired] == [
+            ("done", 1, 30), ("retry", 1, 60), ("done", 2, 60),
+        ]  # fmt: skip
+        assert shop.orders[0] == ("cancelled", 2)
+        first, second, third = shop.seen
+        assert first.id != second.id == third.id
+        assert first.token < second.token < third.token
+        (waiting,) = await machine.waiting()
+        assert (waiting.key, waiting.group, waiting.attempt, waiting.failures) == ("1", "ann", 0, 0)
+        assert waiting.payload == {"number": 1}
+
+
+async def test_scheduling_its_own_key_inside_says_what_to_do_instead(shop: Shop) -> None:
+    async def own(task: Task[Order]) -> None:
+        if task.attempt == 1:
+            await shop.cancel.schedule(task.payload, key=task.key, delay="1d")
+
+    shop.inside = own
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        fired = await machine.advance("10s")
+        assert [type(error) for error in shop.raised] == [LeaseLost]
+        assert "again_in=" in str(shop.raised[0])
+        assert [one.outcome for one in fired] == ["retry", "done"], "the mistake is undone, too, and is a failure"
+        assert shop.orders[0] == ("cancelled", 1)
+
+
+async def test_where_there_is_no_common_database_it_says_so() -> None:
+    app, raised = Bide("memory:"), []
+
+    @app.handler("work", retry="never")
+    async def work(task: Task[Any]) -> None:
+        try:
+            async with task.transaction():
+                pass
+        except SetupError as error:
+            raised.append(str(error))
+
+    async with TimeMachine(app) as machine:
+        await work.schedule(None, delay="0s")
+        await machine.advance("0s")
+    assert "shares no database" in raised[0]
+
+
+@pytest.mark.real_time
+async def test_a_time_out_inside_undoes_everything(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/shop.db")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute(f"CREATE TABLE orders ({COLUMNS})")
+
+        @app.handler("slow", timeout="50ms", retry=Fixed("1ms", tries=2))
+        async def slow(task: Task[Any]) -> None:
+            async with task.transaction() as conn:
+                conn.execute("INSERT INTO orders (number) VALUES (1)")
+                await asyncio.sleep(0.2 if task.attempt == 1 else 0)
+
+        async with app, app.worker() as worker:
+            await slow.schedule(None, key="k", delay="0s")
+            async with asyncio.timeout(10):
+                await worker.until_empty()
+            assert (worker.stats.retried, worker.stats.done) == (1, 1)
+        assert database.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+
+
+# --- app.using
+
+
+async def test_the_caller_commits_the_row_and_its_tasks(shop: Shop) -> None:
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        with shop.database:
+            shop.database.execute("INSERT INTO orders (number) VALUES (3)")
+            async with shop.app.using(shop.database):
+                await shop.cancel.schedule(Order(3), key="3", group="order-3", delay="15m")
+                await shop.close.schedule(Order(3), key="3", group="order-3", delay="1d")
+            assert await machine.waiting() == [], "before the commit nobody else sees them"
+        assert len(await machine.waiting()) == 2
+        await machine.advance("15m")
+        assert shop.orders[2] == ("cancelled", 1)
+
+
+async def test_a_rollback_takes_back_whole_groups(shop: Shop) -> None:
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        for handler, delay in ((shop.cancel, "15m"), (shop.close, "1d")):
+            await handler.schedule(Order(1), key="1", group="order-1", delay=delay)
+        before = {task.topic: task.wake_at for task in await machine.waiting()}
+
+        shop.database.execute("UPDATE orders SET status = 'paid'")
+        async with shop.app.using(shop.database):
+            answers = await shop.app.shift("order-1", "1h")
+            answers += await shop.app.cancel_group("order-1")
+            await shop.close.schedule(Order(2), key="2", delay="1d")
+        assert [answer.result for answer in answers] == ["moved", "moved", "cancelled", "cancelled"]
+        shop.database.rollback()
+        assert {task.topic: task.wake_at for task in await machine.waiting()} == before
+        assert shop.orders[0] == ("unpaid", 0)
+
+        with shop.database:
+            shop.database.execute("UPDATE orders SET status = 'paid' WHERE number = 1")
+            async with shop.app.using(shop.database):
+                assert {answer.result for answer in await shop.app.cancel_group("order-1")} == {"cancelled"}
+        assert await machine.advance("2d") == []
+        assert shop.orders[0] == ("paid", 0)
+
+
+@pytest.mark.real_time
+async def test_a_commit_of_the_callers_wakes_the_worker_in_the_same_process(tmp_path: Path) -> None:
+    """Nobody tells us of that commit; the file's own tidings do, long before the longest sleep is over."""
+    app, started = Bide(f"sqlite:///{tmp_path}/shop.db", max_sleep="30s"), asyncio.Event()
+    took: list[float] = []
+    at = 0.0
+
+    @app.handler("order.cancel")
+    async def cancel(task: Task[int]) -> None:
+        took.append(time.perf_counter() - at)
+        started.set()
+
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as own:
+        async with app, app.worker():
+            for number in range(20):
+                await asyncio.sleep(0.03)  # until the worker sleeps
+                with own:
+                    async with app.using(own):
+                        await cancel.schedule(number, key=f"{number}", delay="0s")
+                at = time.perf_counter()
+                async with asyncio.timeout(10):
+                    await started.wait()
+                started.clear()
+    assert statistics.median(took) <= 0.020, [f"{one * 1000:.1f} ms" for one in took]
+
+
+@pytest.mark.real_time
+async def test_paid_or_cancelled_and_never_both(tmp_path: Path) -> None:
+    """Orders and payments on one's own connection, while handlers have their transactions: in real time, in a rush."""
+    orders, chance = 120, random.Random(11)
+    app = Bide(f"sqlite:///{tmp_path}/shop.db")
+    own = sqlite3.connect(tmp_path / "shop.db", isolation_level=None, check_same_thread=False)
+    own.execute(f"CREATE TABLE orders ({COLUMNS})")
+    turn = asyncio.Lock()
+    called_off: dict[int, list[str]] = {}
+
+    @app.handler("order.cancel")
+    async def cancel(task: Task[Order]) -> None:
+        async with task.transaction() as conn:
+            sql = "UPDATE orders SET status = 'cancelled', times = times + 1 WHERE number = ? AND status = 'unpaid'"
+            conn.execute(sql, (task.payload.number,))
+            await asyncio.sleep(0)
+
+    async def place_and_pay(number: int) -> None:
+        async with turn:
+            await asyncio.to_thread(own.execute, "BEGIN IMMEDIATE")  # a wait for a handler must not stop its loop
+            own.execute("INSERT INTO orders (number) VALUES (?)", (number,))
+            async with app.using(own):
+                delay = timedelta(seconds=chance.uniform(0, 0.3))
+                await cancel.schedule(Order(number), key=f"{number}", group=f"order-{number}", delay=delay)
+            own.execute("COMMIT")
+        await asyncio.sleep(chance.uniform(0, 0.3))
+        async with turn:
+            await asyncio.to_thread(own.execute, "BEGIN IMMEDIATE")
+            pay = "UPDATE orders SET status = 'paid' WHERE number = ? AND status = 'unpaid'"
+            if own.execute(pay, (number,)).rowcount:
+                async with app.using(own):
+                    called_off[number] = [answer.result for answer in await app.cancel_group(f"order-{number}")]
+            own.execute("COMMIT")
+
+    async with app, app.worker() as worker:
+        await asyncio.gather(*map(place_and_pay, range(orders)))
+        async with asyncio.timeout(30):
+            await worker.until_empty()
+    outcome = dict(own.execute("SELECT number, status || ' ' || times FROM orders"))
+    own.close()
+    assert set(outcome.values()) == {"paid 0", "cancelled 1"}, "each is one of the two, and cancelled once at most"
+    assert {number for number, status in outcome.items() if status == "paid 0"} == set(called_off)
+    assert {result for results in called_off.values() for result in results} <= {"cancelled", "cancelled_while_leased"}
+
+
+# --- kill -9
+
+MORTAL = """
+import asyncio, os, signal, sys
+from bide import Bide, Task
+
+path, where = sys.argv[1:]
+app = Bide(f"sqlite:///{path}", lease="300ms")
+
+@app.handler("order.cancel")
+async def cancel(task: Task[int]) -> None:
+    print(task.id, task.token, task.attempt, flush=True)
+    async with task.transaction() as conn:
+        conn.execute("UPDATE orders SET times = times + 1 WHERE number = ?", (task.payload,))
+        await app.schedule("order.close", task.payload, key=str(task.payload), delay="1d")
+        if where == "inside":
+            os.kill(os.getpid(), signal.SIGKILL)
+    if where == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with app, app.worker() as worker:
+        await asyncio.wait_for(worker.until_empty(), 20)
+
+asyncio.run(main())
+"""
+
+
+def worked(path: Path, where: str) -> tuple[int, list[tuple[str, int, int]]]:
+    """One worker until it dies or nothing is left; its exit code, and id, token and attempt of its deliveries."""
+    done = subprocess.run(
+        [sys.executable, "-c", MORTAL, str(path), where], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    deliveries = [line.split() for line in done.stdout.splitlines()]
+    return done.returncode, [(life, int(token), int(attempt)) for life, token, attempt in deliveries]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_killed_at_the_worst_moment_it_loses_neither_and_doubles_neither(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "shop.db"
+    app = Bide(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE orders ({COLUMNS})")
+        database.execute("INSERT INTO orders (number) VALUES (1)")
+        database.commit()
+        app.sync.schedule("order.cancel", 1, key="1", delay="0s")
+
+        code, first = worked(path, where)
+        assert code == -signal.SIGKILL
+        (times,) = database.execute("SELECT times FROM orders").fetchone()
+        task, follow_up = app.sync.get("order.cancel", "1"), app.sync.get("order.close", "1")
+        if where == "inside":
+            assert (times, follow_up) == (0, None), "nothing of it is left"
+            assert task is not None
+            assert task.state == "leased", "and its lease is waited for"
+        else:
+            assert (times, task) == (1, None)
+            assert follow_up is not None
+
+        code, second = worked(path, "nowhere")
+        assert code == 0
+        assert database.execute("SELECT times FROM orders").fetchone() == (1,)
+        assert app.sync.get("order.cancel", "1") is None
+        assert app.sync.get("order.close", "1") is not None
+        if where == "inside":
+            [(life, token, attempt)] = second
+            assert life == first[0][0]
+            assert token > first[0][1]
+            assert attempt == 2
+        else:
+            assert second == []
+    app.sync.close()
