@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, DuplicateHandler
+from bide.core.errors import BadInput, BadPayload, DuplicateHandler
 from bide.core.instants import Length, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
@@ -219,10 +220,22 @@ class Bide(Client):
         check_topic(topic)
 
         def register(hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
-            self._dead_hooks.setdefault(topic, []).append(hook)
+            self._dead_hooks.setdefault(topic, []).append(self._typed(topic, hook))
             return hook
 
         return register
+
+    def _typed(self, topic: str, hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
+        """The hook, told the payload in the handler's type also where no handler ran: past the deadline, say."""
+
+        def told(task: Task[Any]) -> Any:
+            sink = self._sinks.get(topic)
+            if sink is not None:
+                with suppress(BadPayload):
+                    sink.read(task)
+            return hook(task)
+
+        return told
 
     def worker(
         self, *, topics: Collection[str] | None = None, observe: Observer | None = None, name: str | None = None
