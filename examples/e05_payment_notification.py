@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from bide import Bide, ScaledClock, Task
 
 SPEED = 60  # a minute of the story takes a second
 ANSWERS = [503, 200, 500, 502, 200]  # how the merchant answers, call by call; the second answer comes too late
+logging.getLogger("bide").setLevel(logging.ERROR)  # each try says how the one before it failed
 folder = TemporaryDirectory()  # gone when the program ends
 app = Bide(f"sqlite:///{folder.name}/pay.db", clock=ScaledClock(SPEED))
 seen: list[str] = []  # the id of each call that reached the merchant with a good signature
@@ -30,8 +32,7 @@ def sign(id_: str, body: bytes) -> str:
 
 @app.handler("payment.notify", retry="merchant-notify")
 def notify(task: Task[Payment]) -> None:  # what it raises is a failed try, and the ladder says when the next one is
-    late = task.lateness.total_seconds() / SPEED
-    print(f"try {task.attempt}, {late * 1000:.0f} ms late; before: {task.error}")
+    print(f"try {task.attempt}, {task.lateness.total_seconds() / SPEED:.3f} s late; before: {task.error}")
     signed = {"webhook-id": task.id, "webhook-signature": sign(task.id, task.payload_bytes)}
     urlopen(Request(task.payload.url, task.payload_bytes, signed), timeout=1).close()
 
