@@ -39,6 +39,8 @@ from bide.ports import Clock, Listening, Notifies, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _PAUSE_AFTER_ERROR = 0.25
+_FLOOD = 32
+"""So many deliveries of a topic at once, with more to come, are a flood."""
 
 Observer = Callable[[Record, Settlement], None]
 """Called for every outcome that the store accepted."""
@@ -79,7 +81,7 @@ class Worker:
         self._recorder = recorder
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
-        self._settler = Settler(store, clock, self._told)
+        self._settler = Settler(store, clock, self._told, self._has_backlog)
         self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
         self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
@@ -87,6 +89,7 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._flood = False
         self._empty = False
         """Whether the last lease found nothing, now or later, and nothing is running here."""
         self._emptied: asyncio.Future[None] | None = None
@@ -188,6 +191,7 @@ class Worker:
         until = now + self.clock.span(self.terms.lease)
         leased = await self.store.lease(asked, now=now, until=until, holder=self.holder)
         self.stats.leased += len(leased.tasks)
+        self._flood = False
         by_topic: dict[Topic, list[Delivery]] = {}
         for record in leased.tasks:
             delivery = Delivery(record, self, expires)
@@ -200,6 +204,7 @@ class Worker:
             lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
             fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
             lanes.hungry = len(deliveries) >= count
+            self._flood |= lanes.hungry and count >= _FLOOD
             lanes.start(fit)
             if lanes.hungry and len(fit) < count:
                 self._waker.kick()  # the unfit left room, and there may be more
@@ -234,6 +239,10 @@ class Worker:
         """A slot is free: lease again if there may be something for it."""
         if lanes.hungry or self._short or self._emptied is not None:
             self._waker.kick()
+
+    def _has_backlog(self) -> bool:
+        """Whether deliveries come by the dozen, and more of them wait: then outcomes may gather for a moment."""
+        return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
         return [held for lanes in self._lanes.values() for held in (*lanes.running, *lanes.queue)]

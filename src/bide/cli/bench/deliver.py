@@ -14,25 +14,22 @@ from bide.cli.bench.worker import PAYLOAD, Work
 from bide.core.instants import as_datetime
 from bide.settings import Settings
 
-_LIMIT_BATCHES = 20
 _SLOWEST = 1_000
 """Completions a second below which a run is given up: so every run is bounded in time."""
 
 
 async def throughput(plan: Plan) -> Report:
     """N tasks that are due already, P worker processes, from their start to the last acknowledged settle."""
-    count = plan.count(100_000)
+    count = plan.count(300_000)
     work = Work(topic="bench.throughput")
     with limit_of(plan) as limit:
-        limit.measure(_LIMIT_BATCHES)
         async with stage(plan, work) as (app, log):
-            keys = await fill(app, work.topic, count, delay="0s", plan=plan)
+            keys = await fill(app, work.topic, count, delay="0s", plan=plan, limit=limit)
             async with crew_of(plan, app, log, [work]) as crew:
                 began = await crew.go()
                 await settled(crew, count, plan=plan, within=30 + count / _SLOWEST, what="settled")
                 await crew.stop()
                 found = examine(dict.fromkeys(keys, 0), *crew.log())
-        limit.measure(_LIMIT_BATCHES)
         figures = {"completed_per_s": _rate(count, found, began)}
         counted = {"lost": found.lost, "duplicated": found.duplicated}
         return Report(fields={**figures, **counted, **limit.fields(figures)}, faults=found.faults())
@@ -43,7 +40,6 @@ async def burst(plan: Plan) -> Report:
     count = plan.count(100_000)
     work = Work(topic="bench.burst")
     with limit_of(plan) as limit:
-        limit.measure(_LIMIT_BATCHES)
         async with stage(plan, work) as (app, log), crew_of(plan, app, log, [work]) as crew:
             await crew.go()
             due = time.time_ns() // 1_000_000 + 2_000 + count // 8
@@ -51,6 +47,7 @@ async def burst(plan: Plan) -> Report:
             keys: list[str] = []
             while len(keys) < count:
                 plan.progress("scheduling", len(keys), count)
+                limit.measure()
                 some = random_keys(min(BATCH, count - len(keys)))
                 await app.schedule_many([app.new(work.topic, PAYLOAD, key=key, at=at) for key in some])
                 keys += some
@@ -60,7 +57,6 @@ async def burst(plan: Plan) -> Report:
             await settled(crew, count, plan=plan, within=30 + count / _SLOWEST, what="settled")
             await crew.stop()
             found = examine(dict.fromkeys(keys, due), *crew.log())
-        limit.measure(_LIMIT_BATCHES)
         figures = {
             "first_ms": _since(found.first_start, due),
             "last_ms": _since(found.last_start, due),
@@ -79,7 +75,6 @@ async def crash(plan: Plan) -> Report:
     work = Work(topic="bench.crash", seconds=0.05, keep_done=120_000)
     two = Plan(place=plan.place, processes=2, loop=plan.loop, progress=plan.progress)
     with limit_of(plan) as limit:
-        limit.measure(_LIMIT_BATCHES)
         async with stage(plan, work) as (app, log), crew_of(two, app, log, [work], journal=True) as crew:
             assert isinstance(crew, ProcessCrew)
             await crew.go()
