@@ -3,8 +3,9 @@
 One batch is under way at a time; what ends meanwhile goes with the next. As long as there is nothing else to do, an
 outcome goes out at the end of this turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for
 some milliseconds: on SQLite a task settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit
-writes every page of the index that it touched. What has not been told when a process dies is delivered again. A store that is away is asked again and again: an outcome is given up only when the worker
-closes, and then the lease runs out and the task is delivered once more, as P2 allows.
+writes every page of the index that it touched. What has not been told when a process dies is delivered again. A store
+that is away is asked again and again: an outcome is given up only when the worker closes, and then the lease runs out
+and the task is delivered once more, as P2 allows.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from bide.ports import Clock, Listening, Notifies, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _PAUSE_AFTER_ERROR = 0.25
+_STOPPED = "the worker has stopped, and what waits goes on waiting"
 _FLOOD = 32
 """So many deliveries of a topic at once, with more to come, are a flood."""
 
@@ -90,9 +91,8 @@ class Worker:
         self._hooks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._flood = False
-        self._empty = False
-        """Whether the last lease found nothing, now or later, and nothing is running here."""
-        self._emptied: asyncio.Future[None] | None = None
+        self._emptied: list[asyncio.Future[None]] = []
+        """Who waits until there is nothing left."""
         self._short = False
         """Whether the worker's slots, not a topic's own, were the limit at the last lease."""
 
@@ -136,17 +136,29 @@ class Worker:
         for lanes in self._lanes.values():
             await lanes.close()
         await self._settler.drain()
+        for emptied in self._emptied:
+            if not emptied.done():
+                emptied.set_exception(RuntimeError(_STOPPED))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._hooks, return_exceptions=True)
         await self._sweeper.leave()
 
     async def until_empty(self) -> None:
-        """Wait until nothing of this worker's topics is waiting or leased any more, by anybody."""
-        while not self._empty:
-            self._emptied = asyncio.get_running_loop().create_future()
-            self._waker.kick()
-            await self._emptied
+        """Wait until nothing of this worker's topics is waiting or leased any more, by anybody.
+
+        What another worker holds is seen to be over when it is looked at again: at most the longest sleep later. Raises
+        RuntimeError if the worker stops before.
+        """
+        if self._stopping:
+            raise RuntimeError(_STOPPED)
+        emptied = asyncio.get_running_loop().create_future()
+        self._emptied.append(emptied)
+        self._waker.kick()
+        try:
+            await emptied
+        finally:
+            self._emptied.remove(emptied)
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
@@ -187,6 +199,8 @@ class Worker:
     async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
         expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
+        # only a lease that was sent after the question, and while nothing ran here, can answer it
+        asking = list(self._emptied) if self._emptied and self._idle else ()
         now = self.clock.now()
         until = now + self.clock.span(self.terms.lease)
         leased = await self.store.lease(asked, now=now, until=until, holder=self.holder)
@@ -208,11 +222,15 @@ class Worker:
             lanes.start(fit)
             if lanes.hungry and len(fit) < count:
                 self._waker.kick()  # the unfit left room, and there may be more
-        self._empty = leased.next_wake is None and not any(lanes.occupied for lanes in self._lanes.values())
-        if self._empty and self._emptied is not None:
-            self._emptied.set_result(None)
-            self._emptied = None
+        if leased.next_wake is None and not leased.tasks and self._idle:
+            for emptied in asking:
+                if not emptied.done():
+                    emptied.set_result(None)
         return leased.next_wake
+
+    @property
+    def _idle(self) -> bool:
+        return not any(lanes.occupied for lanes in self._lanes.values())
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         record = delivery.record
@@ -237,7 +255,7 @@ class Worker:
 
     def _freed(self, lanes: Lanes) -> None:
         """A slot is free: lease again if there may be something for it."""
-        if lanes.hungry or self._short or self._emptied is not None:
+        if lanes.hungry or self._short or self._emptied:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
@@ -310,7 +328,7 @@ class Worker:
             self._tell_dead(delivery, told)
         if self._observe is not None:
             self._observe(record, told)
-        if self._emptied is not None:
+        if self._emptied:
             self._waker.kick()
 
     def _wake(self, told: Settlement) -> Millis | None:

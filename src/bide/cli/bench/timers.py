@@ -141,7 +141,7 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
             # one round to warm up; a quarter of what is there comes due at most
             step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
             for number in range(_ROUNDS + 1):
-                items = range(size + number * batch, size + (number + 1) * batch)
+                items = list(range(size + number * batch, size + (number + 1) * batch))  # the same objects for all
                 times = [now + source.randrange(1, _HOUR) for _ in items]
                 before, now = now, ordered[(number + 1) * step - 1]
                 due = sum(1 for at in ordered[number * step : (number + 2) * step + 1000] if before < at <= now)
