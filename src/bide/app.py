@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 import msgspec
 
@@ -17,6 +17,7 @@ from bide.core.outcomes import Outcome
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
+from bide.engine.arguments import TaskOptions
 from bide.engine.client import Client
 from bide.engine.sync import SyncClient
 from bide.engine.terms import Retention
@@ -45,44 +46,13 @@ class Handler(Generic[P]):
     def __call__(self, task: Task[P]) -> Any:
         return self.__wrapped__(task)
 
-    def new(
-        self,
-        payload: P,
-        *,
-        key: str | None = None,
-        group: str | None = None,
-        delay: Length | None = None,
-        at: When | None = None,
-        on_conflict: str = "replace",
-        retry: RetryPolicy | str | None = None,
-        deadline: When | Length | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> NewTask:
-        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadPayload, BadInput."""
-        return self._app.new(
-            self.topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-            deadline=deadline, headers=headers,
-        )  # fmt: skip
+    def new(self, payload: P, **options: Unpack[TaskOptions]) -> NewTask:
+        """What `schedule` would send, for `schedule_many`; see `Bide.new`. Raises BadPayload, BadInput."""
+        return self._app.new(self.topic, payload, **options)
 
-    async def schedule(
-        self,
-        payload: P,
-        *,
-        key: str | None = None,
-        group: str | None = None,
-        delay: Length | None = None,
-        at: When | None = None,
-        on_conflict: str = "replace",
-        retry: RetryPolicy | str | None = None,
-        deadline: When | Length | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    async def schedule(self, payload: P, **options: Unpack[TaskOptions]) -> Answer:
         """See `Bide.schedule`; the payload is checked by its type, here and by mypy."""
-        new = self.new(
-            payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-            deadline=deadline, headers=headers,
-        )  # fmt: skip
-        return await self._app.schedule_new(new)
+        return await self._app.schedule_new(self.new(payload, **options))
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by this handler's `new`) in one store call."""

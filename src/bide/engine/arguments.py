@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import TypedDict
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, check_instant, duration, instant
 from bide.core.names import check_name
 from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State
+from bide.core.retry import RetryPolicy
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said of a task besides its topic and payload; `Client.new` explains each."""
+
+    key: str | None
+    group: str | None
+    delay: Length | None
+    at: When | None
+    on_conflict: str
+    retry: RetryPolicy | str | None
+    deadline: When | Length | None
+    headers: Mapping[str, str] | None
+
 
 CONFLICTS = {choice.value: choice for choice in OnConflict}
 STATES = {state.value: state for state in State}

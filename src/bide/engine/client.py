@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
@@ -38,7 +38,7 @@ from bide.core.records import (
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.arguments import conflict_of, deadline_of, due_of, filter_of, ref_of
+from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, ref_of
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.joining import joining
@@ -147,7 +147,13 @@ class Client:
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> NewTask:
-        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O."""
+        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
+
+        `key` names the task (a UUIDv7 if not given) and is unique within the topic; `on_conflict` says what happens
+        when it is taken: "replace", "keep", "earliest", "latest" or "refuse". It is due after `delay` or at `at`. Tasks
+        of one `group` are found, shifted and cancelled together. `retry` goes before the handler's own policy. A
+        `deadline` (an instant, or a length from now) means: not after. `headers` travel with it.
+        """
         self._check_payload(topic, payload)
         due = one_due(at, delay)
         inherited = inherited_headers()
@@ -165,32 +171,13 @@ class Client:
             conflict_of(on_conflict),
         )
 
-    async def schedule(
-        self,
-        topic: str,
-        payload: object = None,
-        *,
-        key: str | None = None,
-        group: str | None = None,
-        delay: Length | None = None,
-        at: When | None = None,
-        on_conflict: str = "replace",
-        retry: RetryPolicy | str | None = None,
-        deadline: When | Length | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    async def schedule(self, topic: str, payload: object = None, **options: Unpack[TaskOptions]) -> Answer:
         """Register a task to happen after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
 
-        Once this has answered, the task survives any crash. `key` names it (a UUIDv7 if not given) and is unique within
-        the topic; `on_conflict` says what happens when it is taken: "replace", "keep", "earliest", "latest" or
-        "refuse". A `deadline` (an instant, or a length from now) means: not after. Raises BadInput, StoreFull,
+        Once this has answered, the task survives any crash. The options are those of `new`. Raises BadInput, StoreFull,
         StoreUnavailable. O(log n).
         """
-        new = self.new(
-            topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-            deadline=deadline, headers=headers,
-        )  # fmt: skip
-        return await self.schedule_new(new)
+        return await self.schedule_new(self.new(topic, payload, **options))
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule what `new` made; folded with concurrent calls like any other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import suppress
@@ -56,6 +57,8 @@ def demo(surroundings: Surroundings, seconds: float | None, fresh: bool, plain: 
     settings = Settings.from_env(store=store, keep_done="1h", keep_cancelled="1h")
     demo = Demo(Bide(settings=settings), _path_of(store), speed=speed, fresh=fresh)
     from bide.cli.demo.watching import Lines, Screen
+
+    logging.getLogger("bide").addHandler(logging.NullHandler())  # the board tells of failures itself
 
     watch = Lines(store) if plain or not sys.stdout.isatty() else Screen(store)
     ended = interrupted = False
