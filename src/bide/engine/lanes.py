@@ -2,7 +2,7 @@
 
 A lane is one long-lived asyncio task that runs handlers one after another. A handler that never suspends costs no task
 and no turn of the loop; one that suspends lets the next lane go on (each lane wakes one more while work is left). That
-is what a task per delivery would give, at a fraction of its cost (measured: 1.4 µs against 9 µs for a no-op handler).
+is what a task per delivery would give, at a fraction of its cost (for a handler that does nothing 0.8 µs against 2.7).
 
 What a handler leaves in its context (a ContextVar it set) must not reach the next one, so a lane whose context has
 changed ends, and a fresh one takes its place: comparing two contexts is O(1) while they share their tree.
