@@ -36,11 +36,8 @@ class Batcher(Generic[Asked, Got]):
         self._futures.append(future)
         if not self._busy:
             self._busy = True
-            self._loop.call_soon(self._start)
+            self._task = self._loop.create_task(self._flush(), name="bide batcher")
         return future
-
-    def _start(self) -> None:
-        self._task = self._loop.create_task(self._flush(), name="bide batcher")
 
     async def _flush(self) -> None:
         try:
@@ -66,8 +63,5 @@ class Batcher(Generic[Asked, Got]):
 
     async def drain(self) -> None:
         """Wait until everything asked so far has been answered."""
-        while self._futures or self._busy:
-            if self._task is not None and not self._task.done():
-                await asyncio.wait([self._task])
-            else:
-                await asyncio.sleep(0)
+        while self._busy and self._task is not None:
+            await asyncio.wait([self._task])

@@ -76,7 +76,8 @@ def test_all_ways_of_being_late_have_their_own_fields() -> None:
 @pytest.mark.real_time
 @pytest.mark.faults
 def test_a_crash_loses_nothing() -> None:
-    found = figures("sqlite:", "--workload", "crash", "--n", "200")
+    """So many that the killed worker holds some for certain: at 200 it held three or four, and once none."""
+    found = figures("sqlite:", "--workload", "crash", "--n", "3000")
     assert set(found) == {"lost", "duplicated", "redelivered", "recovered_ms"} | ABOUT
     assert found["redelivered"]
 

@@ -10,6 +10,10 @@ import struct
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_FINE = 0.005
+"""Seconds below which the time limit is left to `select`, which counts in microseconds: `poll` rounds up to 1 ms."""
+_SELECTABLE = 1024
+"""Descriptors from here on are beyond what `select` can take."""
 
 
 class Inotify:
@@ -34,8 +38,12 @@ class Inotify:
 
     def wait(self, timeout: float | None) -> bool:
         """Block until the file was written to (true), or so many seconds have passed, or `stop`."""
-        ready = self._poll.poll(None if timeout is None else max(timeout, 0.0) * 1000.0)
-        return any(descriptor == self._tidings for descriptor, _ in ready) and self.drain()
+        if timeout is not None and timeout < _FINE and max(self._tidings, self._stop_read) < _SELECTABLE:
+            told = self._tidings in select.select((self._tidings, self._stop_read), (), (), max(timeout, 0.0))[0]
+        else:
+            ready = self._poll.poll(None if timeout is None else timeout * 1000.0)
+            told = any(descriptor == self._tidings for descriptor, _ in ready)
+        return told and self.drain()
 
     def drain(self) -> bool:
         """Take what the kernel has to tell; whether it was about the file."""

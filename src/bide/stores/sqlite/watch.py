@@ -29,8 +29,8 @@ POLL_EVERY = 0.054
 """Seconds: a listener is to hear within 60 ms, and half of what polling costs is waking up."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
 """Seconds between looks after tidings: most commits are visible within a millisecond, a slow disk takes forty."""
-TOGETHER = 0.001
-"""Seconds that a look costs, in the long run: a busy file is looked at 1,000 times a second at most."""
+TOGETHER = 0.0005
+"""Seconds that a look costs, in the long run: a busy file is looked at 2,000 times a second at most."""
 _AT_ONCE = 8.0
 """Looks that may follow each other without such a pause: one commit comes as several tidings."""
 
