@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from bide.app import Handler
 from bide.core.errors import BadInput, SetupError
@@ -59,44 +59,29 @@ class HandTask(Task[Any]):
         return True
 
 
-@overload
-def task_for(
-    topic: Handler[P],
-    payload: P,
-    *,
-    key: str = "1",
-    group: str | None = None,
-    attempt: int = 1,
-    failures: int | None = None,
-    error: str | None = None,
-    id: str | None = None,
-    token: int = 1,
-    due_at: When | None = None,
-    late: Length = "0s",
-    deadline: When | None = None,
-    headers: Mapping[str, str] | None = None,
-    connection: object = None,
-) -> Task[P]: ...
+class TaskDetails(TypedDict, total=False):
+    """What may be said of the task; `task_for` explains each."""
+
+    key: str
+    group: str | None
+    attempt: int
+    failures: int | None
+    error: str | None
+    id: str | None
+    token: int
+    due_at: When | None
+    late: Length
+    deadline: When | None
+    headers: Mapping[str, str] | None
+    connection: object
 
 
 @overload
-def task_for(
-    topic: str,
-    payload: object = None,
-    *,
-    key: str = "1",
-    group: str | None = None,
-    attempt: int = 1,
-    failures: int | None = None,
-    error: str | None = None,
-    id: str | None = None,
-    token: int = 1,
-    due_at: When | None = None,
-    late: Length = "0s",
-    deadline: When | None = None,
-    headers: Mapping[str, str] | None = None,
-    connection: object = None,
-) -> Task[Any]: ...
+def task_for(topic: Handler[P], payload: P, **details: Unpack[TaskDetails]) -> Task[P]: ...
+
+
+@overload
+def task_for(topic: str, payload: object = None, **details: Unpack[TaskDetails]) -> Task[Any]: ...
 
 
 def task_for(
