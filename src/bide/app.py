@@ -114,14 +114,14 @@ class Bide(Client):
         self.settings = Settings.from_env(**overrides) if settings is None else settings
         self.url = self.settings.store if store is None else store if isinstance(store, str) else f"<{store!r}>"
         """Where the tasks are, as it was given; it may hold a password."""
-        self._make: Callable[[], Store]
+        make_store: Callable[[], Store]
         if store is None or isinstance(store, str):
-            self._make = store_maker(store or self.settings.store, self.settings)
+            make_store = store_maker(store or self.settings.store, self.settings)
         elif isinstance(store, Store):
-            self._make = _always(store)
+            make_store = _always(store)
         else:
             raise BadInput("store", store, "a store URL or a Store")
-        super().__init__(self._make, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
+        super().__init__(make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
         self.routes: dict[Topic, Route] = {}
         self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}

@@ -32,7 +32,7 @@ def settlement(
 ) -> Settlement:
     """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised."""
     if ended is None:
-        return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+        return _done(record, keep, now)
     if isinstance(ended, Done):
         return completion(record, ended, keep, now)
     if isinstance(ended, Dead):
@@ -55,7 +55,7 @@ def completion(record: Record, done: Done, keep: Retention, now: Millis) -> Sett
     """The end with success, or the start of the next life."""
     if done.again is not None:
         return Settlement(record.topic, record.key, record.token, Verdict.DONE, done.again, next_id=new_id())
-    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+    return _done(record, keep, now)
 
 
 def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
@@ -69,6 +69,10 @@ def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
         keep.keep_until(State.DEAD, now),
         why[:LONGEST_ERROR],
     )
+
+
+def _done(record: Record, keep: Retention, now: Millis) -> Settlement:
+    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
 
 
 def _pause(record: Record, route: Route) -> Millis | None:

@@ -274,7 +274,7 @@ class Worker:
         now = self.clock.now()
         if isinstance(ended, asyncio.CancelledError):
             if self._stopping:
-                self._settler.put(delivery, _back(delivery.lease, In(0)))
+                self._settler.put(delivery, _back(delivery.lease))
                 return
             ended = Retry("the handler was cancelled")
         elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
@@ -318,7 +318,7 @@ class Worker:
         elif verdict is Verdict.RETRY:
             self.stats.retried += 1
             _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.error)
-            self._note(EventKind.RETRY, record, told.error or "", None if told.wake is None else self._wake(told))
+            self._note(EventKind.RETRY, record, told.error or "", self._wake(told))
         elif verdict is Verdict.DEFER:
             self.stats.deferred += 1
         else:
@@ -359,12 +359,12 @@ class Worker:
         for lanes in self._lanes.values():
             for delivery in lanes.take_unstarted():
                 delivery.over = True
-                self._settler.put(delivery, _back(delivery.lease, In(0)))
+                self._settler.put(delivery, _back(delivery.lease))
 
 
-def _back(lease: Lease, wake: In) -> Settlement:
+def _back(lease: Lease) -> Settlement:
     """Give a lease back: due again at once, counting nothing."""
-    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, wake)
+    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, In(0))
 
 
 async def _run_hook(hook: Callable[[Task[object]], object], task: Task[object]) -> None:
