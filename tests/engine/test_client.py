@@ -59,6 +59,7 @@ async def test_a_crowd_of_callers_costs_one_store_call() -> None:
 @pytest.mark.parametrize(
     ("field", "asked"),
     [
+        ("topic", {"topic": ["t"]}),
         ("topic", {"topic": ""}),
         ("topic", {"topic": "a\nb"}),
         ("topic", {"topic": "x" * 201}),

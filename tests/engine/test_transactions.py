@@ -11,8 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from bide import Bide, Fixed, Handler, LeaseLost, Result, SetupError, Task
+from bide import Bide, Fixed, Handler, LeaseLost, Result, SetupError, StoreFull, Task
 from bide.stores.sqlite import SqliteStore
 from bide.testing import TimeMachine
 
@@ -269,6 +269,66 @@ async def test_a_time_out_inside_undoes_everything(tmp_path: Path) -> None:
                 await worker.until_empty()
             assert (worker.stats.retried, worker.stats.done) == (1, 1)
         assert database.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+
+
+class SlowAnswers(SqliteStore):
+    """The answer to a commit takes longer than a lease."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        async with super().transaction() as joined:
+            yield joined
+        await asyncio.sleep(0.3)
+
+
+@pytest.mark.real_time
+async def test_the_keeper_leaves_alone_what_is_being_committed(tmp_path: Path) -> None:
+    """Between the commit and its answer the lease is gone: to ask for its extension would end the handler."""
+    path, after = tmp_path / "shop.db", []
+    app = Bide(f"sqlite:///{path}", lease="100ms")
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        async with task.transaction():
+            pass
+        await asyncio.sleep(0.05)
+        after.append(task.key)
+
+    app.substitute(lambda: SlowAnswers(path), app.clock)
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        async with asyncio.timeout(10):
+            await worker.until_empty()
+        assert (worker.stats.done, worker.stats.lost) == (1, 0)
+    assert after == ["k"]
+
+
+class FullOnce(SqliteStore):
+    """The disk is full at the first commit."""
+
+    refused = 0
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        async with super().transaction() as joined:
+            yield joined
+            if not self.refused:
+                self.refused += 1
+                raise StoreFull("no room for this commit")
+
+
+async def test_a_failed_commit_is_a_failure_like_any_other(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/shop.db")
+
+    @app.handler("work", retry=Fixed("10s", tries=2))
+    async def work(task: Task[Any]) -> None:
+        async with task.transaction():
+            pass
+
+    async with TimeMachine(app, store=FullOnce(tmp_path / "shop.db")) as machine:
+        await work.schedule(None, delay="0s")
+        fired = await machine.advance("10s")
+    assert [one.outcome for one in fired] == ["retry", "done"]
 
 
 # --- app.using

@@ -154,13 +154,14 @@ class Client:
         of one `group` are found, shifted and cancelled together. `retry` goes before the handler's own policy. A
         `deadline` (an instant, or a length from now) means: not after. `headers` travel with it.
         """
+        check_topic(topic)
         self._check_payload(topic, payload)
         due = one_due(at, delay)
         inherited = inherited_headers()
         if inherited:
             headers = {**inherited, **(headers or {})}
         return NewTask(
-            check_topic(topic),
+            topic,
             new_id() if key is None else check_name("key", key),
             new_id(),
             due,

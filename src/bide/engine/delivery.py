@@ -54,17 +54,25 @@ class Delivery(Task[Any]):
         store, record = self._worker.store, self.record
         if not isinstance(store, JoinsTransaction):
             raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
-        done = Done(again_at=again_at, again_in=again_in)
-        async with store.transaction() as joined:
-            with joining(store, joined):
-                yield joined.connection
-            now, keep = self._worker.clock.now(), self._worker.terms.retention_of(record.topic)
-            settled = await joined.settle([completion(record, done, keep, now)], now=now)
-            if self.over or not settled[0]:
-                raise LeaseLost(
-                    f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "
-                    "cancelled or replaced, or the transaction scheduled this very key (use again_in= for that)"
-                )
+        done, committing = Done(again_at=again_at, again_in=again_in), False
+        try:
+            async with store.transaction() as joined:
+                with joining(store, joined):
+                    yield joined.connection
+                now, keep = self._worker.clock.now(), self._worker.terms.retention_of(record.topic)
+                settled = await joined.settle([completion(record, done, keep, now)], now=now)
+                if self.over or not settled[0]:
+                    raise LeaseLost(
+                        f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "
+                        "cancelled or replaced, or the transaction scheduled this very key (use again_in= for that)"
+                    )
+                # From here the keeper must not ask to extend what the commit is about to end: it would be refused, and
+                # the handler cancelled after its commit.
+                self.over = committing = True
+        except BaseException:
+            if committing:
+                self.over = False
+            raise
         self._worker.completed(self)
 
     async def extend(self, by: Length) -> bool:
