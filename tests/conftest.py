@@ -1,4 +1,4 @@
-"""What the tests of several folders share: where the clone is, and how hard Hypothesis tries."""
+"""What the tests of several folders share: where the clone is, real servers, and how hard Hypothesis tries."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+pytest_plugins = ["tests.servers.fixtures"]
 
 
 @pytest.fixture(scope="session")

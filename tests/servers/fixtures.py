@@ -1,0 +1,114 @@
+"""The fixtures that give tests real servers: shared ones by URL, private ones to be killed.
+
+A shared server is started at its first use, or is the one that TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL or
+TEST_REDIS_SENTINEL_URL names; who uses it keeps to keys with `redis_namespace` in them. Where the programs are missing
+a test is skipped with the reason, and fails where the variable CI is set: there nothing may be passed over in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import pytest
+from tests.servers.child import ServerMissing
+from tests.servers.keyspace import delete_keys
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import RedisSentinel
+from tests.servers.redis_server import RedisServer
+from tests.servers.shared import SharedServers
+
+Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel)
+
+
+class StartsRedis(Protocol):
+    """Starts a private server, with the options of `RedisServer`."""
+
+    def __call__(self, **options: Any) -> RedisServer: ...
+
+
+def not_installed(error: ServerMissing) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(str(error))
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
+    servers = SharedServers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.stop()
+
+
+def _url(servers: SharedServers, kind: str) -> str:
+    try:
+        return servers.url(kind)
+    except ServerMissing as error:
+        not_installed(error)
+
+
+@pytest.fixture(scope="session")
+def redis_url(shared_servers: SharedServers) -> str:
+    """redis://HOST:PORT/0 of a server that others use too."""
+    return _url(shared_servers, "redis")
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(shared_servers: SharedServers) -> str:
+    """redis+cluster://HOST:PORT,... of a cluster that others use too."""
+    return _url(shared_servers, "cluster")
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel_url(shared_servers: SharedServers) -> str:
+    """redis+sentinel://HOST:PORT,.../SERVICE/0 of a server that others use too."""
+    return _url(shared_servers, "sentinel")
+
+
+@pytest.fixture
+def redis_namespace(shared_servers: SharedServers) -> Iterator[str]:
+    """A name of [a-z0-9] that is nobody else's; every key with it in its name is deleted after the test."""
+    name = "t" + secrets.token_hex(5)
+    yield name
+    for url in shared_servers.urls.values():
+        delete_keys(url, name)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[StartsRedis]:
+    """Starts private servers, which the test may pause and kill; they end with it."""
+    with ExitStack() as started:
+        count = 0
+
+        def start(**options: Any) -> RedisServer:
+            nonlocal count
+            count += 1
+            server = RedisServer(tmp_path / f"redis-{count}", **options)
+            return _entered(started, server)
+
+        yield start
+
+
+@pytest.fixture
+def redis_cluster(tmp_path: Path) -> Iterator[RedisCluster]:
+    """A private cluster, in 2 s."""
+    with ExitStack() as started:
+        yield _entered(started, RedisCluster(tmp_path / "cluster"))
+
+
+@pytest.fixture
+def redis_sentinel(tmp_path: Path) -> Iterator[RedisSentinel]:
+    """A private master with two replicas and three sentinels, in half a second."""
+    with ExitStack() as started:
+        yield _entered(started, RedisSentinel(tmp_path / "sentinel"))
+
+
+def _entered(started: ExitStack, server: Server) -> Server:
+    try:
+        return started.enter_context(server)
+    except ServerMissing as error:
+        not_installed(error)

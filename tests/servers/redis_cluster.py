@@ -1,0 +1,167 @@
+"""A Redis Cluster of our own: three masters, each with a replica, on 127.0.0.1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from tests.servers.redis_server import HOST, RedisServer
+from tests.servers.waiting import wait_until
+
+SLOTS = 16_384
+MASTERS = 3
+NODE_TIMEOUT = 1_500
+"""Milliseconds without an answer after which a node counts as failed; a replica is master about as long after that."""
+
+
+class ClusterNode(RedisServer):
+    """One node, with its second port 10,000 above."""
+
+    bus = True
+
+    def directives(self) -> dict[str, str]:
+        return super().directives() | {
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": str(NODE_TIMEOUT),
+            "cluster-require-full-coverage": "no",
+            "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
+            "cluster-allow-replica-migration": "no",  # each stays with its master, so that tests know who follows whom
+        }
+
+    @property
+    def id(self) -> str:
+        """Its name in the cluster, of 40 hexadecimal digits."""
+        return str(self.ask("CLUSTER", "MYID"))
+
+    @property
+    def is_master(self) -> bool:
+        """What it takes itself for; one that was killed says nothing, and is none."""
+        try:
+            return self.info("replication")["role"] == "master"
+        except OSError:
+            return False
+
+
+class RedisCluster:
+    """Six nodes below `directory`. Any one master may die: its slots are served again after some 3 s.
+
+    Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
+    A start takes about 2 s, since a node that starts as a master waits so long before it serves.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.nodes: Sequence[ClusterNode] = [ClusterNode(directory / f"node-{one}") for one in range(2 * MASTERS)]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+
+    @property
+    def masters(self) -> list[ClusterNode]:
+        """The nodes that run and serve slots."""
+        return [node for node in self.nodes if node.is_master]
+
+    def start(self) -> None:
+        """Every slot is served, and every replica linked. Raises `ServerMissing`, `ServerFailed`."""
+        joined = all((node.directory / "nodes.conf").exists() for node in self.nodes)
+        try:
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.await_ready()
+            if not joined:
+                self._join()
+            self.await_whole()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """All nodes that run are ended."""
+        for node in self.nodes:
+            node.kill()  # in order it would take each the time to tell its replica; what was acknowledged is on disk
+
+    def _join(self) -> None:
+        first, *others = self.nodes
+        for number, node in enumerate(self.nodes):
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they have to find out who is which
+            if number < MASTERS:
+                slots = range(SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS)
+                node.ask("CLUSTER", "ADDSLOTS", *slots)
+        for node in others:
+            first.ask("CLUSTER", "MEET", HOST, node.port)
+        wait_until(lambda: all(len(self._known(node)) == len(self.nodes) for node in self.nodes), "all nodes to meet")
+        for master, replica in zip(self.nodes[:MASTERS], self.nodes[MASTERS:], strict=True):
+            replica.ask("CLUSTER", "REPLICATE", master.id)
+
+    def await_whole(self, *, patience: float = 30.0) -> None:
+        """Until the nodes that run agree that every slot has a master, and the replicas among them are linked.
+
+        Raises `ServerFailed` after `patience` seconds.
+        """
+        wait_until(self._whole, "the cluster to be whole", patience=patience)
+
+    def _whole(self) -> bool:
+        running = [node for node in self.nodes if node.running]
+        for node in running:
+            state = node.info("cluster")
+            if state["cluster_state"] != "ok" or state["cluster_slots_ok"] != str(SLOTS):
+                return False
+            replication = node.info("replication")
+            if replication["role"] == "slave" and replication["master_link_status"] != "up":
+                return False
+        views = {tuple(sorted((words[0], _role(words)) for words in self._known(node))) for node in running}
+        return len(views) == 1 and len(self.masters) == MASTERS
+
+    @staticmethod
+    def _known(node: ClusterNode) -> list[list[str]]:
+        """The lines of CLUSTER NODES about nodes that it has shaken hands with, by words."""
+        reply = node.ask("CLUSTER", "NODES")
+        assert isinstance(reply, str)
+        return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
+
+    def master_of(self, slot: int) -> ClusterNode:
+        """The node that serves `slot`, as a node that runs sees it. Raises `LookupError` when no such node is known."""
+        for node in self.nodes:
+            if not node.running:
+                continue
+            ranges = node.ask("CLUSTER", "SLOTS")
+            assert isinstance(ranges, list)
+            for one in ranges:
+                first, last, master, *_ = cast(tuple[int, int, list[Any]], one)
+                if first <= slot <= last and (owner := self.node_at(master[1])).running:
+                    return owner
+        raise LookupError(f"no running node serves slot {slot}")
+
+    def slot_of(self, key: str) -> int:
+        """The slot that the servers put `key` into."""
+        slot = next(node for node in self.nodes if node.running).ask("CLUSTER", "KEYSLOT", key)
+        assert isinstance(slot, int)
+        return slot
+
+    def node_at(self, port: int) -> ClusterNode:
+        return next(node for node in self.nodes if node.port == port)
+
+    def replica_of(self, master: ClusterNode) -> ClusterNode:
+        """A running node that follows `master`. Raises `LookupError`."""
+        for node in self.nodes:
+            if node.running and node.info("replication").get("master_port") == str(master.port):
+                return node
+        raise LookupError(f"nobody follows {master.url}")
+
+
+def _role(words: Sequence[str]) -> str:
+    flags = words[2].split(",")
+    return "gone" if "fail" in flags else "master" if "master" in flags else words[3]

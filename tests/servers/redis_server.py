@@ -1,0 +1,202 @@
+"""One Redis server of our own, on 127.0.0.1: to be started, paused, killed and started again on the same data."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from tests.servers.child import Child, ServerFailed, program
+from tests.servers.ports import free_port
+from tests.servers.resp import Connection, Refused, Reply, Word
+
+HOST = "127.0.0.1"
+PACKAGES = "redis-server"
+_PATIENCE = 30.0
+"""Seconds for a server to answer; it takes 20 ms, but machines that test do much at once."""
+_TRIES = 5
+"""Ports that are tried, if others keep taking them first."""
+_TAKEN = ("Address already in use", "Failed listening on port")
+
+
+class RedisServer:
+    """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
+
+    It writes an append-only file that is flushed as `appendfsync` says: with "always" every acknowledged write
+    survives a kill of the machine, with "everysec" one of the process. `options` are further lines of its
+    configuration, the directive (or more of the line) to the rest: `{"maxmemory": "10mb"}`. `environment` is added to
+    its environment, say to preload another clock. Without `port` a free one is taken at the first start, and kept.
+    """
+
+    bus = False
+    """Whether it needs a second port for the cluster bus."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        appendfsync: Literal["always", "everysec", "no"] = "everysec",
+        options: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        binary: str = "redis-server",
+    ) -> None:
+        self.directory = directory
+        self.appendfsync = appendfsync
+        self.options = dict(options or {})
+        self.environment = environment
+        self.binary = binary
+        self._port = port
+        self._chooses = port is None
+        self._child: Child | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """Known from the first start on."""
+        assert self._port is not None, "start it first"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "it does not run"
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    def start(self) -> None:
+        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Started and not waited for: `await_ready` is to follow. So several start at once."""
+        assert not self.running, "it runs already"
+        command = program(self.binary, PACKAGES)
+        if self._port is None:
+            self._port = free_port(bus=self.bus)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        configuration = self.directory / "redis.conf"
+        # written once: the server itself rewrites it when it is told to follow another
+        if not configuration.exists():
+            lines = {"port": str(self.port), **self.directives(), **self.options}
+            configuration.write_text("".join(f"{name} {rest}\n" for name, rest in lines.items()), encoding="utf-8")
+        self._child = Child(
+            [command, str(configuration), *self.flags()], self.directory / "log", environment=self.environment
+        )
+
+    def directives(self) -> dict[str, str]:
+        """The configuration that `options` can replace."""
+        return {
+            "bind": HOST,
+            "dir": f'"{self.directory.resolve()}"',
+            "appendonly": "yes",
+            "appendfsync": self.appendfsync,
+            "save": '""',
+            # through a file: without one a replica waits up to 5 s for others, and 1 s more before it gets what is new
+            "repl-diskless-sync": "no",
+        }
+
+    def flags(self) -> list[str]:
+        """Words of the command line, after the configuration."""
+        return []
+
+    def await_ready(self) -> None:
+        """Until it answers, and has loaded what it had. Raises `ServerFailed`."""
+        for _ in range(_TRIES):
+            try:
+                self._await_answer()
+                return
+            except ServerFailed as error:
+                if not self._chooses or not any(words in str(error) for words in _TAKEN):
+                    raise
+            (self.directory / "redis.conf").unlink()
+            (self.directory / "log").unlink()
+            self._port = None
+            self.launch()
+        self._await_answer()
+
+    def _await_answer(self) -> None:
+        assert self._child is not None
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            if not self._child.running:
+                failure = self._child.failed("ended while it started")
+                self._end(signal.SIGKILL)
+                raise failure
+            try:
+                self.ask("PING")
+                # another server may have the port, while ours is about to find that out
+                ours = self.info("server")["process_id"] == str(self._child.pid)
+            except (OSError, Refused):  # not there yet, or LOADING
+                ours = False
+            if ours:
+                self._chooses = False
+                return
+            time.sleep(0.01)
+        failure = self._child.failed(f"did not answer within {_PATIENCE:.0f} s")
+        self._end(signal.SIGKILL)
+        raise failure
+
+    def stop(self) -> None:
+        """Ended in order, by SIGTERM; nothing if it does not run."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ended by SIGKILL: what the operating system does not have yet is lost."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.end(number)
+            self._child = None
+
+    def restart(self) -> None:
+        """The same port, the same data; stopped before, if it runs."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stops in the middle of whatever it does, with its connections open, until `resume`."""
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGCONT)
+
+    def ask(self, *words: Word) -> Reply:
+        """One command on a connection of its own. Raises `OSError`, `Refused`."""
+        with Connection(HOST, self.port) as connection:
+            return connection.ask(*words)
+
+    def await_replicas(self, count: int = 1, *, patience: float = 10.0) -> None:
+        """Until `count` replicas have all that was written up to now. Raises `ServerFailed` after `patience` s."""
+        with Connection(HOST, self.port, timeout=patience + 1) as connection:
+            # WAIT is about what this connection has seen, which is nothing before its first command
+            _, reached = connection.ask_all([("PING",), ("WAIT", count, int(patience * 1_000))])
+        if not isinstance(reached, int) or reached < count:
+            raise ServerFailed(f"{reached} of {count} replicas of {self.url} have what was written")
+
+    def info(self, section: str) -> dict[str, str]:
+        """What INFO (or for "cluster" CLUSTER INFO) says, field by field."""
+        reply = self.ask("CLUSTER", "INFO") if section == "cluster" else self.ask("INFO", section)
+        assert isinstance(reply, str)
+        return dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)

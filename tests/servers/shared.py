@@ -1,0 +1,57 @@
+"""The servers that tests share: what they are called, where they are named, and how each is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import RedisSentinel
+from tests.servers.redis_server import RedisServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of server."""
+
+    variable: str
+    """The environment variable with the URL of one that runs already."""
+    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel]
+    """A new one, with its data below the given folder, not started."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "redis": Kind(variable="TEST_REDIS_URL", make=RedisServer),
+    "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=RedisCluster),
+    "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
+}
+
+
+class SharedServers:
+    """One of each kind, started when it is first asked for, and not at all where the environment names one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started = ExitStack()
+        self.urls: dict[str, str] = {}
+        """Those asked for so far, by kind."""
+
+    def url(self, kind: str) -> str:
+        """Where a server of the `kind` is. Raises `ServerMissing`, `ServerFailed`."""
+        if kind not in self.urls:
+            one = KINDS[kind]
+            self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)
+        return self.urls[kind]
+
+    def _start(self, kind: Kind, folder: Path) -> str:
+        server = kind.make(folder)
+        server.start()
+        self._started.callback(server.stop)
+        return server.url
+
+    def stop(self) -> None:
+        """Those that were started here."""
+        self._started.close()
