@@ -17,6 +17,7 @@ run: ## show it at work: live scenarios on a SQLite file, each with its own time
 
 test: ## run every test
 	@$(SETUP) test
+	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: tests that need these are skipped"; }
 	@.venv/bin/python -m pytest $(ARGS)
 
 lint: ## check style, format and types

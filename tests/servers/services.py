@@ -1,0 +1,104 @@
+"""`scripts/services`: the servers that tests share, started by hand, and their programs installed.
+
+scripts/services install                              what is missing of the programs, where that may be done
+scripts/services start [redis] [cluster] [sentinel]   until Ctrl-C or SIGTERM; prints where they are
+scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, which finds them in its environment
+
+Without a kind, all. They are named by TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL and TEST_REDIS_SENTINEL_URL, which the
+tests read; a kind whose variable is set already is not started. The data is in a temporary folder, and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from tests.servers.child import ServerFailed, ServerMissing
+from tests.servers.packages import InstallFailed, install
+from tests.servers.shared import KINDS, SharedServers
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/services", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("install", "start", "run"))
+    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel")
+    own, command = _parted(arguments)
+    given = parser.parse_args(own)
+    kinds: list[str] = given.kinds or list(KINDS)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(KINDS)}")
+    if (given.verb == "run") != bool(command):
+        parser.error("run, and only run, is followed by -- and a command")
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        if given.verb == "install":
+            return _install()
+        return _with_servers(kinds, command)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (InstallFailed, ServerMissing, ServerFailed) as error:
+        print(f"scripts/services: {error}", file=sys.stderr)
+        return 1
+
+
+def _parted(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What stands before and after the first `--`."""
+    if "--" not in arguments:
+        return arguments, ()
+    at = list(arguments).index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _install() -> int:
+    if installed := install():
+        print(f"scripts/services: installed {', '.join(installed)}; none of their services was started")
+    return 0
+
+
+def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:
+    with ExitStack() as stack:
+        servers = SharedServers(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="services-"))))
+        stack.callback(servers.stop)
+        found = {KINDS[kind].variable: servers.url(kind) for kind in kinds}
+        if command:
+            return _run(command, found)
+        for variable, url in found.items():
+            print(f"{variable}={url}", flush=True)
+        signal.pause()
+    return 0
+
+
+def _run(command: Sequence[str], variables: dict[str, str]) -> int:
+    """The exit code of `command`; 128 and the signal if one ended it, as a shell says it."""
+    try:
+        process = subprocess.Popen(command, env={**os.environ, **variables})
+    except OSError as error:
+        print(f"scripts/services: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    try:
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:  # it has had the same Ctrl-C, and ends when it has tidied up
+                continue
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
+    return code if code >= 0 else 128 - code
