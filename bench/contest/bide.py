@@ -1,0 +1,41 @@
+"""bide: its shipped defaults, for the client and for `bide work`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bench.contest.client import URL, Client, Item, as_time
+from bench.contest.tasks import SECONDS, ended, started
+
+from bide import Bide, Task
+
+app = Bide(URL)
+
+
+@app.handler("bench.peers")
+async def handle(task: Task[bytes]) -> None:
+    payload = task.payload.decode()
+    started(payload)
+    if SECONDS:
+        await asyncio.sleep(SECONDS)
+        ended(payload)
+
+
+class BideClient(Client):
+    bulk = True
+
+    async def open(self) -> None:
+        await app.__aenter__()
+
+    async def close(self) -> None:
+        await app.__aexit__(None, None, None)
+
+    async def schedule(self, payload: str, due: int) -> None:
+        await handle.schedule(payload.encode(), at=as_time(due))
+
+    async def schedule_many(self, items: Sequence[Item]) -> None:
+        await handle.schedule_many([handle.new(payload.encode(), at=as_time(due)) for payload, due in items])
+
+
+CLIENT = BideClient

@@ -1,0 +1,42 @@
+"""Celery: a list; workers take every task at once, whenever it is due, and keep it in memory until then.
+
+Settings: results ignored; `task_acks_late` and `task_reject_on_worker_lost`, without which a task that was running when
+its worker died is gone; `worker_prefetch_multiplier` 128, as its page on optimizing says for many short tasks. It has no
+call for many. After a crash tasks come back when `visibility_timeout` is over; it must be longer than the longest
+delay, or each task is delivered again and again, so it is only lowered for `crash`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bench.contest.client import LEASE, URL, BlockingClient, as_time
+from bench.contest.tasks import handle as handle_task
+
+celery: Any = importlib.import_module("celery")
+
+app = celery.Celery("bench", broker=URL)
+app.conf.update(
+    task_ignore_result=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=128,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={} if LEASE is None else {"visibility_timeout": LEASE},
+)
+
+
+def _handle(payload: str) -> None:
+    handle_task(payload)
+
+
+handle = app.task(_handle, name="handle")
+
+
+class CeleryClient(BlockingClient):
+    def send(self, payload: str, due: int) -> None:
+        handle.apply_async((payload,), eta=as_time(due))
+
+
+CLIENT = CeleryClient

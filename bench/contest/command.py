@@ -1,0 +1,199 @@
+"""The command: who plays, in which order, and how the outcome is shown."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.contest.contestants import BIDE, PEERS, ROOT, Contestant
+from bench.contest.environments import Environment, NotMeasured, default_place, environment_of
+from bench.contest.figures import Figures, middle, ratio
+from bench.contest.report import show
+from bench.contest.server import Server, ServerFault, server_at
+from bench.contest.stage import Player
+from bench.contest.workloads import COMPARED, WORKLOADS, Run
+
+_NAMESPACE = "bench-peers"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one peer at one workload: its rounds, and bide's beside them."""
+
+    theirs: list[Figures] = field(default_factory=list)
+    ours: list[Figures] = field(default_factory=list)
+    reason: str = ""
+    """Why it was not measured."""
+    fault: str = ""
+    """Why bide was not measured beside it."""
+
+    def as_json(self, workload: str) -> dict[str, Any]:
+        if self.reason or not self.theirs:  # no figure of a peer that failed once
+            return {"not_measured": self.reason or "there was no round"}
+        names = list(self.theirs[0])
+        return {
+            **({"bide_not_measured": self.fault} if self.fault else {}),
+            "peer": {name: middle(self.theirs, name) for name in names},
+            "bide": {name: middle(self.ours, name) for name in names},
+            "ratio": {name: ratio(self.ours, self.theirs, name) for name in COMPARED[workload]},
+            "rounds": {"peer": self.theirs, "bide": self.ours},
+        }
+
+
+Outcomes = Mapping[str, Mapping[str, Outcome]]
+"""By workload, then by peer."""
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="bench/peers.py", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; all of them if none is named")
+    add("--workload", action="append", choices=list(WORKLOADS), help="may be given several times; default: all")
+    add("--n", type=_positive, default=5_000, help="tasks of `schedule` and `burst` (5000)")
+    add("--rate", type=_positive, default=200, help="lateness: tasks a second (200)")
+    add("--seconds", type=_positive, default=10, help="lateness: for so long (10)")
+    add("--rounds", type=_positive, default=3, help="(3)")
+    add(
+        "--loop", choices=["asyncio", "uvloop"], default="asyncio", help="of bide and of all peers on asyncio (asyncio)"
+    )
+    add(
+        "--redis",
+        metavar="URL",
+        help="an empty database, which is emptied again and again; default: a server of our own",
+    )
+    add("--bide", metavar="STORE_URL", help="another store for bide alone; default: the same Redis database")
+    add("--venvs", metavar="DIR", type=Path, default=default_place(), help=f"({default_place()})")
+    add("--json", action="store_true", help="one JSON object instead of tables")
+    return made
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("give a whole number above 0")
+    return number
+
+
+def main(about: str | None) -> int:
+    """Run it; the exit code."""
+    given = parser(about)
+    options = given.parse_args()
+    unknown = [name for name in options.peers if name not in PEERS]
+    if unknown:
+        given.error(f"{unknown[0]} is not a peer; there are {', '.join(PEERS)}")
+    try:
+        return asyncio.run(_contest(options))
+    except ServerFault as fault:
+        say(f"bench/peers.py: {fault}")
+    except KeyboardInterrupt:
+        say("bench/peers.py: stopped")
+        return 130
+    return 1
+
+
+def say(text: str) -> None:
+    """Progress, beside the outcome."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+async def _contest(options: argparse.Namespace) -> int:
+    names = options.peers or list(PEERS)
+    workloads = options.workload or list(WORKLOADS)
+    with tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory:
+        async with server_at(options.redis, Path(directory)) as server:
+            environments, absent = await _install(names, options.venvs)
+            outcomes = {
+                workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads
+            }
+            about = {
+                "versions": {"bide": _version(), **{name: PEERS[name].version for name in names}},
+                "redis": server.version, "python": platform.python_version(), "cpus": os.cpu_count() or 1,
+                "loop": options.loop, "n": options.n, "rounds": options.rounds,
+            }  # fmt: skip
+            try:
+                await _rounds(options, server, Path(directory), environments, outcomes)
+            finally:  # also when it is interrupted: what was measured is not thrown away
+                measured = {
+                    workload: {name: outcome.as_json(workload) for name, outcome in by_name.items()}
+                    for workload, by_name in outcomes.items()
+                }
+                text = json.dumps({**about, "workloads": measured}) if options.json else show(about, measured)
+                sys.stdout.write(f"{text}\n")
+    return 0 if any(outcome.theirs for by_name in outcomes.values() for outcome in by_name.values()) else 1
+
+
+async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environment], dict[str, str]]:
+    """Environments by name, and why the others are absent."""
+    environments: dict[str, Environment] = {BIDE.name: await environment_of(BIDE, place)}
+    absent: dict[str, str] = {}
+    for name in names:
+        say(f"{name}: installing {PEERS[name].version}, unless it is there")
+        try:
+            environments[name] = await environment_of(PEERS[name], place)
+        except NotMeasured as reason:
+            absent[name] = str(reason)
+            say(f"{name}: not measured: {reason}")
+    return environments, absent
+
+
+async def _rounds(
+    options: argparse.Namespace,
+    server: Server,
+    directory: Path,
+    environments: Mapping[str, Environment],
+    outcomes: Outcomes,
+) -> None:
+    leads: dict[str, float] = {}
+
+    async def play(contestant: Contestant, workload: str) -> Figures:
+        player = Player(
+            contestant=contestant, environment=environments[contestant.name], url=_url(contestant, options, server),
+            server=server, loop=options.loop,
+        )  # fmt: skip
+        run = Run(
+            player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds, leads=leads
+        )
+        figures = await WORKLOADS[workload](run)
+        say(f"{workload}: {contestant.name}: {', '.join(f'{key} {value}' for key, value in figures.items())}")
+        return figures
+
+    for workload, by_name in outcomes.items():
+        for number in range(1 if workload == "crash" else options.rounds):
+            for name, outcome in by_name.items():
+                if outcome.reason:
+                    continue
+                try:
+                    theirs = await play(PEERS[name], workload)
+                except NotMeasured as reason:
+                    outcome.reason = str(reason)
+                    say(f"{workload}: {name}: round {number + 1}: not measured: {reason}")
+                    continue
+                outcome.theirs.append(theirs)
+                try:
+                    outcome.ours.append(await play(BIDE, workload))
+                except NotMeasured as reason:
+                    outcome.ours.append({})
+                    outcome.fault = str(reason)
+                    say(f"{workload}: bide: round {number + 1}: not measured: {reason}")
+
+
+def _url(contestant: Contestant, options: argparse.Namespace, server: Server) -> str:
+    if contestant is not BIDE:
+        return server.url
+    return options.bide or f"{server.url}?namespace={_NAMESPACE}"
+
+
+def _version() -> str:
+    text = (ROOT / "src" / "bide" / "_version.py").read_text(encoding="utf-8")
+    return text.partition('"')[2].partition('"')[0]

@@ -1,0 +1,79 @@
+"""Who takes part, what each is installed from, and how its worker is started: as its documentation starts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+"""Of the project."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """One library. `worker` is the command line after the interpreter."""
+
+    name: str
+    package: str
+    """What it is called where it is installed from; its version is in the requirements."""
+    worker: Sequence[str]
+    producer: Sequence[str]
+    node: bool = False
+
+    @property
+    def requirements(self) -> Path:
+        return ROOT / "bench" / f"requirements-{self.name}.txt"
+
+    @property
+    def version(self) -> str:
+        """The pinned one. Raises KeyError if its requirements do not name it."""
+        return pins(self.requirements.read_text(encoding="utf-8"))[self.package]
+
+
+def pins(requirements: str) -> dict[str, str]:
+    """Names and versions, of pip's form (`name==1.0`) or of npm's (`name@1.0`).
+
+    >>> pins("# a comment\\narq==0.28.0\\n@ioredis/commands@2.0.0\\n")
+    {'arq': '0.28.0', '@ioredis/commands': '2.0.0'}
+    """
+    found: dict[str, str] = {}
+    for line in requirements.splitlines():
+        entry = line.partition("#")[0].strip()
+        if entry:
+            name, _, version = entry.partition("==") if "==" in entry else entry.rpartition("@")
+            found[name] = version
+    return found
+
+
+def _python(name: str, package: str, *worker: str) -> Contestant:
+    return Contestant(
+        name=name, package=package, worker=("-P", "-m", *worker), producer=("-P", "-m", "bench.contest.produce", name)
+    )
+
+
+_BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
+
+BIDE = _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet")
+
+PEERS: Mapping[str, Contestant] = {
+    contestant.name: contestant
+    for contestant in (
+        _python("docket", "pydocket", "bench.contest.docket"),
+        _python(
+            "arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET"
+        ),
+        _python("saq", "saq", "saq", "bench.contest.saq.settings"),
+        _python("dramatiq", "dramatiq", "dramatiq", "bench.contest.dramatiq", "--processes", "1", "--threads", "8"),
+        _python("celery", "celery", "celery", "-A", "bench.contest.celery", "worker", "--loglevel", "WARNING"),
+        _python("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-k", "thread", "-w", "8", "-q"),
+        Contestant(name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True),
+    )
+}
+
+
+def bide_python() -> Path:
+    """The project's own interpreter, if there is one; otherwise this one."""
+    own = ROOT / ".venv" / "bin" / "python"
+    return own if own.exists() else Path(sys.executable)

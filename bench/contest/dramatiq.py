@@ -1,0 +1,40 @@
+"""Dramatiq: a list of delayed messages, all of which the workers take into their memory until they are due.
+
+Settings: one process of 8 threads, its default for a core, and its default prefetch (1,000 delayed messages for each
+thread, so that all of a burst fits). It has no call for many. After a crash messages come back when the worker has not
+been heard of for `heartbeat_timeout`; that is looked into at random, `maintenance_chance` of a million commands, which
+is raised for `crash`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bench.contest.client import LEASE, URL, BlockingClient, delay_until
+from bench.contest.tasks import handle as handle_task
+
+dramatiq: Any = importlib.import_module("dramatiq")
+brokers: Any = importlib.import_module("dramatiq.brokers.redis")
+
+broker = brokers.RedisBroker(
+    url=URL, **({} if LEASE is None else {"heartbeat_timeout": LEASE * 1000, "maintenance_chance": 100_000})
+)
+dramatiq.set_broker(broker)
+
+
+def _handle(payload: str) -> None:
+    handle_task(payload)
+
+
+handle = dramatiq.actor(_handle, actor_name="handle")
+
+
+class DramatiqClient(BlockingClient):
+    callers = 2
+
+    def send(self, payload: str, due: int) -> None:
+        handle.send_with_options(args=(payload,), delay=delay_until(due))
+
+
+CLIENT = DramatiqClient

@@ -1,0 +1,34 @@
+"""Huey: a list; a worker puts what is not due yet into a sorted set, which is looked through once a second.
+
+Settings: 8 threads; the scheduler's interval is at its least, a second. No results are stored. It has no call for many.
+A task is taken off before it is executed, so what a dead worker held is gone: its documentation says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bench.contest.client import URL, BlockingClient, delay_until
+from bench.contest.tasks import handle as handle_task
+
+library: Any = importlib.import_module("huey")
+
+huey = library.RedisHuey("bench", url=URL, results=False)
+
+
+def _handle(payload: str) -> None:
+    handle_task(payload)
+
+
+handle = huey.task()(_handle)
+
+
+class HueyClient(BlockingClient):
+    callers = 2
+
+    def send(self, payload: str, due: int) -> None:
+        handle.schedule((payload,), delay=delay_until(due) / 1000)
+
+
+CLIENT = HueyClient

@@ -1,0 +1,67 @@
+"""SAQ: a sorted set that one worker a second empties into a list, on which all wait.
+
+Settings: `concurrency` 100 instead of 10; `max_concurrent_ops` 256 instead of 20, so that it does not hold back the
+callers; `ttl` -1, since nobody reads results; `retries` 3, since with its default of one attempt a job that a dead worker
+held is not tried again. `scheduled` is in whole seconds and the timer `schedule` cannot be less than one, so that a
+lateness of up to two seconds is by design. It has no call for many (`batch` only aborts together). After a crash a job
+comes back when it is swept after its `timeout`; the timer `sweep` is then 5 seconds instead of 60.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from typing import Any
+
+from bench.contest.client import LEASE, URL, Client
+from bench.contest.tasks import SECONDS, ended, started
+
+saq: Any = importlib.import_module("saq")
+
+
+async def handle(context: dict[str, Any], *, payload: str) -> None:
+    started(payload)
+    if SECONDS:
+        await asyncio.sleep(SECONDS)
+        ended(payload)
+
+
+queue = saq.Queue.from_url(URL, max_concurrent_ops=256)
+
+settings = {
+    "queue": queue,
+    "functions": [handle],
+    "concurrency": 100,
+    "timers": {} if LEASE is None else {"sweep": 5},
+}
+"""For `saq bench.contest.saq.settings`."""
+
+
+class SaqClient(Client):
+    callers = 64
+
+    async def open(self) -> None:
+        await queue.connect()
+
+    async def close(self) -> None:
+        await queue.disconnect()
+
+    async def schedule(self, payload: str, due: int) -> None:
+        await queue.enqueue(
+            "handle",
+            payload=payload,
+            scheduled=-(-due // 1000),
+            ttl=-1,
+            retries=3,
+            **({} if LEASE is None else {"timeout": LEASE}),
+        )
+
+
+CLIENT = SaqClient
+
+if os.environ.get("BENCH_LOOP") == "uvloop":
+    import uvloop
+
+    # its command makes a loop by the policy
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())

@@ -1,0 +1,210 @@
+"""The processes of one run: one that schedules and the workers, each in its contestant's environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.contest.contestants import ROOT, Contestant
+from bench.contest.environments import Environment, NotMeasured
+from bench.contest.server import Server
+
+_PATIENCE = 30.0
+_ORDER = 300.0
+"""Seconds after which an order is given up: so every run is bounded in time."""
+_LINGER = 0.5
+"""Seconds that workers stay after the last task, so that a second delivery can still be seen."""
+_WARM_UP = " 0000000 "
+_KEPT = ("X", "Y", "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """A contestant that is ready to be measured."""
+
+    contestant: Contestant
+    environment: Environment
+    url: str
+    """What it is told about where the tasks are."""
+    server: Server
+    loop: str = "asyncio"
+
+
+class Producer:
+    """The process that schedules."""
+
+    def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+        self.bulk = False
+
+    async def hear(self, within: float = _ORDER) -> dict[str, Any]:
+        """Its next answer. Raises NotMeasured."""
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), within)
+        except TimeoutError:
+            raise NotMeasured(f"scheduling took more than {within:.0f} s") from None
+        if not line:
+            raise NotMeasured(f"the scheduling process ended: {_last_line(self._errors)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def order(self, do: str, **what: Any) -> dict[str, Any]:
+        """See client.py. Raises NotMeasured."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
+        return await self.hear()
+
+    async def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await _end(self._process)
+
+
+@dataclass(slots=True)
+class Log:
+    """What one worker wrote down, read as it grows."""
+
+    path: Path
+    lines: list[str] = field(default_factory=list)
+    _rest: str = ""
+    _offset: int = 0
+
+    def read(self) -> list[str]:
+        """All lines so far; one that `kill -9` cut off is not among them."""
+        with suppress(FileNotFoundError), self.path.open(encoding="ascii") as file:
+            file.seek(self._offset)
+            more = file.read()
+            self._offset += len(more)
+            *lines, self._rest = (self._rest + more).split("\n")
+            self.lines += lines
+        return self.lines
+
+
+class Worker:
+    """A worker and all processes that it starts, as one group."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Log, errors: Path) -> None:
+        self.log = log
+        self._process = process
+        self._errors = errors
+
+    def kill(self) -> None:
+        """`kill -9`, for all of it, as a machine's death would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def check(self) -> None:
+        """Raises NotMeasured if it has ended."""
+        if self._process.returncode is not None:
+            raise NotMeasured(f"a worker ended by itself: {_last_line(self._errors)}")
+
+    async def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        await _end(self._process)
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """One producer and its workers, all of which have shown that they work."""
+
+    producer: Producer
+    workers: Sequence[Worker]
+
+    def lines(self) -> list[str]:
+        """What all workers wrote down, without the warm-up."""
+        return [line for worker in self.workers for line in worker.log.read() if _WARM_UP not in line]
+
+    def begun(self) -> int:
+        """How many tasks have been started at least once."""
+        return len({line.split(" ", 2)[1] for line in self.lines() if line.startswith("start")})
+
+    async def wait(self, count: int, *, within: float, sleeping: bool = False) -> None:
+        """Until so many tasks have been started (and, when they sleep, ended), at most `within` seconds."""
+        ends = time.monotonic() + within
+        while time.monotonic() < ends:
+            if self.begun() >= count:
+                await asyncio.sleep(_LINGER + sleeping * _LINGER)
+                return
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def stage(
+    player: Player, directory: Path, *, workers: int, lease: int | None = None, seconds: float = 0.0
+) -> AsyncIterator[Stage]:
+    """Set up on an empty database, and taken down whatever happens. Raises NotMeasured."""
+    await player.server.empty()
+    variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.loop}
+    variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}
+    if lease is not None:
+        variables["BENCH_LEASE"] = str(lease)
+    crew: list[Worker] = []
+    producer: Producer | None = None
+    try:
+        for number in range(workers):
+            log = Log(directory / f"{time.time_ns()}-{number}.log")
+            process, errors = await _spawn(
+                player, player.contestant.worker, {**variables, "BENCH_LOG": str(log.path)}, directory
+            )
+            crew.append(Worker(process, log, errors))
+        producer = Producer(*await _spawn(player, player.contestant.producer, variables, directory, talks=True))
+        producer.bulk = (await producer.hear(_PATIENCE))["bulk"]
+        await _warm_up(producer, crew)
+        yield Stage(producer=producer, workers=crew)
+    finally:
+        if producer is not None:
+            await producer.stop()
+        for worker in crew:
+            await worker.stop()
+
+
+async def _spawn(
+    player: Player, command: Sequence[str], variables: dict[str, str], directory: Path, *, talks: bool = False
+) -> tuple[asyncio.subprocess.Process, Path]:
+    """A process that leads a group of its own, and the file that has what it said besides."""
+    path = directory / f"{time.time_ns()}.err"
+    pipe = asyncio.subprocess.PIPE
+    with path.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(player.environment.interpreter, *command), cwd=directory, env=variables, start_new_session=True,
+            stdin=pipe if talks else asyncio.subprocess.DEVNULL, stdout=pipe if talks else errors, stderr=errors,
+        )  # fmt: skip
+    return process, path
+
+
+async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
+    """Send tasks that are due at once until every worker has had one."""
+    ends = time.monotonic() + _PATIENCE
+    while waiting := [worker for worker in crew if not worker.log.read()]:
+        for worker in waiting:
+            worker.check()
+        if time.monotonic() > ends:
+            raise NotMeasured(f"a worker did nothing for {_PATIENCE:.0f} s")
+        await producer.order("warm")
+        await asyncio.sleep(0.25)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait a little for a process that was told to end, then kill its group, which may outlive it."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), 5.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

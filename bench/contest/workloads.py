@@ -1,0 +1,149 @@
+"""The four workloads, each one run of one contestant: the same orders, the same log, the same arithmetic for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.contest.environments import NotMeasured
+from bench.contest.figures import Figures, Findings, examine, percentile, rounded
+from bench.contest.stage import Player, stage
+from bench.contest.tasks import text
+
+_HOUR = 3_600_000
+LEASE = 10
+"""Seconds that a dead worker's tasks wait, for everybody who lets it be set: what bide has by default."""
+_CRASH_SECONDS = 0.05
+"""How long a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
+_CRASH_BOUND = 60.0
+_LONGEST_LEAD = 64.0
+_SLOWEST = 100
+"""Tasks a second below which a run is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to do, and where. `count` tasks for `schedule` and `burst`."""
+
+    player: Player
+    directory: Path
+    count: int = 5_000
+    rate: float = 200.0
+    seconds: float = 10.0
+    ahead: int = 2_000
+    crash: int = 500
+    leads: dict[str, float] = field(default_factory=dict)
+    """Seconds that each contestant needs to schedule a burst, as found so far: kept over the rounds."""
+
+
+async def schedule(run: Run) -> Figures:
+    """`count` tasks due in an hour: one call each from many callers, then the same in bulk where there is such a call."""
+    async with stage(run.player, run.directory, workers=0) as on:
+        due = _now() + _HOUR
+        concurrent = await on.producer.order("concurrent", count=run.count, due=due, spread=run.count)
+        if not on.producer.bulk:
+            return {"concurrent_per_s": rounded(run.count / concurrent["seconds"]), "bulk_per_s": None}
+        await run.player.server.empty()
+        bulk = await on.producer.order("bulk", count=run.count, due=due, spread=run.count)
+        return {
+            "concurrent_per_s": rounded(run.count / concurrent["seconds"]),
+            "bulk_per_s": rounded(run.count / bulk["seconds"]),
+        }
+
+
+async def burst(run: Run) -> Figures:
+    """`count` tasks due at one instant (a whole second, which is as fine as some can say), one worker."""
+    lead = run.leads.get(run.player.contestant.name, 2.0 + run.count / 5_000)
+    while True:
+        async with stage(run.player, run.directory, workers=1) as on:
+            due = (_now() + int(lead * 1000)) // 1000 * 1000 + 1000
+            way = "bulk" if on.producer.bulk else "concurrent"
+            answer = await on.producer.order(way, count=run.count, due=due, spread=0)
+            if answer["ended"] < due * 1_000_000 - 500_000_000:
+                run.leads[run.player.contestant.name] = lead
+                await asyncio.sleep(due / 1000 - time.time())
+                await on.wait(run.count, within=30 + run.count / _SLOWEST)
+                found = examine(run.count, on.lines())
+                break
+        lead *= 2
+        if lead > _LONGEST_LEAD:
+            raise NotMeasured(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
+    done = run.count - len(found.missing)
+    return {
+        "completed_per_s": rounded(done / ((found.last - due * 1_000_000) / 1e9)) if done else 0.0,
+        "first_ms": rounded(found.lateness[0]) if done else None,
+        "last_ms": rounded(found.lateness[-1]) if done else None,
+        **_counted(found),
+    }
+
+
+async def lateness(run: Run) -> Figures:
+    """`rate` tasks a second for some seconds, each due `ahead` after it is scheduled, one worker."""
+    count = int(run.rate * run.seconds)
+    async with stage(run.player, run.directory, workers=1) as on:
+        await on.producer.order("pace", count=count, rate=run.rate, ahead=run.ahead)
+        await on.wait(count, within=30 + run.ahead / 1000)
+        found = examine(count, on.lines())
+    late = found.lateness
+    return {
+        "p50_ms": rounded(percentile(late, 0.5)) if late else None,
+        "p99_ms": rounded(percentile(late, 0.99)) if late else None,
+        "max_ms": rounded(late[-1]) if late else None,
+        **_counted(found),
+    }
+
+
+async def crash(run: Run) -> Figures:
+    """Tasks due in 3 to 6 seconds, two workers, `kill -9` for one of them at 4; then a minute's patience."""
+    async with stage(run.player, run.directory, workers=2, lease=LEASE, seconds=_CRASH_SECONDS) as on:
+        begun = _now()
+        way = "bulk" if on.producer.bulk else "concurrent"
+        due, spread = begun + 3_000, 3_000
+        answer = await on.producer.order(way, count=run.crash, due=due, spread=spread)
+        if answer["ended"] > due * 1_000_000:
+            raise NotMeasured(f"{run.crash} tasks could not be scheduled within 3 s")
+        await asyncio.sleep((begun + 4_000) / 1000 - time.time())
+        on.workers[0].kill()
+        await on.wait(run.crash, within=2 + _CRASH_BOUND, sleeping=True)
+        found = examine(run.crash, on.lines(), sleeping=True)
+        missing = {text(number, due + (number - 1) * spread // run.crash) for number in found.missing}
+        kept = await run.player.server.holds(missing)
+    return {
+        "unfired": len(found.missing),
+        "lost": len(missing - kept),
+        "duplicated": found.duplicated,
+        "redelivered": found.redelivered,
+        "early": found.early,
+        "recovered_ms": rounded(found.lateness[-1]) if found.lateness else None,
+    }
+
+
+def _counted(found: Findings) -> dict[str, float]:
+    return {
+        "missing": len(found.missing),
+        "duplicated": found.duplicated + found.redelivered,
+        "early": found.early,
+    }
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+WORKLOADS: Mapping[str, Callable[[Run], Awaitable[Figures]]] = {
+    "schedule": schedule,
+    "burst": burst,
+    "lateness": lateness,
+    "crash": crash,
+}
+
+COMPARED: Mapping[str, Sequence[str]] = {
+    "schedule": ("concurrent_per_s", "bulk_per_s"),
+    "burst": ("completed_per_s",),
+    "lateness": ("p50_ms", "p99_ms"),
+    "crash": (),
+}
+"""The figures that a ratio means something for; all others are shown as they are."""
