@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bide.testing.clock import ManualClock
     from bide.testing.faults import FaultyStore
+    from bide.testing.proxy import Act, Chunk, FaultProxy, PlannedFault
     from bide.testing.tasks import task_for
     from bide.testing.time_machine import Fired, TimeMachine
     from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 
 _MODULE_OF = {
+    "Act": "proxy",
+    "Chunk": "proxy",
+    "FaultProxy": "proxy",
     "FaultyStore": "faults",
     "Fired": "time_machine",
     "ManualClock": "clock",
+    "PlannedFault": "proxy",
     "TimeMachine": "time_machine",
     "VirtualClock": "virtual",
     "VirtualLoop": "virtual",
@@ -28,9 +33,13 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "Act",
+    "Chunk",
+    "FaultProxy",
     "FaultyStore",
     "Fired",
     "ManualClock",
+    "PlannedFault",
     "TimeMachine",
     "VirtualClock",
     "VirtualLoop",
