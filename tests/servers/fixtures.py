@@ -20,6 +20,7 @@ from tests.servers.keyspace import delete_keys
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
+from tests.servers.server_clock import ServerClock
 from tests.servers.shared import SharedServers
 
 Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel)
@@ -91,6 +92,15 @@ def redis_server(tmp_path: Path) -> Iterator[StartsRedis]:
             return _entered(started, server)
 
         yield start
+
+
+@pytest.fixture
+def server_clock(tmp_path: Path) -> ServerClock:
+    """A clock to be set: `redis_server(environment=server_clock.environment)`."""
+    try:
+        return ServerClock(tmp_path)
+    except ServerMissing as error:
+        not_installed(error)
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.servers.child import ServerMissing
+from tests.servers.server_clock import library
+
 _POLICY = Path("/usr/sbin/policy-rc.d")
 """What Debian's packages ask before they start or stop a service; exit code 101 is no."""
 
@@ -34,8 +37,10 @@ def _has_program(name: str) -> Callable[[], bool]:
 
 
 def _has_faketime() -> bool:
-    libraries = (Path("/usr/lib"), Path("/usr/local/lib"))
-    return any(any(folder.glob(f"{deep}faketime/libfaketime.so.1")) for folder in libraries for deep in ("", "*/"))
+    try:
+        return library().exists()
+    except ServerMissing:
+        return False
 
 
 PACKAGES: Mapping[str, Callable[[], bool]] = {

@@ -23,6 +23,7 @@ from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import SERVICE, RedisSentinel
 from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.resp import Connection, Refused
+from tests.servers.server_clock import ServerClock
 from tests.servers.shared import KINDS
 from tests.servers.waiting import wait_until
 
@@ -77,6 +78,21 @@ def test_it_takes_another_port_when_somebody_was_quicker(
     assert next(ports, None) is None
     with pytest.raises(ServerFailed, match="Address already in use"):  # one that was asked for is not exchanged
         redis_server(port=first.port)
+
+
+def test_its_clock_can_be_set_while_it_runs(redis_server: StartsRedis, server_clock: ServerClock) -> None:
+    server = redis_server(environment=server_clock.environment)
+
+    def ahead() -> float:
+        reply = server.ask("TIME")
+        assert isinstance(reply, list)
+        return int(str(reply[0])) + int(str(reply[1])) / 1e6 - time.time()
+
+    for seconds in (0, 3_600, -3_600, 0):
+        server_clock.shift(seconds)
+        assert ahead() == pytest.approx(seconds, abs=1)
+    server.ask("SET", "a", "1", "PX", 50)
+    wait_until(lambda: server.ask("GET", "a") is None, "the key to expire", patience=5)
 
 
 def test_what_is_wrong_is_said(redis_server: StartsRedis, tmp_path: Path) -> None:
