@@ -65,7 +65,7 @@ STANDARD_FOR_IDS = {"os", "time"}
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "apsw"},
-    "cli": {"msgspec", "click", "rich", "uvloop"},
+    "cli": {"msgspec", "click", "rich", "uvloop", "redis"},
     "service": {"msgspec"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""

@@ -34,7 +34,7 @@ RATIOS = {
     "throughput": {"ratio_completed"},
     "change": {"ratio_move", "ratio_cancel", "ratio_bulk_move", "ratio_bulk_cancel"},
 }
-STORES = ("memory:", "sqlite:")
+STORES = ("memory:", "sqlite:", "redis:")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "SECONDS", 0.2)
     monkeypatch.setattr(idle, "SETTLING", 0.1)
     monkeypatch.setattr(scale, "REPETITIONS", 10)
+
+
+@pytest.fixture
+def url(store: str, request: pytest.FixtureRequest) -> str:
+    """What to give for `store`: of a server its address."""
+    return str(request.getfixturevalue("redis_url")) if store == "redis:" else store
 
 
 def run(*arguments: str) -> Result:
@@ -59,25 +65,25 @@ def figures(*arguments: str) -> dict[str, object]:
 @pytest.mark.real_time
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("workload", FIELDS)
-def test_the_fields_are_those_that_were_promised(workload: str, store: str) -> None:
-    found = figures(store, "--workload", workload, "--n", "40", "--limit")
+def test_the_fields_are_those_that_were_promised(workload: str, store: str, url: str) -> None:
+    found = figures(url, "--workload", workload, "--n", "40", "--limit")
     assert set(found) == FIELDS[workload] | ABOUT | {"limit_per_s"} | RATIOS.get(workload, set())
     assert found["store"] == store.removesuffix(":")
 
 
 @pytest.mark.real_time
-def test_all_ways_of_being_late_have_their_own_fields() -> None:
-    found = figures(
-        "sqlite:", "--workload", "lateness", "--n", "10", "--ahead", "all", "--pending", "50", "--flood", "50"
-    )
+@pytest.mark.parametrize("store", ["sqlite:", "redis:"])
+def test_all_ways_of_being_late_have_their_own_fields(url: str) -> None:
+    found = figures(url, "--workload", "lateness", "--n", "10", "--ahead", "all", "--pending", "50", "--flood", "50")
     assert set(found) == {f"{name}{suffix}" for name in LATENESS for suffix in ("", "_20ms", "_0", "_fire")} | ABOUT
 
 
 @pytest.mark.real_time
 @pytest.mark.faults
-def test_a_crash_loses_nothing() -> None:
+@pytest.mark.parametrize("store", ["sqlite:", "redis:"])
+def test_a_crash_loses_nothing(url: str) -> None:
     """So many that the killed worker holds some for certain: at 200 it held three or four, and once none."""
-    found = figures("sqlite:", "--workload", "crash", "--n", "3000")
+    found = figures(url, "--workload", "crash", "--n", "3000")
     assert set(found) == {"lost", "duplicated", "redelivered", "recovered_ms"} | ABOUT
     assert found["redelivered"]
 
@@ -89,8 +95,8 @@ def test_a_crash_of_memory_cannot_be_recovered_from() -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_several_processes_share_the_work(store: str) -> None:
-    found = figures(store, "--workload", "throughput", "--n", "300", "--processes", "2")
+def test_several_processes_share_the_work(url: str) -> None:
+    found = figures(url, "--workload", "throughput", "--n", "300", "--processes", "2")
     assert found["lost"] == found["duplicated"] == 0
 
 
@@ -106,7 +112,7 @@ def test_people_get_a_table() -> None:
     assert "growth" in ended.output
 
 
-@pytest.mark.parametrize(("store", "part"), [("redis://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
+@pytest.mark.parametrize(("store", "part"), [("postgresql://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
 def test_another_store_is_refused(store: str, part: str) -> None:
     ended = run(store, "--workload", "timers", "--n", "10")
     assert ended.exit_code != 0
@@ -159,7 +165,7 @@ def test_what_begins_again_after_its_settle_is_duplicated_and_before_it_redelive
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("broken", ["lost", "duplicated", "early"])
-def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_result_ends_with_1(url: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(starts: list[Start], settles: list[Settled]) -> tuple[list[Start], list[Settled]]:
         if broken == "lost":
             settles.pop()
@@ -172,7 +178,7 @@ def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytes
     local, processes = crew.LocalCrew.log, crew.ProcessCrew.log
     monkeypatch.setattr(crew.LocalCrew, "log", lambda self: spoil(*local(self)))
     monkeypatch.setattr(crew.ProcessCrew, "log", lambda self: spoil(*processes(self)))
-    ended = run(store, "--workload", "throughput", "--n", "20", "--json")
+    ended = run(url, "--workload", "throughput", "--n", "20", "--json")
     assert ended.exit_code == 1
     assert broken in ended.output
 

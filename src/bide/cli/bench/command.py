@@ -84,9 +84,11 @@ def bench(
 ) -> None:
     """Measure this machine, with bide's shipped defaults.
 
-    STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory) or `sqlite:///path`. On a file that
-    is there already only the topics "bench.*" are touched, and emptied. Each run counts for itself what was lost,
-    delivered twice or early, and exits 1 if that is anything but nothing. Run one at a time, on a quiet machine.
+    STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory), `sqlite:///path` or one of Redis
+    (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), where a namespace of its own is used
+    unless the URL names one. In a file or a namespace that is there already only the topics "bench.*" are touched, and
+    emptied. Each run counts for itself what was lost, delivered twice or early, and exits 1 if that is anything but
+    nothing. Run one at a time, on a quiet machine, and against a server that has nothing else to do.
     """
     names = [workload]
     if workload == "all":

@@ -75,6 +75,7 @@ async def crash(plan: Plan) -> Report:
     work = Work(topic="bench.crash", seconds=0.05, keep_done=120_000)
     two = Plan(place=plan.place, processes=2, loop=plan.loop, progress=plan.progress)
     with limit_of(plan) as limit:
+        limit.measure(5)
         async with stage(plan, work) as (app, log), crew_of(two, app, log, [work], journal=True) as crew:
             assert isinstance(crew, ProcessCrew)
             await crew.go()

@@ -11,6 +11,7 @@ from bide.cli.bench.crew import WorkerProcess, stage
 from bide.cli.bench.filling import fill
 from bide.cli.bench.limits import limit_of
 from bide.cli.bench.plan import Plan, Report, rounded
+from bide.cli.bench.redis_server import Load, RedisServer
 from bide.cli.bench.worker import Spec, Work
 
 SECONDS = 10.0
@@ -23,6 +24,9 @@ async def idle(plan: Plan) -> Report:
 
     For `memory:` the tasks are in the worker's own process. The CPU time is the process's own count, of all its
     threads, in nanoseconds: a tenth of a percent of ten seconds is one tick of what the system shows of others.
+
+    A server is measured by its own count too, first alone and then with the worker, and the first is taken off;
+    `calls_per_s` is then how often it was asked something, and otherwise the calls of the store.
     """
     count = plan.count(100_000)
     work = Work(topic="bench.idle")
@@ -43,6 +47,8 @@ def _spec(plan: Plan, work: Work, directory: str, pending: int) -> Spec:
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
+    server = plan.place.server
+    alone = await _alone(plan, server) if server else (0.0, 0.0)
     worker = await WorkerProcess.start(spec)
     try:
         worker.tell("go")
@@ -50,21 +56,45 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
         await asyncio.sleep(SETTLING)
         worker.tell("usage")
         before = await worker.said("usage")
-        for tenth in range(10):
-            plan.progress("watching an idle worker", tenth, 10)
-            await asyncio.sleep(SECONDS / 10)
+        load_before = server.load() if server else None
+        await _pass_time(plan, "watching an idle worker")
+        load_after = server.load() if server else None
         resident = _resident_megabytes(worker.pid)
         worker.tell("usage")
         after = await worker.said("usage")
     finally:
         await worker.stop()
     seconds = (after["at"] - before["at"]) / 1e9
+    server_cpu, calls = 0.0, (after["calls"] - before["calls"]) / seconds
+    if load_before and load_after:
+        server_cpu, requests = _rates(load_before, load_after)
+        calls = max(0.0, requests - alone[1])
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
-        "server_cpu_pct": 0.0,  # neither a file nor memory has a server
+        "server_cpu_pct": rounded(max(0.0, server_cpu - alone[0])),
         "worker_rss_mb": rounded(resident),
-        "calls_per_s": rounded((after["calls"] - before["calls"]) / seconds),
+        "calls_per_s": rounded(calls),
     }
+
+
+async def _alone(plan: Plan, server: RedisServer) -> tuple[float, float]:
+    """What the server takes with nobody connected, and how much it is asked, by its replicas for example."""
+    await asyncio.sleep(SETTLING)
+    before = server.load()
+    await _pass_time(plan, "watching the server alone")
+    return _rates(before, server.load())
+
+
+def _rates(before: Load, after: Load) -> tuple[float, float]:
+    """Percent of a processor, and requests a second."""
+    seconds = after.at - before.at
+    return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
+
+
+async def _pass_time(plan: Plan, what: str) -> None:
+    for tenth in range(10):
+        plan.progress(what, tenth, 10)
+        await asyncio.sleep(SECONDS / 10)
 
 
 def _report(figures: dict[str, Any], limit: dict[str, Any]) -> Report:

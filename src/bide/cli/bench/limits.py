@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappush
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 from bide.cli.bench.place import Place
 from bide.cli.bench.plan import Plan, per_second, rounded
+from bide.cli.bench.redis_server import RedisServer
 from bide.cli.bench.worker import PAYLOAD
 
 BATCH = 1000
@@ -81,6 +83,27 @@ class RawSqlite:
             path.unlink()
 
 
+class RawRedis:
+    """Pipelines of SET and ZADD pairs, in a namespace of its own; on a Cluster spread over as many tags as ours is."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._namespace = f"bench-limit-{uuid4().hex}"
+        tags = [f"{self._namespace}:{shard}" for shard in range(16)] if server.is_cluster else [self._namespace]
+        self._prefixes = [f"{{{tag}}}:" for tag in tags]
+
+    def store(self, keys: Sequence[str]) -> None:
+        due_at = time.time_ns() // 1_000_000 + _HOUR
+        pipeline = self._server.client.pipeline(transaction=False)
+        for key, prefix in zip(keys, cycle(self._prefixes), strict=False):
+            pipeline.set(prefix + key, PAYLOAD)
+            pipeline.zadd(prefix + "due", {key: due_at})
+        pipeline.execute()
+
+    def close(self) -> None:
+        self._server.clear(self._namespace)
+
+
 class Limit:
     """The rate of the plain driver, batch by batch."""
 
@@ -132,6 +155,8 @@ def limit_of(plan: Plan) -> Iterator[Limit]:
 
 
 def _raw(place: Place) -> Raw:
+    if place.server is not None:
+        return RawRedis(place.server)
     return RawMemory() if place.path is None else RawSqlite(place.path.parent)
 
 

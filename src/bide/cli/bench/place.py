@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from bide.cli.bench.redis_server import SCHEMES, RedisServer, redis_server
 from bide.core.errors import BadInput
 
 TOPIC_PREFIX = "bench."
-_ACCEPTED = '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db" or "sqlite:////absolute/path.db"'
+_ACCEPTED = (
+    '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db" or '
+    '"redis://host:port/0" (a namespace of its own)'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,26 +24,33 @@ class Place:
     """A store to measure."""
 
     kind: str
-    """What it is: "memory" or "sqlite"."""
+    """What it is: "memory", "sqlite" or "redis"."""
     url: str
     path: Path | None = None
     """The file, where there is one."""
+    server: RedisServer | None = None
+    """The server, where there is one."""
     owned: bool = True
     """Whether all of it is ours, so that it goes as a whole afterwards."""
 
     @property
     def shared(self) -> bool:
         """Whether another process can work on it."""
-        return self.path is not None
+        return self.path is not None or self.server is not None
 
     def size(self) -> int:
-        """Bytes on disk: the file and what belongs to it."""
+        """Bytes on disk, the file and what belongs to it; or those that the server uses, whoever put them there."""
+        if self.server is not None:
+            return self.server.memory()
         return sum(path.stat().st_size for path in _files_of(self.path)) if self.path else 0
 
 
 @contextmanager
 def place_of(url: str) -> Iterator[Place]:
-    """The place that `url` names; files that were not there before are removed at the end. Raises BadInput."""
+    """The place that `url` names; files and namespaces that were not there before are removed at the end.
+
+    Raises BadInput, and for a server MissingExtra and StoreUnavailable.
+    """
     parts = urlsplit(url)
     if url == "memory:":
         yield Place(kind="memory", url=url)
@@ -56,6 +67,14 @@ def place_of(url: str) -> Iterator[Place]:
                 for made in set(_files_of(path)) - before:
                     with suppress(FileNotFoundError):
                         made.unlink()
+    elif parts.scheme in SCHEMES:
+        with redis_server(url) as (server, url_with_namespace):
+            owned = url_with_namespace != url or server.is_empty()
+            try:
+                yield Place(kind="redis", url=url_with_namespace, server=server, owned=owned)
+            finally:
+                if owned:
+                    server.clear()
     else:
         raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
 

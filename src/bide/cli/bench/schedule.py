@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bide.app import Bide
@@ -31,39 +32,59 @@ async def schedule(plan: Plan) -> Report:
     bulk: list[tuple[int, float]] = []
     stored: list[str] = []
     faults: list[str] = []
-    disk_before = plan.place.size()
-    memory_growth = in_bulk = 0
+    size_before = plan.place.size()
+    server_growth, memory_growth = Growth(plan.place.size), Growth(resident_bytes)
+    in_bulk = 0
     with limit_of(plan) as limit:
         async with stage(plan) as (app, _):
             for number in range(rounds):
                 plan.progress("scheduling", number, rounds)
                 limit.measure(max(1, size // BATCH))
                 keys = random_keys(size)
-                memory_before = resident_bytes()
-                bulk.append(await _in_bulk(app, keys, faults))
-                memory_growth += resident_bytes() - memory_before
+                with server_growth.counted(), memory_growth.counted():
+                    bulk.append(await _in_bulk(app, keys, faults))
                 in_bulk += size
                 stored += keys
                 limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
                 keys = random_keys(size)
-                concurrent.append(await _concurrently(app, keys, faults))
+                with server_growth.counted():
+                    concurrent.append(await _concurrently(app, keys, faults))
                 stored += keys
                 keys = random_keys(size)
-                timed = await _one_by_one(app, keys, faults)
+                with server_growth.counted():
+                    timed = await _one_by_one(app, keys, faults)
                 single.append(timed)
                 stored += keys[: timed[0]]
             plan.progress("checking", rounds, rounds)
             faults += await _missing(app, stored)
-            disk_growth = plan.place.size() - disk_before
+            file_growth = plan.place.size() - size_before
         if plan.place.owned:  # only after the close has everything been written to its place
-            disk_growth = plan.place.size() - disk_before
+            file_growth = plan.place.size() - size_before
+        if plan.place.server is not None:
+            grown = server_growth.bytes / len(stored)
+        else:
+            grown = file_growth / len(stored) if plan.place.shared else memory_growth.bytes / in_bulk
         figures = {
             "single_per_s": per_second(single),
             "concurrent_per_s": per_second(concurrent),
             "bulk_per_s": per_second(bulk),
-            "bytes_per_task": round(disk_growth / len(stored) if plan.place.shared else memory_growth / in_bulk),
+            "bytes_per_task": round(grown),
         }
         return Report(fields={**figures, **limit.fields(figures)}, faults=faults)
+
+
+class Growth:
+    """How much is more afterwards, summed over what is done inside: on a server the raw limit grows beside ours."""
+
+    def __init__(self, size: Callable[[], int]) -> None:
+        self.bytes = 0
+        self._size = size
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        before = self._size()
+        yield
+        self.bytes += self._size() - before
 
 
 async def _in_bulk(app: Bide, keys: Sequence[str], faults: list[str]) -> tuple[int, float]:

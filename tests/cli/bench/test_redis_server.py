@@ -1,0 +1,181 @@
+"""What a benchmark does to a Redis server by itself: it leaves nothing, and measures what it says that it measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+from redis import Redis
+
+from bide.app import Bide
+from bide.cli.bench import bench, idle
+from bide.cli.bench.limits import limit_of
+from bide.cli.bench.place import place_of
+from bide.cli.bench.plan import Plan
+from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
+from bide.core.errors import BadInput, StoreUnavailable
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Redis]:
+    """A plain client of the server."""
+    with Redis.from_url(redis_url) as client:
+        yield client
+
+
+def keys(client: Redis) -> set[str]:
+    return {key.decode() for key in client.scan_iter()}
+
+
+def test_a_namespace_of_its_own_is_gone_afterwards_and_nothing_else(redis_url: str, client: Redis) -> None:
+    before = keys(client)
+    with place_of(redis_url) as place:
+        assert place.kind == "redis"
+        assert place.shared
+        assert place.owned
+        (namespace,) = parse_qs(urlsplit(place.url).query)["namespace"]
+        others = {f"{{{namespace}x}}:a", f"{{{namespace}:x}}:a", f"{namespace}:a", f"x{{{namespace}}}:a"}
+        for key in (f"{{{namespace}}}:a", f"{{{namespace}:0}}:b", f"{{{namespace}:15}}:c", *others):
+            client.set(key, "1")
+    assert keys(client) - before == others
+    client.delete(*others)
+
+
+@pytest.mark.parametrize("workload", ["schedule", "throughput", "change", "idle"])
+def test_a_namespace_of_somebody_else_keeps_what_was_in_it(
+    workload: str, redis_url: str, redis_namespace: str, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "SECONDS", 0.2)
+    monkeypatch.setattr(idle, "SETTLING", 0.1)
+    url = f"{redis_url}?namespace={redis_namespace}"
+
+    async def topics() -> list[str]:
+        async with Bide(url) as app:
+            await app.schedule("shop", b"x", key="order", delay="1h")
+            return [topic for topic, _ in (await app.tally()).counts]
+
+    asyncio.run(topics())
+    before = {key for key in keys(client) if redis_namespace not in key}
+    ended = CliRunner().invoke(bench, [url, "--workload", workload, "--n", "30", "--limit"])
+    assert ended.exit_code == 0, ended.output
+    assert asyncio.run(topics()) == ["shop"]
+    assert {key for key in keys(client) if redis_namespace not in key} == before
+
+
+def test_a_namespace_that_is_there_already_is_kept(redis_url: str, client: Redis) -> None:
+    client.set("{shop:3}:k", "1")
+    with place_of(f"{redis_url}?namespace=shop") as place:
+        assert not place.owned
+    assert client.delete("{shop:3}:k") == 1
+
+
+def test_more_keys_than_one_call_takes_are_removed(redis_url: str, client: Redis) -> None:
+    before = keys(client)
+    with place_of(redis_url) as place:
+        assert place.server is not None
+        pipeline = client.pipeline(transaction=False)
+        for number in range(2_500):
+            pipeline.set(f"{{{place.server.namespace}:{number % 16}}}:{number}", "1")
+        pipeline.execute()
+    assert keys(client) == before
+
+
+def test_the_raw_limit_is_measured_and_leaves_nothing(redis_url: str, client: Redis) -> None:
+    before = keys(client)
+    with place_of(redis_url) as place:
+        with limit_of(Plan(place=place, limit=True)) as limit:
+            size = place.size()
+            limit.measure(2)
+            made = keys(client) - before
+            assert len(made) == 2_001  # the tasks, and one sorted set
+            assert place.size() - size > 2_000 * 100
+            assert limit.fields({})["limit_per_s"] > 0
+        assert keys(client) == before
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_a_cluster_and_a_sentinel_serve_as_well(kind: str, request: pytest.FixtureRequest) -> None:
+    with place_of(str(request.getfixturevalue(f"redis_{kind}_url"))) as place:
+        assert place.server is not None
+        assert place.server.is_cluster == (kind == "cluster")
+        for shard in range(16):
+            place.server.client.set(f"{{{place.server.namespace}:{shard}}}:k", "1")
+        assert not place.server.is_empty()
+        with limit_of(Plan(place=place, limit=True)) as limit:
+            size, load = place.size(), place.server.load()
+            limit.measure(2)
+            assert place.size() - size > 2_000 * 100
+            assert place.server.load().requests > load.requests
+        place.server.clear()
+        assert place.server.is_empty()
+
+
+def test_the_time_of_a_command_in_a_script_counts_once() -> None:
+    begun = Busy(outer=100, others=1000)
+    assert Busy(outer=150, others=1040).since(begun) == 50
+    assert Busy(outer=100, others=1040).since(begun) == 40
+
+
+def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> None:
+    with place_of(redis_url) as place:
+        assert isinstance(place.server, RedisServer)
+        busy, load = place.server.busy(), place.server.load()
+        for _ in range(10):
+            client.eval("for i = 1, 10000 do redis.call('TIME') end", 0)
+        spent, after = place.server.busy().since(busy), place.server.load()
+    assert 0 < spent < (after.at - load.at) * 1e6
+    assert after.cpu > load.cpu
+    assert after.requests - load.requests >= 10
+
+
+def test_a_server_that_is_away_is_an_error_of_bide() -> None:
+    with pytest.raises(StoreUnavailable, match="benchmark"), place_of("redis://127.0.0.1:1/0"):
+        pass
+
+
+def test_what_goes_wrong_on_the_way_is_an_error_of_bide(redis_url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="benchmark"), redis_server(redis_url) as (server, _):
+        server.client.execute_command("NO-SUCH-COMMAND")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host:port",
+        "redis://host/0/1",
+        "redis+cluster://host:port",
+        "redis+sentinel://host:26379",
+        "redis://host?nonsense=1",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="store"), place_of(url):
+        pass
+
+
+def test_a_namespace_with_signs_of_a_pattern_is_refused() -> None:
+    """It would mean others' keys too."""
+    with pytest.raises(BadInput, match="namespace"), place_of("redis://host?namespace=a*b"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://", {"host": "localhost", "port": 6379, "db": 0}),
+        ("redis://secret@[::1]:7000/3", {"host": "::1", "port": 7000, "db": 3, "password": "secret"}),
+        ("rediss://u%40v:p%3Aq@host?db=2&ssl_cert_reqs=none", {"db": 2, "username": "u@v", "password": "p:q"}),
+        ("unix:///run/redis%20one.sock?db=1", {"path": "/run/redis one.sock", "db": 1}),
+    ],
+)
+def test_a_url_is_read_as_the_store_reads_it(url: str, said: dict[str, object]) -> None:
+    pool = connect(url).connection_pool
+    given = pool.make_connection()
+    assert {name: getattr(given, name, None) for name in said if name in {"host", "port", "db", "path"}} == {
+        name: value for name, value in said.items() if name in {"host", "port", "db", "path"}
+    }
+    assert pool.connection_kwargs["username"] == said.get("username")
+    assert pool.connection_kwargs["password"] == said.get("password")
