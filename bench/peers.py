@@ -4,28 +4,30 @@
     python bench/peers.py docket arq --workload burst --n 20000 --rounds 5
     python bench/peers.py --json > peers.json
 
-Peers: docket (pydocket), arq, SAQ, Dramatiq, Celery, Huey, and BullMQ if there is a node.js. Each is installed with pinned versions
-(`bench/requirements-NAME.txt`) into an environment of its own under `--venvs`, once; what cannot be installed or fails
-is reported as "not measured" with the reason. bide runs from the project's `.venv`. Needs `redis-server` on the PATH, or
-`--redis URL` of an empty database, which is emptied before every run.
+Peers: docket (pydocket), arq, SAQ, Dramatiq, Celery, Huey, and BullMQ if there is a node.js. Each is installed with
+pinned versions (`bench/requirements-NAME.txt`) into an environment of its own under `--venvs`, once; one that cannot be
+installed or fails is reported as "not measured" with the reason. bide runs from the project's `.venv`. Needs
+`redis-server` on the PATH, or `--redis URL` of an empty database, which is emptied before every run.
 
 Workloads:
 
-    schedule   N tasks due in an hour, from one process: by one call each from 256 callers at once (one thread for
-               libraries that block), and in bulk where the library has a call for it; tasks a second
-    burst      N tasks due at one instant, one worker, a handler that does nothing; started tasks a second from that
-               instant to the last start
+    schedule   N tasks due in an hour, from one process: by one call each from 256 callers at once (or from as many
+               fewer as the library is fastest with), and in bulk where the library has a call for it; tasks a second
+    burst      N tasks due at one instant, one worker, a handler that does nothing; tasks a second from that instant to
+               the last start (`completed_per_s`), and from the first start to the last (`drained_per_s`)
     lateness   200 tasks a second for 10 seconds, each due 2 seconds ahead, one worker: start less due time
-    crash      500 tasks due in 3 to 6 seconds, two workers whose handlers take 50 ms, `kill -9` for one of them (with all
-               its processes) at 4 s; once, not in rounds. Counted 60 s after the last due time: `unfired` (no handler
-               was started), `lost` (of those, the ones that are nowhere in Redis any more), `redelivered` (started again,
-               since the first start had not ended), `duplicated` (started again although it had ended)
+    crash      500 tasks due in 3 to 6 seconds, two workers whose handlers take 50 ms, `kill -9` for one of them (with
+               all its processes) at 4 s; once, not in rounds. Counted 60 s after the last due time at the latest:
+               `unfired` (no handler was started), `undone` (no handler ended), `lost` (those of them that are nowhere
+               in Redis any more), `redelivered` (started again, since the first start had not ended), `duplicated`
+               (started again although it had ended), `recovered_ms` (the latest start less its due time). A dead
+               worker's tasks come back after bide's default of 10 seconds, for everybody who lets that be set
 
 In every round each peer's run is followed by one of bide, on an emptied server; a ratio is bide / peer of such a pair,
 and what is printed is the median over the rounds. For rates more is better, for milliseconds less. Every task carries
 100 bytes, and every handler writes one line to a log in its first step. Each library has the settings that its
-documentation gives for throughput and punctuality; the modules in `bench/contest/` say which and why. Run it on a
-machine that does nothing else: with two cores, a worker, a scheduling process and Redis already share them.
+documentation gives for throughput and punctuality; the modules in `bench/contest/` say which, and why. Run it on a
+machine that does nothing else: with two cores, a worker, a scheduling process and Redis share them already.
 """
 
 from __future__ import annotations

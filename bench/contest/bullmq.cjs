@@ -1,6 +1,6 @@
 // BullMQ: a sorted set of delayed jobs with a marker that says when the next is due; node.js.
 //
-// Settings: `concurrency` 100 (its guide: as high as the work is not the processor's); `removeOnComplete` and
+// Settings: `concurrency` 50, as in its guide; `removeOnComplete` and
 // `removeOnFail`, since nobody reads results; `addBulk` is its call for many. After a crash a job comes back when its
 // lock (`lockDuration`) has ended and the check for stalled jobs (`stalledInterval`) has come round; both are set to the
 // lease for `crash`.
@@ -48,7 +48,7 @@ function work() {
         write("end", job.data);
       }
     },
-    { connection, concurrency: 100, ...(lease && { lockDuration: lease, stalledInterval: lease }) },
+    { connection, concurrency: 50, ...(lease && { lockDuration: lease, stalledInterval: lease }) },
   );
   worker.on("error", (error) => console.error(error));
   process.on("SIGTERM", () => worker.close().then(() => process.exit(0)));

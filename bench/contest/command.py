@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
         metavar="URL",
         help="an empty database, which is emptied again and again; default: a server of our own",
     )
-    add("--bide", metavar="STORE_URL", help="another store for bide alone; default: the same Redis database")
+    add("--store", choices=["redis", "sqlite"], default="redis", help="of bide; the peers are always on Redis (redis)")
     add("--venvs", metavar="DIR", type=Path, default=default_place(), help=f"({default_place()})")
     add("--json", action="store_true", help="one JSON object instead of tables")
     return made
@@ -119,7 +120,7 @@ async def _contest(options: argparse.Namespace) -> int:
             about = {
                 "versions": {"bide": _version(), **{name: PEERS[name].version for name in names}},
                 "redis": server.version, "python": platform.python_version(), "cpus": os.cpu_count() or 1,
-                "loop": options.loop, "n": options.n, "rounds": options.rounds,
+                "loop": options.loop, "store": options.store, "n": options.n, "rounds": options.rounds,
             }  # fmt: skip
             try:
                 await _rounds(options, server, Path(directory), environments, outcomes)
@@ -158,8 +159,8 @@ async def _rounds(
 
     async def play(contestant: Contestant, workload: str) -> Figures:
         player = Player(
-            contestant=contestant, environment=environments[contestant.name], url=_url(contestant, options, server),
-            server=server, loop=options.loop,
+            contestant=contestant, environment=environments[contestant.name], server=server, loop=options.loop,
+            url=_url(options.store, server, directory) if contestant is BIDE else server.url,
         )  # fmt: skip
         run = Run(
             player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds, leads=leads
@@ -188,10 +189,11 @@ async def _rounds(
                     say(f"{workload}: bide: round {number + 1}: not measured: {reason}")
 
 
-def _url(contestant: Contestant, options: argparse.Namespace, server: Server) -> str:
-    if contestant is not BIDE:
-        return server.url
-    return options.bide or f"{server.url}?namespace={_NAMESPACE}"
+def _url(store: str, server: Server, directory: Path) -> str:
+    """Where bide's tasks of one run are: a place where nothing is yet."""
+    if store == "sqlite":
+        return f"sqlite:///{directory / str(time.time_ns())}.db"
+    return f"{server.url}?namespace={_NAMESPACE}"
 
 
 def _version() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -21,6 +21,8 @@ class Contestant:
     worker: Sequence[str]
     producer: Sequence[str]
     node: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Settings of its worker that it takes from the environment alone."""
 
     @property
     def requirements(self) -> Path:
@@ -47,10 +49,11 @@ def pins(requirements: str) -> dict[str, str]:
     return found
 
 
-def _python(name: str, package: str, *worker: str) -> Contestant:
+def _python(name: str, package: str, *worker: str, **variables: str) -> Contestant:
     return Contestant(
-        name=name, package=package, worker=("-P", "-m", *worker), producer=("-P", "-m", "bench.contest.produce", name)
-    )
+        name=name, package=package, worker=("-P", "-m", *worker), producer=("-P", "-m", "bench.contest.produce", name),
+        variables=variables,
+    )  # fmt: skip
 
 
 _BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
@@ -62,15 +65,23 @@ PEERS: Mapping[str, Contestant] = {
     for contestant in (
         _python("docket", "pydocket", "bench.contest.docket"),
         _python(
-            "arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET"
+            *("arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET")
         ),
         _python("saq", "saq", "saq", "bench.contest.saq.settings"),
-        _python("dramatiq", "dramatiq", "dramatiq", "bench.contest.dramatiq", "--processes", "1", "--threads", "8"),
-        _python("celery", "celery", "celery", "-A", "bench.contest.celery", "worker", "--loglevel", "WARNING"),
-        _python("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-k", "thread", "-w", "8", "-q"),
-        Contestant(name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True),
+        _python(
+            *("dramatiq", "dramatiq", "dramatiq", "bench.contest.dramatiq", "--processes", "1", "--threads", "8"),
+            dramatiq_worker_timeout="10", dramatiq_queue_prefetch="1000", dramatiq_delay_queue_prefetch="50000",
+        ),
+        _python(
+            *("celery", "celery", "celery", "-A", "bench.contest.celery", "worker", "--loglevel", "WARNING"),
+            *("--pool", "threads", "--concurrency", "8"),
+        ),
+        _python("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-k", "thread", "-w", "2", "-q"),
+        Contestant(
+            name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True
+        ),
     )
-}
+}  # fmt: skip
 
 
 def bide_python() -> Path:

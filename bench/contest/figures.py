@@ -19,6 +19,8 @@ class Findings:
 
     missing: frozenset[int]
     """Never started."""
+    undone: frozenset[int]
+    """Never ended, whether started or not."""
     duplicated: int
     """Started again after they had ended."""
     redelivered: int
@@ -27,6 +29,10 @@ class Findings:
     """Started before they were due."""
     lateness: Sequence[float]
     """Of the first start of each task, sorted."""
+    latest: float
+    """The greatest lateness of any start, so also of those that were repeated."""
+    first: int
+    """When the first start was, in nanoseconds since the epoch; 0: there was none."""
     last: int
     """When the last first start was, in nanoseconds since the epoch; 0: there was none."""
 
@@ -42,12 +48,14 @@ def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Find
     first: dict[int, int] = {}
     ended: set[int] = set()
     duplicated = redelivered = early = 0
+    latest = 0.0
     lateness: list[float] = []
     for at, (kind, name, due, _) in events:
         number = int(name)
         if kind == "end":
             ended.add(number)
             continue
+        latest = max(latest, at / _NANOSECONDS - int(due))
         if number in ended:
             duplicated += 1
         elif number in first:
@@ -60,10 +68,13 @@ def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Find
             ended.add(number)
     return Findings(
         missing=frozenset(range(1, count + 1)) - first.keys(),
+        undone=frozenset(range(1, count + 1)) - ended,
         duplicated=duplicated,
         redelivered=redelivered,
         early=early,
+        latest=latest,
         lateness=sorted(lateness),
+        first=min(first.values(), default=0),
         last=max(first.values(), default=0),
     )
 
@@ -97,7 +108,7 @@ def middle(rounds: Sequence[Figures], name: str) -> float | None:
 
 
 def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], name: str) -> float | None:
-    """bide / peer: the median over the rounds, each divided by its neighbour in time, so that both met the same machine.
+    """bide / peer: the median over the rounds, each divided by its neighbour in time, which met the same machine.
 
     None where either has no such figure.
 

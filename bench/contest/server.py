@@ -9,6 +9,7 @@ import contextlib
 import re
 import shutil
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -174,16 +175,8 @@ async def server_at(url: str | None, directory: Path) -> AsyncIterator[Server]:
 
 
 async def _look_at(url: str) -> Server:
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _PATIENCE
-    while True:
-        try:
-            connection = await Connection.open(url)
-            break
-        except OSError as error:
-            if loop.time() > ends:
-                raise ServerFault(f"there is no Redis server at the URL: {error}") from None
-            await asyncio.sleep(0.05)
+    """Wait until it answers; raises ServerFault if it does not, or holds anything."""
+    connection = await _reach(url)
     try:
         if size := await connection.call("DBSIZE"):
             raise ServerFault(f"the database holds {size} keys; this empties it again and again, so give an empty one")
@@ -193,3 +186,16 @@ async def _look_at(url: str) -> Server:
         raise ServerFault(f"the Redis server refused: {error}") from None
     finally:
         await connection.close()
+
+
+async def _reach(url: str) -> Connection:
+    ends = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await Connection.open(url)
+        except ReplyError as error:
+            raise ServerFault(f"the Redis server refused: {error}") from None
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise ServerFault(f"there is no Redis server at the URL: {error}") from None
+            await asyncio.sleep(0.05)

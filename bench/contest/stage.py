@@ -125,18 +125,15 @@ class Stage:
         """What all workers wrote down, without the warm-up."""
         return [line for worker in self.workers for line in worker.log.read() if _WARM_UP not in line]
 
-    def begun(self) -> int:
-        """How many tasks have been started at least once."""
-        return len({line.split(" ", 2)[1] for line in self.lines() if line.startswith("start")})
-
-    async def wait(self, count: int, *, within: float, sleeping: bool = False) -> None:
-        """Until so many tasks have been started (and, when they sleep, ended), at most `within` seconds."""
+    async def wait(self, count: int, *, within: float, ended: bool = False) -> None:
+        """Until so many tasks have been started (or have ended), at most `within` seconds, and a moment longer."""
+        kind = "end" if ended else "start"
         ends = time.monotonic() + within
         while time.monotonic() < ends:
-            if self.begun() >= count:
-                await asyncio.sleep(_LINGER + sleeping * _LINGER)
-                return
+            if len({line.split(" ", 2)[1] for line in self.lines() if line.startswith(kind)}) >= count:
+                break
             await asyncio.sleep(0.1)
+        await asyncio.sleep(_LINGER)
 
 
 @asynccontextmanager
@@ -156,7 +153,10 @@ async def stage(
         for number in range(workers):
             log = Log(directory / f"{time.time_ns()}-{number}.log")
             process, errors = await _spawn(
-                player, player.contestant.worker, {**variables, "BENCH_LOG": str(log.path)}, directory
+                player,
+                player.contestant.worker,
+                {**variables, **player.contestant.variables, "BENCH_LOG": str(log.path)},
+                directory,
             )
             crew.append(Worker(process, log, errors))
         producer = Producer(*await _spawn(player, player.contestant.producer, variables, directory, talks=True))

@@ -20,6 +20,8 @@ _CRASH_SECONDS = 0.05
 """How long a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
 _CRASH_BOUND = 60.0
 _LONGEST_LEAD = 64.0
+_SETTLING = 500_000_000
+"""Nanoseconds before a burst in which nothing is scheduled any more."""
 _SLOWEST = 100
 """Tasks a second below which a run is given up."""
 
@@ -40,44 +42,49 @@ class Run:
 
 
 async def schedule(run: Run) -> Figures:
-    """`count` tasks due in an hour: one call each from many callers, then the same in bulk where there is such a call."""
-    async with stage(run.player, run.directory, workers=0) as on:
-        due = _now() + _HOUR
-        concurrent = await on.producer.order("concurrent", count=run.count, due=due, spread=run.count)
-        if not on.producer.bulk:
-            return {"concurrent_per_s": rounded(run.count / concurrent["seconds"]), "bulk_per_s": None}
-        await run.player.server.empty()
-        bulk = await on.producer.order("bulk", count=run.count, due=due, spread=run.count)
-        return {
-            "concurrent_per_s": rounded(run.count / concurrent["seconds"]),
-            "bulk_per_s": rounded(run.count / bulk["seconds"]),
-        }
+    """`count` tasks due in an hour: a call each from many callers, then in bulk where there is such a call."""
+    rates: dict[str, float | None] = {}
+    for way in ("concurrent", "bulk"):
+        async with stage(run.player, run.directory, workers=0) as on:
+            if way == "bulk" and not on.producer.bulk:
+                rates["bulk_per_s"] = None
+                continue
+            answer = await on.producer.order(way, count=run.count, due=_now() + _HOUR, spread=run.count)
+            rates[f"{way}_per_s"] = rounded(run.count / answer["seconds"])
+    return rates
 
 
 async def burst(run: Run) -> Figures:
     """`count` tasks due at one instant (a whole second, which is as fine as some can say), one worker."""
-    lead = run.leads.get(run.player.contestant.name, 2.0 + run.count / 5_000)
-    while True:
-        async with stage(run.player, run.directory, workers=1) as on:
-            due = (_now() + int(lead * 1000)) // 1000 * 1000 + 1000
-            way = "bulk" if on.producer.bulk else "concurrent"
-            answer = await on.producer.order(way, count=run.count, due=due, spread=0)
-            if answer["ended"] < due * 1_000_000 - 500_000_000:
-                run.leads[run.player.contestant.name] = lead
-                await asyncio.sleep(due / 1000 - time.time())
-                await on.wait(run.count, within=30 + run.count / _SLOWEST)
-                found = examine(run.count, on.lines())
-                break
+    name = run.player.contestant.name
+    lead = run.leads.get(name, 2.0 + run.count / 5_000)
+    while (played := await _burst(run, lead)) is None:
         lead *= 2
         if lead > _LONGEST_LEAD:
             raise NotMeasured(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
+    run.leads[name] = lead
+    due, found = played
     done = run.count - len(found.missing)
     return {
         "completed_per_s": rounded(done / ((found.last - due * 1_000_000) / 1e9)) if done else 0.0,
+        "drained_per_s": rounded((done - 1) / ((found.last - found.first) / 1e9)) if done > 1 else None,
         "first_ms": rounded(found.lateness[0]) if done else None,
         "last_ms": rounded(found.lateness[-1]) if done else None,
         **_counted(found),
     }
+
+
+async def _burst(run: Run, lead: float) -> tuple[int, Findings] | None:
+    """When they were due, and what became of them; None if `lead` seconds were too few to schedule them."""
+    async with stage(run.player, run.directory, workers=1) as on:
+        due = (_now() + int(lead * 1000)) // 1000 * 1000 + 1000
+        way = "bulk" if on.producer.bulk else "concurrent"
+        answer = await on.producer.order(way, count=run.count, due=due, spread=0)
+        if answer["ended"] > due * 1_000_000 - _SETTLING:
+            return None
+        await asyncio.sleep(due / 1000 - time.time())
+        await on.wait(run.count, within=30 + run.count / _SLOWEST)
+        return due, examine(run.count, on.lines())
 
 
 async def lateness(run: Run) -> Figures:
@@ -107,17 +114,18 @@ async def crash(run: Run) -> Figures:
             raise NotMeasured(f"{run.crash} tasks could not be scheduled within 3 s")
         await asyncio.sleep((begun + 4_000) / 1000 - time.time())
         on.workers[0].kill()
-        await on.wait(run.crash, within=2 + _CRASH_BOUND, sleeping=True)
+        await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
         found = examine(run.crash, on.lines(), sleeping=True)
-        missing = {text(number, due + (number - 1) * spread // run.crash) for number in found.missing}
-        kept = await run.player.server.holds(missing)
+        undone = {text(number, due + (number - 1) * spread // run.crash) for number in found.undone}
+        kept = await run.player.server.holds(undone)
     return {
         "unfired": len(found.missing),
-        "lost": len(missing - kept),
+        "undone": len(undone),
+        "lost": len(undone - kept),
         "duplicated": found.duplicated,
         "redelivered": found.redelivered,
         "early": found.early,
-        "recovered_ms": rounded(found.lateness[-1]) if found.lateness else None,
+        "recovered_ms": rounded(found.latest) if found.lateness else None,
     }
 
 
@@ -142,7 +150,7 @@ WORKLOADS: Mapping[str, Callable[[Run], Awaitable[Figures]]] = {
 
 COMPARED: Mapping[str, Sequence[str]] = {
     "schedule": ("concurrent_per_s", "bulk_per_s"),
-    "burst": ("completed_per_s",),
+    "burst": ("completed_per_s", "drained_per_s"),
     "lateness": ("p50_ms", "p99_ms"),
     "crash": (),
 }
