@@ -51,7 +51,10 @@ class Busy:
     """On all other commands, whether they came from outside or out of a script: a server does not say which."""
 
     def since(self, before: Busy) -> int:
-        """Of scripts and transactions alone if there were any, as the time of what they ran is in theirs."""
+        """Of scripts and transactions alone if there were any, as the time of what they ran is in theirs.
+
+        So what was sent beside a script is left out: better too little than the same time twice.
+        """
         return self.outer - before.outer or self.others - before.others
 
 
