@@ -25,7 +25,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
     "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "OnConflict",
-    "Outcome", "OutcomeUnknown", "Ref", "Result", "Retry", "ScaledClock", "Settings", "SetupError",
+    "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "ScaledClock", "Settings", "SetupError",
     "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable", "SystemClock", "Task",
     "Worker",
 )  # fmt: skip
@@ -64,7 +64,7 @@ STANDARD_FOR_IDS = {"os", "time"}
 """And core/names.py alone: an id is a time and noise, and says nothing about when anything happens."""
 
 OTHERS: dict[str, set[str]] = {
-    "stores": {"msgspec", "apsw"},
+    "stores": {"msgspec", "apsw", "redis", "hiredis"},
     "cli": {"msgspec", "click", "rich", "uvloop", "redis"},
     "service": {"msgspec"},
 }
@@ -72,7 +72,8 @@ OTHERS: dict[str, set[str]] = {
 
 HEAVY = (
     "apsw", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic", "pygments", "pytest", "rich",
-    "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.sqlite", "bide.testing",
+    "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.redis",
+    "bide.stores.sqlite", "bide.testing", "hiredis", "redis",
 )  # fmt: skip
 """What `import bide` must not load: each is needed by some programs only, and costs all of them."""
 

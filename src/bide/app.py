@@ -116,7 +116,7 @@ class Bide(Client):
         """Where the tasks are, as it was given; it may hold a password."""
         make_store: Callable[[], Store]
         if store is None or isinstance(store, str):
-            make_store = store_maker(store or self.settings.store, self.settings)
+            make_store = store_maker(store or self.settings.store, self.settings, own_clock=clock is None)
         elif isinstance(store, Store):
             make_store = _always(store)
         else:
@@ -229,7 +229,7 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        return Client(self._make_store, terms=self.terms, clock=self.clock, actor=self.actor)
+        return Client(self._make_store, terms=self.terms, clock=self._own_clock, actor=self.actor)
 
 
 class AppWorker:

@@ -54,7 +54,8 @@ class Verbs(Protocol):
         """One page of tasks, served by an index. Tasks that stay put are neither skipped nor repeated across pages.
 
         Order: with a group by (topic, key); with a state or a wake range by topic, then `wake_at` (live) or
-        `finished_at` (ended); otherwise by (topic, key). Raises BadInput for a cursor that is not from here.
+        `finished_at` (ended); otherwise by topic, and within it as the store likes. Raises BadInput for a cursor that
+        is not from here.
         """
         ...
 
@@ -81,6 +82,8 @@ class Store(Verbs, Protocol):
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         """Take up to so many due tasks of each topic, oldest first within it, held until `until`.
+
+        A store of several shards may take somewhat younger ones of one shard before the oldest of another.
 
         `next_wake` is not later than the earliest wake of the topics that got fewer than they wanted and of those that
         want 0 (which only ask); for these it may lie in the past. A full topic's backlog is left out, so that it cannot
@@ -167,6 +170,19 @@ class TellsTime(Protocol):
     """A store with a clock of its own."""
 
     async def time(self) -> Millis: ...
+
+    def clock(self) -> Clock | None:
+        """The store's clock, for whoever has opened it; None if it was told to go by the caller's."""
+        ...
+
+
+@runtime_checkable
+class Parted(Protocol):
+    """A store of several parts, each of which may be away while the others work."""
+
+    def part_of(self, topic: Topic, key: str) -> int:
+        """Tasks with the same number fail together; the others are not kept waiting for them."""
+        ...
 
 
 @runtime_checkable

@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
-from bide.core.errors import BadInput, SetupError
+from bide.core.errors import BadInput, MissingExtra, SetupError
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store
 from bide.settings import Settings
 
-_ACCEPTED = 'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db" or "memory:"'
-_LATER = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel", "postgresql", "mysql", "http", "https")
+_ACCEPTED = (
+    'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
+    '"redis+sentinel://...", "redis+cluster://..." or "memory:"'
+)
+_REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
+_LATER = ("postgresql", "mysql", "http", "https")
 
 
-def store_maker(url: str, settings: Settings) -> Callable[[], Store]:
-    """A function that makes the store that `url` names (without opening it). Raises BadInput, MissingExtra."""
+def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
+    """A function that makes the store that `url` names (without opening it). Raises BadInput, MissingExtra.
+
+    `own_clock`: a store that has a clock goes by it; else by the caller's, which may run faster.
+    """
     parts = urlsplit(url)
     if parts.scheme == "memory" and not parts.netloc and not parts.path:
         return _memory()
     if parts.scheme == "sqlite":
         return _sqlite(url, settings)
+    if parts.scheme in _REDIS:
+        return _redis(url, own_clock=own_clock)
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
     raise BadInput("store", without_secrets(url), _ACCEPTED)
@@ -61,3 +70,15 @@ def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
     if parts.netloc or not path or parts.query or parts.fragment:
         raise BadInput("store", without_secrets(url), _ACCEPTED)
     return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
+
+
+def _redis(url: str, *, own_clock: bool) -> Callable[[], Store]:
+    try:
+        from bide.stores.redis import RedisStore
+    except ModuleNotFoundError as error:
+        if error.name not in ("redis", "hiredis"):
+            raise
+        raise MissingExtra("redis", url.partition(":")[0] + ":") from error
+
+    RedisStore(url)  # what is wrong with the URL is said now, not at the first use
+    return lambda: RedisStore(url, clock="server" if own_clock else "caller")

@@ -12,6 +12,7 @@ import pytest
 
 from bide.ports import Store, Timer
 from bide.stores.memory import MemoryStore
+from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
@@ -47,3 +48,13 @@ def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
         return SqliteStore(str(fast_place / f"{next(files)}.db"), synchronous="normal")
 
     assert play(subject, games=260, moves=100) >= 20_000
+
+
+@pytest.mark.parametrize("shards", [1, 16])
+def test_redis_answers_as_memory_does(redis_url: str, redis_namespace: str, shards: int) -> None:
+    games = count()
+
+    def subject() -> Store:
+        return RedisStore(f"{redis_url}?namespace={redis_namespace}-{next(games)}&shards={shards}", clock="caller")
+
+    assert play(subject, games=120, moves=100, exact_order=shards == 1) >= 8_000

@@ -11,13 +11,16 @@
     │   ├── StoreFull                  not done: no room for new work; what is there still drains
     │   ├── StoreCorrupt               the data is damaged
     │   ├── StoreMismatch              it is not a bide store, is of another version, or is opened with other settings
-    │   └── OutcomeUnknown             it may or may not have been done, and cannot be known in time
+    │   ├── OutcomeUnknown             it may or may not have been done, and cannot be known in time
+    │   └── PartlyFailed               of a batch: some were answered, some failed; `answers` says which
     └── LeaseLost                      the task is no longer ours: somebody else has it, or it was cancelled
 
 A lost race is an *answer* (`under_way`, `stale_token`, ...), never one of these.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class BideError(Exception):
@@ -83,6 +86,22 @@ class StoreMismatch(StoreError):
 
 class OutcomeUnknown(StoreError):
     """The call was sent and its answer lost: it was done once or not at all, and which cannot be known in time."""
+
+
+class PartlyFailed(StoreError):
+    """Of one batch some were answered and some failed, as when one server of several is away.
+
+    `answers` has the length and order of the batch: an answer for each that was done, a StoreError for each that was
+    not, or may not have been.
+    """
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        self.answers = answers
+        failed = [one for one in answers if isinstance(one, StoreError)]
+        super().__init__(f"{len(failed)} of {len(answers)} failed, the others were done; the first: {failed[0]}")
+
+    def __reduce__(self) -> tuple[type[PartlyFailed], tuple[Sequence[object]]]:
+        return type(self), (self.answers,)
 
 
 class LeaseLost(BideError):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from bide.core.errors import PartlyFailed
 
 Asked = TypeVar("Asked")
 Got = TypeVar("Got")
@@ -50,10 +52,10 @@ class Batcher(Generic[Asked, Got]):
                     for future in futures:
                         future.cancel()
                     raise
+                except PartlyFailed as partly:
+                    _tell(futures, partly.answers)
                 except Exception as error:  # noqa: BLE001 - every caller of the batch is told
-                    for future in futures:
-                        if not future.done():
-                            future.set_exception(error)
+                    _tell(futures, [error] * len(futures))
                 else:
                     for future, answer in zip(futures, got, strict=True):
                         if not future.done():
@@ -65,3 +67,14 @@ class Batcher(Generic[Asked, Got]):
         """Wait until everything asked so far has been answered."""
         while self._busy and self._task is not None:
             await asyncio.wait([self._task])
+
+
+def _tell(futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
+    """Each its own answer, or the error that befell it."""
+    for future, answer in zip(futures, answers, strict=True):
+        if future.done():
+            continue
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

@@ -46,7 +46,7 @@ from bide.engine.recorder import Recorder
 from bide.engine.running import inherited_headers
 from bide.engine.session import Session
 from bide.engine.terms import Terms
-from bide.ports import Clock, JoinsTransaction, KeepsEvents, Store
+from bide.ports import Clock, JoinsTransaction, KeepsEvents, Store, TellsTime
 
 _NOW = In(0)
 
@@ -64,6 +64,7 @@ class Client:
     ) -> None:
         self.terms = terms or Terms()
         self.clock: Clock = clock or SystemClock()
+        self._own_clock = self.clock
         self.actor = actor
         self._make_store = make_store
         self._opened: Session | None = None
@@ -76,6 +77,8 @@ class Client:
         if self._opened is None:
             store = self._make_store()
             await store.open()
+            if isinstance(store, TellsTime):
+                self.clock = store.clock() or self._own_clock
             self._opened = Session(store, self.clock, self.actor)
         elif self._opened.loop is not asyncio.get_running_loop():
             raise SetupError(
@@ -91,6 +94,7 @@ class Client:
         self._users -= 1
         if self._users == 0:
             opened, self._opened = self._opened, None
+            self.clock = self._own_clock
             await opened.close()
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
@@ -98,7 +102,7 @@ class Client:
         if self._opened is not None:
             raise SetupError("the app is open: its store cannot be exchanged under it")
         before = self._make_store, self.clock
-        self._make_store, self.clock = make_store, clock
+        self._make_store, self.clock, self._own_clock = make_store, clock, clock
         return before
 
     async def __aenter__(self) -> Self:

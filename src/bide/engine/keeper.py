@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from bide.core.errors import StoreError
+from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.engine.delivery import Delivery
 from bide.ports import Clock, Store
@@ -56,14 +56,20 @@ class Keeper:
             return
         asked_at = asyncio.get_running_loop().time()
         now = self._clock.now()
+        kept: Sequence[object]
         try:
             kept = await self._store.extend(
                 [delivery.lease for delivery in held], now=now, until=now + self._clock.span(self._lease)
             )
+        except PartlyFailed as partly:
+            _log.warning("some leases could not be extended: %s", partly)
+            kept = partly.answers
         except StoreError as error:
             _log.warning("%d leases could not be extended: %s", len(held), error)
             return
         for delivery, ok in zip(held, kept, strict=True):
+            if isinstance(ok, StoreError):
+                continue
             if ok:
                 delivery.expires = asked_at + self._lease / 1000
             elif not delivery.over:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
@@ -11,11 +12,15 @@ from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive
 from bide.engine.batcher import Batcher
 from bide.engine.joining import joined_to
 from bide.engine.recorder import Recorder
-from bide.ports import Clock, Store, Verbs
+from bide.ports import Clock, Parted, Store, Verbs
 
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
 )
+
+
+Asked = TypeVar("Asked", Ref, NewTask, Change)
+Got = TypeVar("Got")
 
 
 class Session:
@@ -27,9 +32,10 @@ class Session:
         self.recorder = Recorder(store)
         self._clock = clock
         self._actor = actor
-        self._gets: Batcher[Ref, Record | None] = Batcher(store.get)
-        self._adds: Batcher[NewTask, Answer] = Batcher(lambda batch: store.add(batch, now=clock.now()))
-        self._changes: Batcher[Change, Answer] = Batcher(lambda batch: store.change(batch, now=clock.now()))
+        self._part_of = store.part_of if isinstance(store, Parted) else None
+        self._gets: dict[int, Batcher[Ref, Record | None]] = {}
+        self._adds: dict[int, Batcher[NewTask, Answer]] = {}
+        self._changes: dict[int, Batcher[Change, Answer]] = {}
 
     @property
     def verbs(self) -> Verbs:
@@ -38,11 +44,14 @@ class Session:
 
     async def get(self, ref: Ref) -> Record | None:
         joined = joined_to(self.store)
-        return (await joined.get([ref]))[0] if joined else await self._gets.ask(ref)
+        return (await joined.get([ref]))[0] if joined else await self._batcher(self._gets, ref, self.store.get).ask(ref)
 
     async def add(self, new: NewTask) -> Answer:
         joined = joined_to(self.store)
-        answer = (await joined.add([new], now=self._clock.now()))[0] if joined else await self._adds.ask(new)
+        if joined:
+            [answer] = await joined.add([new], now=self._clock.now())
+        else:
+            answer = await self._batcher(self._adds, new, self._add).ask(new)
         if self._actor is not None:
             self.note("schedule", [answer])
         return answer
@@ -56,9 +65,10 @@ class Session:
 
     async def change(self, change: Change) -> Answer:
         joined = joined_to(self.store)
-        answer = (
-            (await joined.change([change], now=self._clock.now()))[0] if joined else await self._changes.ask(change)
-        )
+        if joined:
+            [answer] = await joined.change([change], now=self._clock.now())
+        else:
+            answer = await self._batcher(self._changes, change, self._change).ask(change)
         if self._actor is not None:
             self.note(verb_of(change), [answer])
         return answer
@@ -85,10 +95,30 @@ class Session:
                     )
                 )  # fmt: skip
 
+    def _batcher(
+        self,
+        batchers: dict[int, Batcher[Asked, Got]],
+        asked: Asked,
+        send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]],
+    ) -> Batcher[Asked, Got]:
+        """The one of the store's part that `asked` belongs to: nobody waits for a part that is away."""
+        part = 0 if self._part_of is None else self._part_of(asked.topic, asked.key)
+        batcher = batchers.get(part)
+        if batcher is None:
+            batcher = batchers[part] = Batcher(send)
+        return batcher
+
+    async def _add(self, batch: Sequence[NewTask]) -> Sequence[Answer]:
+        return await self.store.add(batch, now=self._clock.now())
+
+    async def _change(self, batch: Sequence[Change]) -> Sequence[Answer]:
+        return await self.store.change(batch, now=self._clock.now())
+
     async def close(self) -> None:
         """Wait for calls under way, then close the store."""
-        for batcher in (self._adds, self._changes, self._gets):
-            await batcher.drain()
+        drains = [one.drain for one in self._adds.values()] + [one.drain for one in self._changes.values()]
+        for drain in [*drains, *(one.drain for one in self._gets.values())]:
+            await drain()
         await self.recorder.close()
         await self.store.close()
 

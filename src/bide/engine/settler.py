@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from bide.core.errors import StoreError
+from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.delivery import Delivery
 from bide.ports import Clock, Store
@@ -64,27 +64,36 @@ class Settler:
         batch = self._outbox[:_LIMIT]
         del self._outbox[:_LIMIT]
         try:
-            accepted = await self._send([settlement for _, settlement in batch])
-            if accepted is not None:
-                for (delivery, settlement), ok in zip(batch, accepted, strict=True):
-                    self._told(delivery, settlement, ok)
+            await self._send(batch)
         finally:
             if self._outbox:
                 self._later()
             else:
                 self._busy = False
 
-    async def _send(self, settlements: list[Settlement]) -> list[bool] | None:
+    async def _send(self, batch: list[tuple[Delivery, Settlement]]) -> None:
+        """Until the store has them all. What failed alone, since its part of the store is away, is sent again alone."""
         pause = _FIRST_PAUSE
         while True:
+            accepted: Sequence[object]
             try:
-                return await self._store.settle(settlements, now=self._clock.now())
+                accepted = await self._store.settle([one for _, one in batch], now=self._clock.now())
+            except PartlyFailed as partly:
+                accepted = partly.answers
             except StoreError as error:
-                if self._closing:
-                    _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
-                               len(settlements), error)  # fmt: skip
-                    return None
-                _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(settlements), pause, error)
+                accepted = [error] * len(batch)
+            for (delivery, settlement), ok in zip(batch, accepted, strict=True):
+                if not isinstance(ok, StoreError):
+                    self._told(delivery, settlement, bool(ok))
+            failed = [ok for ok in accepted if isinstance(ok, StoreError)]
+            if not failed:
+                return
+            batch = [one for one, ok in zip(batch, accepted, strict=True) if isinstance(ok, StoreError)]
+            if self._closing:
+                _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
+                           len(batch), failed[0])  # fmt: skip
+                return
+            _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(batch), pause, failed[0])
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 

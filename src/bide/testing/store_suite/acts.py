@@ -197,8 +197,10 @@ async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Rec
 def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
     """Where a record stands in the listing of `where`, as far as `Verbs.find` promises it."""
     timed = where.state is not None or where.wake_from is not None or where.wake_before is not None
-    if where.group is not None or not timed:
+    if where.group is not None:
         return record.topic, record.key
+    if not timed:
+        return record.topic, ""
     return record.topic, record.wake_at if record.finished_at is None else record.finished_at
 
 

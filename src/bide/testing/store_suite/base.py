@@ -27,6 +27,9 @@ class SuiteBase:
     exact_wakes: ClassVar[bool] = True
     """Whether `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
 
+    exact_order: ClassVar[bool] = True
+    """Whether a lease with a limit takes the very oldest of all; else the oldest of some shards."""
+
     async def make_store(self, tmp_path: Path) -> Store:
         """A store that is not open yet, keeping what it keeps under `tmp_path` (or in a namespace named after it).
 

@@ -1,0 +1,144 @@
+"""Store URLs of Redis: one server, a server behind Sentinel, or a Cluster; and its options, `?name=value`.
+
+    redis://[user:password@]host[:port][/db]            rediss:// with TLS
+    unix://[user:password@]/path/to/redis.sock[?db=0]
+    redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db]
+    redis+cluster://[user:password@]host[:port][,host[:port]...]
+
+`?namespace=shop` (default bide), `?shards=16` (at the first opening), `?wait_replicas=1`, `?tls=1` (Sentinel, Cluster).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+_ACCEPTED = (
+    '"redis://host:6379/0", "rediss://...", "unix:///path.sock", "redis+sentinel://host:26379/service/0" or '
+    '"redis+cluster://host:6379,host:6380", with options such as "?namespace=shop"'
+)
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """What a URL says."""
+
+    kind: str
+    """single, sentinel or cluster."""
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str | None = None
+    service: str = ""
+    db: int = 0
+    username: str | None = None
+    password: str | None = None
+    tls: bool = False
+    tls_options: Mapping[str, str] = {}
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+    namespace: str = "bide"
+    shards: int | None = None
+    """None: what the namespace has, 16 for a new one."""
+    wait_replicas: int = 0
+
+    @property
+    def shown(self) -> str:
+        """Without what is secret."""
+        where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{where}/{self.service}" if self.service else where
+
+
+def address_of(url: str) -> Address:
+    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or parts.fragment:
+        raise BadInput("store", parts.scheme, _ACCEPTED)
+    credentials, _, netloc = parts.netloc.rpartition("@")
+    username, colon, password = credentials.partition(":")
+    if credentials and not colon:
+        username, password = "", credentials  # redis://secret@host, as redis-cli does not read it but many write it
+    given = _options(parts.query)
+    path = [unquote(one) for one in parts.path.split("/") if one]
+    fields: dict[str, Any] = {
+        "username": unquote(username) or None,
+        "password": unquote(password) or None,
+        "tls": parts.scheme == "rediss" or given.pop("tls", False),
+        "tls_options": {name: given.pop(name) for name in list(given) if name.startswith("ssl_")},
+        **given,
+    }
+    if parts.scheme == "unix":
+        if netloc or not parts.path:
+            raise BadInput("store", "unix://" + netloc, _ACCEPTED)
+        return Address(kind="single", path=unquote(parts.path), **fields)
+    if parts.scheme == "redis+sentinel":
+        if not path or len(path) > 2:
+            raise BadInput("store", parts.path, 'the name of the service after the hosts, as in "/mymaster/0"')
+        fields["db"] = _number("db", path[1], 0, 1_000_000) if len(path) == 2 else fields.get("db", 0)
+        return Address(kind="sentinel", hosts=_hosts(netloc, 26_379), service=path[0], **fields)
+    if parts.scheme == "redis+cluster":
+        if path and path != ["0"]:
+            raise BadInput("store", parts.path, "no database: a Cluster has one only")
+        return Address(kind="cluster", hosts=_hosts(netloc, 6_379), **fields)
+    if len(path) > 1:
+        raise BadInput("store", parts.path, 'the number of a database, as in "/0"')
+    if path:
+        fields["db"] = _number("db", path[0], 0, 1_000_000)
+    hosts = _hosts(netloc, 6_379)
+    if len(hosts) != 1:
+        raise BadInput("store", f"{len(hosts)} hosts", "one host; several belong to redis+cluster or redis+sentinel")
+    return Address(kind="single", hosts=hosts, **fields)
+
+
+def _hosts(netloc: str, port: int) -> tuple[tuple[str, int], ...]:
+    hosts = []
+    for one in netloc.split(",") if netloc else ["localhost"]:
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", one)
+        if found is None:
+            raise BadInput("store", one, 'hosts such as "127.0.0.1:6379" or "[::1]:6379"')
+        hosts.append((found[1].strip("[]"), int(found[2]) if found[2] else port))
+    return tuple(hosts)
+
+
+def _options(query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        read = _KNOWN.get(name)
+        if read is None and not name.startswith("ssl_"):
+            raise BadInput("store", name, f"one of the options {', '.join(_KNOWN)} and redis-py's ssl_*")
+        options[name] = value if read is None else read(value)
+    return options
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise BadInput(name, text, f"a whole number from {least} to {most}")
+    return int(text)
+
+
+def _namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise BadInput("namespace", text, "1 to 64 letters, digits, '_', '.', '-', the first a letter or digit")
+    return text
+
+
+def _truth(text: str) -> bool:
+    if text not in ("0", "1", "true", "false"):
+        raise BadInput("tls", text, "0 or 1")
+    return text in ("1", "true")
+
+
+_KNOWN: Mapping[str, Callable[[str], Any]] = {
+    "namespace": _namespace,
+    "shards": lambda text: _number("shards", text, 1, 1024),
+    "wait_replicas": lambda text: _number("wait_replicas", text, 0, 100),
+    "db": lambda text: _number("db", text, 0, 1_000_000),
+    "tls": _truth,
+    "sentinel_username": str,
+    "sentinel_password": str,
+}

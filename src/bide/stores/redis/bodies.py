@@ -1,0 +1,125 @@
+"""How a task rests in Redis: a head that the scripts write, and a part that they never read.
+
+    flags 1 | token 7 | created_at 6 | due_at 6 | wake_at 6 | went through | deadline | group | id, options, payload
+    `------------------- head ---------------------------'--- parts that may be missing ---'
+
+A plain task that was never delivered takes 43 bytes and its payload: whatever is still zero is not written. The layout
+is documented at the head of `lua/lib.lua`, which writes the head; here is the rest of it, and the reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+
+from bide.core.instants import Millis
+from bide.core.records import NewTask, Record, State, Topic
+
+RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
+NO_ERROR = 0xFFFFFFFF
+NO_DEADLINE = 2**48 - 1
+
+_STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
+_RAN = Struct(">HIIIIHIHIB")
+"""planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each), and the size of the holder."""
+_HEAD = Struct(">BBHIHIHIHI")
+"""flags, token (7), created_at, due_at, wake_at (6 each)."""
+_SIZE = Struct(">I")
+
+
+def seed_of(new: NewTask) -> bytes:
+    """A new task's body without its head: flags, then what follows the head."""
+    flags, parts = 0, []
+    if new.deadline is not None:
+        flags |= DEADLINE
+        parts.append(new.deadline.to_bytes(6, "big"))
+    if new.group is not None:
+        flags |= GROUP
+        group = new.group.encode()
+        parts.append(len(group).to_bytes(1, "big") + group)
+    parts.append(packed_id(new.id))
+    if new.options:
+        flags |= OPTIONS
+        parts.append(_SIZE.pack(len(new.options)) + new.options)
+    return flags.to_bytes(1, "big") + b"".join(parts) + new.payload
+
+
+def packed_id(text: str) -> bytes:
+    """An id as a body has it: a UUID in 16 bytes after a zero, any other text after its size."""
+    if len(text) == 36:
+        try:
+            raw = bytes.fromhex(text[:8] + text[9:13] + text[14:18] + text[19:23] + text[24:])
+        except ValueError:
+            raw = b""
+        if len(raw) == 16 and _uuid_text(raw) == text:
+            return b"\0" + raw
+    encoded = text.encode()
+    return len(encoded).to_bytes(1, "big") + encoded
+
+
+def record_of(topic: Topic, key: str, body: bytes) -> Record:
+    """The record of a body. Raises ValueError if it is damaged."""
+    try:
+        return _record_of(topic, key, body)
+    except (IndexError, struct.error) as error:
+        raise ValueError(f"{topic}/{key}: {error}") from error
+
+
+def state_of(body: bytes) -> int:
+    """The state's number, without reading the rest."""
+    return body[0] & 7
+
+
+def _record_of(topic: Topic, key: str, body: bytes) -> Record:
+    flags, t1, t2, t3, c1, c2, d1, d2, w1, w2 = _HEAD.unpack_from(body)
+    place = 26
+    planned = attempt = failures = losses = finished = keep = 0
+    holder: str | None = None
+    error: str | None = None
+    deadline: Millis | None = None
+    group: str | None = None
+    if flags & RAN:
+        p1, p2, attempt, failures, losses, f1, f2, k1, k2, size = _RAN.unpack_from(body, place)
+        planned, finished, keep = p1 << 32 | p2, f1 << 32 | f2, k1 << 32 | k2
+        place += 31
+        if size:
+            holder = str(body[place : place + size], "utf-8")
+            place += size
+        (size,) = _SIZE.unpack_from(body, place)
+        place += 4
+        if size != NO_ERROR:
+            error = str(body[place : place + size], "utf-8")
+            place += size
+    if flags & DEADLINE:
+        deadline = int.from_bytes(body[place : place + 6], "big")
+        place += 6
+    if flags & GROUP:
+        size = body[place]
+        group = str(body[place + 1 : place + 1 + size], "utf-8")
+        place += 1 + size
+    size = body[place]
+    if size:
+        life = str(body[place + 1 : place + 1 + size], "utf-8")
+        place += 1 + size
+    else:
+        life = _uuid_text(body[place + 1 : place + 17])
+        place += 17
+    options = b""
+    if flags & OPTIONS:
+        (size,) = _SIZE.unpack_from(body, place)
+        options = body[place + 4 : place + 4 + size]
+        place += 4 + size
+    if len(body) < place:
+        raise IndexError("the body ends too early")
+    state = _STATES[flags & 7]
+    ended = flags & 7 >= 2
+    return Record(
+        topic, key, life, group, state, d1 << 32 | d2, w1 << 32 | w2, planned, attempt, failures, losses,
+        t1 << 48 | t2 << 32 | t3, holder, body[place:], options, deadline, error, c1 << 32 | c2,
+        finished if ended else None, keep if ended else None,
+    )  # fmt: skip
+
+
+def _uuid_text(raw: bytes) -> str:
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

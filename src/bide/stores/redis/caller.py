@@ -1,0 +1,253 @@
+"""Sends a script to a shard, once however often that takes.
+
+Each call carries the caller's name and a number that only rises; the shard keeps the last answer of each live caller,
+written in the same step as the work. So when an answer was lost, the same call is sent again: if it was done, the
+answer is repeated, else it is done now. This is why a caller has one call under way per shard, and why each kind of
+operation is a caller of its own: settling does not wait for scheduling.
+
+What a server refuses was not done; by its word the call waits a moment, or looks for the right server (see `errors`).
+What is still not known when `patience` is over is `OutcomeUnknown`, for that shard's tasks alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import AskError, ResponseError
+
+from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, word_of
+from bide.stores.redis.layout import Layout
+from bide.stores.redis.link import Command, Link
+from bide.stores.redis.nodes import Nodes
+from bide.stores.redis.scripts import Script
+from bide.stores.redis.time import ServerTime
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+
+
+class Call(NamedTuple):
+    """What to ask of one shard: the topics whose keys the script needs, and its own arguments."""
+
+    shard: int
+    topics: Sequence[str]
+    arguments: Sequence[str | bytes | int]
+
+
+class Turn:
+    """Whose turn it is at one shard. Handed on directly, so that `free` means that it can be had without waiting."""
+
+    __slots__ = ("_waiting", "free")
+
+    def __init__(self) -> None:
+        self.free = True
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        if self.free:
+            self.free = False
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            following = self._waiting.popleft()
+            if not following.done():
+                following.set_result(None)
+                return
+        self.free = True
+
+
+class Caller:
+    """One kind of operation of one store. `run` answers each call with its reply or the error that befell it."""
+
+    def __init__(
+        self,
+        script: Script,
+        name: bytes,
+        layout: Layout,
+        nodes: Nodes,
+        time: ServerTime,
+        *,
+        patience: float,
+        tells: str = "",
+        channels: Sequence[bytes] = (),
+        wait_replicas: int = 0,
+    ) -> None:
+        self.script = script
+        self._name = name
+        self._layout = layout
+        self._nodes = nodes
+        self._time = time
+        self._patience = patience
+        self._tells = tells
+        self._channels = channels
+        self._wait: Command | None = ("WAIT", wait_replicas, int(patience * 1000)) if wait_replicas else None
+        self._replicas = wait_replicas
+        self._numbers = [0] * layout.shards
+        self._turns = [Turn() for _ in range(layout.shards)]
+        self.resent = 0
+        """Calls that had to be sent more than once."""
+
+    async def run(self, calls: Sequence[Call], *, now: str = "") -> list[Any]:
+        """All of them at once. `now`: the caller's time, where the store goes by that."""
+        if len(calls) == 1:
+            return [await self._one(calls[0], now)]
+        if not all(self._turns[call.shard].free for call in calls):
+            return await asyncio.gather(*(self._one(call, now) for call in calls))
+        return await self._together(calls, now)
+
+    async def _one(self, call: Call, now: str) -> Any:
+        turn = self._turns[call.shard]
+        await turn.wait()
+        try:
+            return await self._insist(call, self._command(call, now))
+        finally:
+            turn.release()
+
+    async def _together(self, calls: Sequence[Call], now: str) -> list[Any]:
+        """The good case: every shard is free, and each server gets its share in one write."""
+        for call in calls:
+            self._turns[call.shard].free = False
+        waiting = {call.shard for call in calls}
+        try:
+            commands = [self._command(call, now) for call in calls]
+            groups: dict[Link, list[int]] = {}
+            for place, call in enumerate(calls):
+                try:
+                    groups.setdefault(await self._nodes.link(call.shard), []).append(place)
+                except (NotSent, StoreUnavailable):
+                    groups.setdefault(None, []).append(place)  # type: ignore[arg-type]
+            replies: list[Any] = [None] * len(calls)
+
+            async def ask(link: Link | None, places: list[int]) -> None:
+                got: Sequence[Any] = [NotSent("no link")] * len(places)
+                if link is not None:
+                    got = await self._ask(link, [commands[place] for place in places])
+                for place, reply in zip(places, got, strict=True):
+                    shard = calls[place].shard
+                    if type(reply) is list:
+                        replies[place] = reply
+                        waiting.discard(shard)
+                        self._turns[shard].release()
+                slow = [place for place in places if replies[place] is None]
+                if slow:
+                    firsts = dict(zip(places, got, strict=True))
+                    await asyncio.gather(*(insist(place, firsts[place]) for place in slow))
+
+            async def insist(place: int, first: Any) -> None:
+                shard = calls[place].shard
+                try:
+                    replies[place] = await self._insist(calls[place], commands[place], first)
+                finally:
+                    waiting.discard(shard)
+                    self._turns[shard].release()
+
+            if len(groups) == 1:
+                [(link, places)] = groups.items()
+                await ask(link, places)
+            else:
+                await asyncio.gather(*(ask(link, places) for link, places in groups.items()))
+            return replies
+        finally:
+            for shard in waiting:
+                self._turns[shard].release()
+
+    def _command(self, call: Call, now: str) -> Command:
+        shard, topics, arguments = call
+        self._numbers[shard] += 1
+        keys = [*self._layout.fixed(shard, self._name)]
+        for topic in topics:
+            keys.extend(self._layout.topic(shard, topic))
+        channel = self._channels[shard] if self._channels else b""
+        return (
+            "EVALSHA", self.script.sha, len(keys), *keys,
+            self._numbers[shard], now, self._tells, channel, shard, len(topics), *topics, *arguments,
+        )  # fmt: skip
+
+    async def _ask(self, link: Link, commands: Sequence[Command]) -> Sequence[Any]:
+        """The replies, or for each what befell them; with replicas to wait for, only what these have too."""
+        asked = [*commands, self._wait] if self._wait else commands
+        sent = self._time.clock()
+        try:
+            replies = await link.ask(asked)
+        except (NotSent, Lost, StoreUnavailable) as error:
+            return [error] * len(commands)
+        if type(replies[0]) is list:
+            self._time.saw(replies[0][0], sent, self._time.clock())
+        if self._wait:
+            reached = replies.pop()
+            if not isinstance(reached, int) or reached < self._replicas:
+                unsure = OutcomeUnknown(
+                    f"{link.name}: done, but {reached} of {self._replicas} replicas have it: a failover may undo it"
+                )
+                return [unsure if type(reply) is list else reply for reply in replies]
+        return replies
+
+    async def _insist(self, call: Call, command: Command, first: Any = None) -> Any:
+        """Ask until there is an answer that will not change, or `patience` is over: a reply, or a StoreError."""
+        ends = self._time.clock() + self._patience
+        pause, sent, reply = _FIRST_PAUSE, False, first
+        ask: Link | None = None
+        link: Link | None = None
+        while True:
+            if reply is None:
+                try:
+                    link = ask or await self._nodes.link(call.shard)
+                    if ask is not None:
+                        reply = (await self._ask(link, [("ASKING",), command]))[-1]
+                        ask = None
+                    else:
+                        [reply] = await self._ask(link, [command])
+                except (NotSent, StoreUnavailable) as error:
+                    reply = error
+            if type(reply) is list or isinstance(reply, StoreError):
+                return reply
+            self.resent += 1
+            wait = True
+            if isinstance(reply, Lost):
+                sent = True
+            elif isinstance(reply, AskError):
+                ask, wait = self._nodes.at(reply.host, reply.port), False
+            elif isinstance(reply, ResponseError):
+                word = word_of(reply)
+                if word == "NOSCRIPT":
+                    await self._load(link or await self._nodes.link(call.shard))
+                    wait = False
+                elif word not in WAIT and word not in ELSEWHERE:
+                    return OutcomeUnknown(str(reply)) if word == "BIDEOLD" else refusal(reply, self._where(call))
+                wait = wait and word != "MOVED"
+            if wait:
+                left = ends - self._time.clock()
+                if left <= 0:
+                    text = f"{self._where(call)}: {reply}"
+                    return OutcomeUnknown(text) if sent else StoreUnavailable(text)
+                await asyncio.sleep(min(left, pause * (0.5 + random.random())))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            if isinstance(reply, (NotSent, Lost)) or (isinstance(reply, ResponseError) and word_of(reply) in ELSEWHERE):
+                try:
+                    await self._nodes.look_again(link)
+                except (NotSent, StoreUnavailable) as error:
+                    if self._time.clock() > ends:
+                        return OutcomeUnknown(str(error)) if sent else StoreUnavailable(str(error))
+            reply = None
+
+    async def _load(self, link: Link) -> None:
+        try:
+            await link.ask([("SCRIPT", "LOAD", self.script.text)])
+        except (NotSent, Lost):
+            return  # the next try will meet whatever it was
+
+    def _where(self, call: Call) -> str:
+        return f"{self.script.name} on shard {call.shard} of {self._layout.namespace}"

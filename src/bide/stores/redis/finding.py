@@ -1,0 +1,195 @@
+"""Lists and counts. Each page is a merge of what the shards' indexes give, and no shard looks further than its page.
+
+A list that is ordered by time runs topic by topic; its place is the last (topic, time, key) that was shown. A plain
+list has no index of its own, which would cost every task a hundred bytes: within a topic it runs through the five
+indexes by state. A group is an index by (topic, key). A cursor is the list's kind and the last place that was shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.redis.layout import INDEX_LETTERS, Layout
+from bide.stores.redis.reading import Reader
+
+_ALL = list(INDEX_LETTERS)
+_ACCEPTED = "the cursor of the page before, of the same filter"
+
+
+class _Place(NamedTuple):
+    """Where a page ended: of which kind of list, in which topic and step of it, at which time and key."""
+
+    kind: str
+    topic: str
+    step: int = 0
+    time: Millis = 0
+    key: str = ""
+
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Place)
+
+
+async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Found:
+    """One page: for each shard at most a page's length of entries, and the bodies of those that are shown."""
+    if page.limit < 1:
+        raise BadInput("limit", page.limit, "a whole number of at least 1")
+    kind, steps = _kind_of(where)
+    place = _Place(kind, "") if page.cursor is None else _read(page.cursor, kind)
+    if kind == "ended" and (where.wake_from is not None or where.wake_before is not None):
+        return Found([], None)
+    if kind == "group":
+        return await _group(reader, layout, where, page, place)
+    shown: list[tuple[_Place, Record]] = []
+    topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout))
+    for topic in topics:
+        if topic < place.topic:
+            continue
+        for step in range(len(steps)):
+            if topic == place.topic and step < place.step:
+                continue
+            start = place if (topic, step) == (place.topic, place.step) and page.cursor else _Place(kind, topic, step)
+            while len(shown) <= page.limit:
+                entries = await _entries(reader, layout, where, steps[step], start, page.limit + 1 - len(shown))
+                if not entries:
+                    break
+                records = await reader.get([Ref(topic, key) for _, key in entries])
+                for (time, key), record in zip(entries, records, strict=True):
+                    start = _Place(kind, topic, step, time, key)
+                    # it may have gone, or been moved, since its entry was read
+                    if record is not None and record.state in steps[step] and _time_of(record) == time:
+                        shown.append((start, record))
+            if len(shown) > page.limit:
+                break
+        if len(shown) > page.limit:
+            break
+    return _page(shown, page.limit)
+
+
+def _page(shown: list[tuple[_Place, Record]], limit: int) -> Found:
+    more = len(shown) > limit
+    shown = shown[:limit]
+    return Found([record for _, record in shown], _write(shown[-1][0]) if more else None)
+
+
+def _kind_of(where: Filter) -> tuple[str, list[list[State]]]:
+    """The kind of list, and the steps in which it runs through a topic: states whose indexes are merged."""
+    if where.group is not None:
+        return "group", []
+    if where.state is not None:
+        return ("live" if where.state.live else "ended"), [[where.state]]
+    if where.wake_from is not None or where.wake_before is not None:
+        return "live", [[State.WAITING, State.LEASED]]
+    return "plain", [[state] for state in _ALL]
+
+
+async def _entries(
+    reader: Reader, layout: Layout, where: Filter, states: Sequence[State], after: _Place, count: int
+) -> list[tuple[Millis, str]]:
+    """The next (time, key) of these states of one topic, from all shards."""
+    timed = after.kind == "live"
+    low = (where.wake_from or 0) if timed else 0
+    high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
+    time, key = (after.time, after.key) if (after.time, after.key) >= (low, "") else (low, "")
+    asked = [(shard, state) for shard in range(layout.shards) for state in states]
+    pages = await reader.pages(
+        [(shard, layout.index(shard, after.topic, state)) for shard, state in asked],
+        [time, key.encode(), high, count],
+    )
+    merged = heapq.merge(
+        *([(int(float(page[n + 1])), page[n].decode()) for n in range(0, len(page), 2)] for page in pages)
+    )
+    return list(islice(merged, count))
+
+
+def _time_of(record: Record) -> Millis:
+    return record.wake_at if record.finished_at is None else record.finished_at
+
+
+async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, place: _Place) -> Found:
+    assert where.group is not None
+    prefix = f"{where.group}\0".encode()
+    if where.topic is not None:
+        prefix += f"{where.topic}\0".encode()
+    after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
+    # a prefix ends with NUL, and all that begins with it lies before the same with the byte after NUL
+    before = b"(" + prefix[:-1] + b"\1"
+    shown: list[tuple[_Place, Record]] = []
+    while len(shown) <= page.limit:
+        count = page.limit + 1 - len(shown)
+        members = await reader.members([layout.groups(shard) for shard in range(layout.shards)], after, before, count)
+        if not members:
+            break
+        refs = [Ref(*member.decode().split("\0")[1:]) for member in members]
+        for ref, record in zip(refs, await reader.get(refs), strict=True):
+            if record is not None and record.group == where.group and _matches(record, where):
+                shown.append((_Place("group", ref.topic, 0, 0, ref.key), record))
+        after = b"(" + members[-1]
+    return _page(shown, page.limit)
+
+
+def _matches(record: Record, where: Filter) -> bool:
+    if where.state is not None and record.state is not where.state:
+        return False
+    if where.wake_from is None and where.wake_before is None:
+        return True
+    return (
+        record.state.live
+        and (where.wake_from is None or record.wake_at >= where.wake_from)
+        and (where.wake_before is None or record.wake_at < where.wake_before)
+    )
+
+
+async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:
+    """Every topic that has a task."""
+    replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
+    return {one.decode() for reply in replies for one in reply}
+
+
+async def tally(reader: Reader, layout: Layout, edges: Sequence[Millis] | None) -> Tally:
+    """Counts of every topic and state: O(1) each, and exact, for each shard; an interval is O(log n)."""
+    topics = sorted(await topics_of(reader, layout))
+    asked: list[tuple[Topic, State | int]] = []
+    commands: list[tuple[int, tuple[Any, ...]]] = []
+    for shard in range(layout.shards):
+        for topic in topics:
+            for state in _ALL:
+                asked.append((topic, state))
+                commands.append((shard, ("ZCARD", layout.index(shard, topic, state))))
+            waiting = layout.index(shard, topic, State.WAITING)
+            for number, (low, high) in enumerate(pairwise(edges or ())):
+                asked.append((topic, number))
+                commands.append((shard, ("ZCOUNT", waiting, low, f"({high}")))
+    counts: dict[tuple[Topic, State], int] = {}
+    forecast = {topic: [0] * (len(edges) - 1) for topic in topics} if edges else {}
+    for (topic, what), number in zip(asked, await reader.ask(commands), strict=True):
+        if isinstance(what, State):
+            counts[topic, what] = counts.get((topic, what), 0) + number
+        else:
+            forecast[topic][what] += number
+    return Tally(
+        {each: Count(number) for each, number in counts.items() if number},
+        {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
+    )
+
+
+def _write(place: _Place) -> str:
+    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
+
+
+def _read(text: str, kind: str) -> _Place:
+    try:
+        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
+    except (ValueError, TypeError, AttributeError):
+        raise BadInput("cursor", text, _ACCEPTED) from None
+    if place.kind != kind:
+        raise BadInput("cursor", text, f"{_ACCEPTED}: this one is of another list")
+    return place

@@ -1,0 +1,111 @@
+"""What belongs to the namespace as a whole: its layout, who works on what, and the log of what was odd."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from bide.core.errors import StoreMismatch
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.records import Ref, Topic
+from bide.stores.redis.layout import VERSION, Layout
+from bide.stores.redis.reading import Reader
+
+EVENTS_KEPT = 10_000
+_TRIM = 500
+"""Events beyond the limit before some are dropped: each drop also cleans the index."""
+
+_encode = msgspec.msgpack.encode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_worker = msgspec.msgpack.Decoder(tuple[int, list[str]]).decode
+
+# Adds events, and drops the oldest when there are too many. KEYS 1 the log, 2 its index by task;
+# ARGV 1 how many are kept, then for each event: topic NUL key, the event.
+_RECORD = """
+local kept = tonumber(ARGV[1])
+for n = 2, #ARGV, 2 do
+  local id = redis.call('XADD', KEYS[1], '*', 't', ARGV[n], 'e', ARGV[n + 1])
+  redis.call('ZADD', KEYS[2], 0, ARGV[n] .. '\\0' .. id)
+end
+local over = redis.call('XLEN', KEYS[1]) - kept
+if over > 0 then
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', over)) do
+    redis.call('ZREM', KEYS[2], entry[2][2] .. '\\0' .. entry[1])
+    redis.call('XDEL', KEYS[1], entry[1])
+  end
+end
+return 1
+"""
+
+
+async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
+    """Record the layout if the namespace is new; the number of shards it has. Raises StoreMismatch if ours differs."""
+    key = Layout(namespace, 1).common("layout")
+    if shards is not None or not (await reader.ask([(None, ("EXISTS", key))]))[0]:
+        await reader.ask(
+            [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default))]
+        )
+    [found] = await reader.ask([(None, ("HMGET", key, "version", "shards"))])
+    version, there = (int(one) for one in found)
+    if version != VERSION:
+        raise StoreMismatch(
+            f"namespace {namespace}: its layout is version {version}, this bide works with {VERSION}; "
+            f"{'upgrade bide here' if version > VERSION else 'drain it with the older bide, then begin a new one'}"
+        )
+    if shards is not None and shards != there:
+        raise StoreMismatch(
+            f"namespace {namespace}: it has {there} shards, and ?shards={shards} was asked for; leave that out, or "
+            "give another namespace: the number is fixed when the first client opens it"
+        )
+    return there
+
+
+async def announce(
+    reader: Reader, key: bytes, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+) -> dict[str, list[Topic]]:
+    """Say who works on what; who lives. Who is over is taken out by whoever sees it."""
+    said: tuple[Any, ...] = ("HSET", key, holder, _encode((until, sorted(topics)))) if topics else ("HDEL", key, holder)
+    _, entries = await reader.ask([(None, said), (None, ("HGETALL", key))])
+    live: dict[str, list[Topic]] = {}
+    over: list[bytes] = []
+    for name, packed in zip(entries[::2], entries[1::2], strict=True):
+        ends, its = _decode_worker(packed)
+        if ends > now:
+            live[name.decode()] = its
+        else:
+            over.append(name)
+    if over:
+        await reader.ask([(None, ("HDEL", key, *over))])
+    return live
+
+
+async def record(reader: Reader, layout: Layout, events: Sequence[Event], kept: int) -> None:
+    arguments: list[Any] = []
+    for event in events[-kept:]:
+        arguments += [f"{event.topic}\0{event.key}", _encode(event)]
+    keys = (layout.common("events"), layout.common("event-refs"))
+    for first in range(0, len(arguments), 2 * _TRIM):
+        part = arguments[first : first + 2 * _TRIM]
+        await reader.ask([(None, ("EVAL", _RECORD, 2, *keys, kept, *part))])
+
+
+async def events(reader: Reader, layout: Layout, ref: Ref | None, limit: int) -> list[Event]:
+    log = layout.common("events")
+    if ref is None:
+        [entries] = await reader.ask([(None, ("XREVRANGE", log, "+", "-", "COUNT", limit))])
+    else:
+        prefix = f"{ref.topic}\0{ref.key}\0".encode()
+        bounds = (b"[" + prefix, b"(" + prefix[:-1] + b"\1")
+        [members] = await reader.ask([(None, ("ZRANGEBYLEX", layout.common("event-refs"), *bounds))])
+        ids = sorted((member[len(prefix) :] for member in members), key=_stream_order, reverse=True)[:limit]
+        replies = await reader.ask([(None, ("XRANGE", log, one, one)) for one in ids])
+        entries = [entry for reply in replies for entry in reply]
+    return [_decode_event(fields[3]) for _, fields in entries]
+
+
+def _stream_order(entry: bytes) -> tuple[int, int]:
+    millis, _, number = entry.partition(b"-")
+    return int(millis), int(number)

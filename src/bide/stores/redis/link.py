@@ -1,0 +1,187 @@
+"""One connection to one server, shared by everybody: calls go out one behind the other, answers come back in order.
+
+redis-py makes the connection (TLS, passwords, databases); what it does for each call is left out, since a worker under
+load sends tens of thousands. Whatever is asked within one turn of the event loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
+
+from bide.core.errors import StoreUnavailable
+from bide.stores.redis.errors import Lost, NotSent, said
+
+_log = logging.getLogger("bide.redis")
+Command = Sequence[str | bytes | int]
+Reply = Any
+"""bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call is no broken link."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+
+
+class _Asked:
+    """Calls that were sent together, and their answers so far."""
+
+    __slots__ = ("answers", "count", "future", "sent")
+
+    def __init__(self, future: asyncio.Future[list[Reply]], count: int, sent: float) -> None:
+        self.future = future
+        self.count = count
+        self.sent = sent
+        self.answers: list[Reply] = []
+
+
+class Link:
+    """Connects when it is first needed, and again when it broke. Belongs to one event loop.
+
+    `patience`: seconds without any answer to the oldest call, after which the connection is given up (half-open ones
+    say nothing for ever).
+    """
+
+    def __init__(self, name: str, make: Callable[[], AbstractConnection], *, patience: float) -> None:
+        self.name = name
+        self.connects = 0
+        """How often it was connected: more than once means that it broke."""
+        self._make = make
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._connection: AbstractConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._outbox: list[bytes] = []
+        self._pending: deque[_Asked] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._closed = False
+
+    async def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send them together; their answers, in order. Raises NotSent, Lost, StoreUnavailable (it never will)."""
+        if self._connection is None:
+            await self._connect()
+        asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
+        self._outbox.extend(_pack(tuple(command)) for command in commands)
+        self._pending.append(asked)
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write(), name=f"bide link to {self.name}: write")
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._check)
+        return await asked.future
+
+    async def _connect(self) -> None:
+        if self._closed:
+            raise NotSent(f"{self.name}: the store is closed")
+        if self._connecting is None:
+            if self._loop.time() < self._not_before:
+                raise NotSent(f"{self.name}: it could not be connected a moment ago")
+            self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
+        try:
+            await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise NotSent(f"{self.name}: the store is closed") from None
+            raise
+
+    async def _open(self) -> None:
+        connection = self._make()
+        try:
+            async with asyncio.timeout(self._patience):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            self._failures += 1
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+            self._not_before = self._loop.time() + pause
+            text = f"{self.name}: {said(error)}"
+            if type(error).__name__ in ("AuthenticationError", "AuthenticationWrongNumberOfArgsError"):
+                raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
+            raise NotSent(text) from error
+        finally:
+            self._connecting = None
+        self._failures = 0
+        self.connects += 1
+        self._connection = connection
+        self._reader = self._loop.create_task(self._read(connection), name=f"bide link to {self.name}: read")
+
+    async def _write(self) -> None:
+        try:
+            while self._outbox and self._connection is not None:
+                packed, self._outbox = b"".join(self._outbox), []
+                await self._connection.send_packed_command(packed, check_health=False)
+        except (RedisError, OSError) as error:
+            await self._break(Lost(f"{self.name}: {error}"))
+        finally:
+            self._writer = None
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        pending, read = self._pending, connection.read_response
+        try:
+            while True:
+                try:
+                    reply: Reply = await read(disable_decoding=True)
+                except ResponseError as refused:
+                    reply = refused
+                asked = pending[0]
+                asked.answers.append(reply)
+                if len(asked.answers) == asked.count:
+                    pending.popleft()
+                    if not asked.future.done():
+                        asked.future.set_result(asked.answers)
+        except (RedisError, OSError, IndexError) as error:
+            await self._break(Lost(f"{self.name}: {said(error)}"))
+
+    def _check(self) -> None:
+        """Nothing came for so long: half-open, or a server that stands still. A resend is recognised by its number."""
+        self._watch = None
+        if not self._pending:
+            return
+        left = self._pending[0].sent + self._patience - self._loop.time()
+        if left <= 0:
+            self._writer = self._loop.create_task(
+                self._break(Lost(f"{self.name}: no answer within {self._patience:g} s")), name="bide link: give up"
+            )
+        else:
+            self._watch = self._loop.call_later(left, self._check)
+
+    async def _break(self, error: Lost | NotSent) -> None:
+        """The connection is of no use any more; who waits for an answer on it is told."""
+        connection, self._connection = self._connection, None
+        pending, self._pending = self._pending, deque()
+        self._outbox = []
+        reader, self._reader = self._reader, None
+        if reader is not None and reader is not asyncio.current_task():
+            reader.cancel()
+        if self._writer is asyncio.current_task():
+            self._writer = None
+        for asked in pending:
+            if not asked.future.done():
+                asked.future.set_exception(error)
+                asked.future.exception()  # its caller may have been cancelled
+        if connection is not None:
+            _log.info("connection lost: %s", error)
+            await connection.disconnect(nowait=True)
+
+    async def drop(self, why: str) -> None:
+        """Give the connection up, so that the next call makes a new one."""
+        if self._connection is not None:
+            await self._break(Lost(f"{self.name}: {why}"))
+
+    async def close(self) -> None:
+        """Let go of it. Who still waits is told that the answer is lost."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        await self._break(Lost(f"{self.name}: the store was closed"))
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None

@@ -1,0 +1,29 @@
+-- extend: keep leases longer.
+-- asked: until (ms from now), then for each topic a count, and for each lease key, token
+-- answers: {us, now, then 1 or 0 for each}
+local until_at = now + tonumber(ARGV[next_argument])
+next_argument = next_argument + 1
+local reply = {micros, now}
+for _, topic in ipairs(topics) do
+  local count = tonumber(ARGV[next_argument])
+  local keys, from = {}, next_argument + 1
+  for number = 1, count do keys[number] = ARGV[from + 2 * (number - 1)] end
+  load(topic, keys)
+  for number = 1, count do
+    local key, asked = keys[number], tonumber(ARGV[from + 1])
+    from = from + 2
+    local body, kept_it = read(topic, key), 0
+    if body then
+      local flags, token, created, due = unpack_bytes('>BI7I6I6', body)
+      if has(flags, 7) == LEASED and token == asked then
+        put(topic, key, LEASED, LEASED,
+            pack('>BI7I6I6I6', flags, token, created, due, until_at) .. sub(body, HEAD + 1), until_at)
+        kept_it = 1
+      end
+    end
+    reply[#reply + 1] = kept_it
+  end
+  next_argument = from
+end
+commit()
+return answer(reply)

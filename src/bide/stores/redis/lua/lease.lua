@@ -1,0 +1,65 @@
+-- lease: take what is due, oldest first, of each topic up to a number; a number of 0 only asks.
+-- asked: until (ms from now), holder, then for each topic a number
+-- answers: {us, now, then for each topic: head of what waits (-1: nothing), head of what is leased (-1),
+--   how many, and for each: key, the time at which it woke, body as it now is}
+-- An entry whose body is missing or cannot be read is set aside, and counted as `damaged`.
+local until_at = now + tonumber(ARGV[next_argument])
+local holder = ARGV[next_argument + 1]
+next_argument = next_argument + 2
+
+-- What waits and what a lost holder left, merged by time; most often there is nothing of the latter.
+local function due(topic, want)
+  local waiting = call('ZRANGEBYSCORE', topic.index[WAITING], '-inf', now, 'LIMIT', 0, want)
+  local lost = call('ZRANGEBYSCORE', topic.index[LEASED], '-inf', now, 'LIMIT', 0, want)
+  if #lost == 0 then return waiting end
+  if #waiting == 0 then return lost end
+  local all = {}
+  for state, keys in pairs({[WAITING] = waiting, [LEASED] = lost}) do
+    for _, key in ipairs(keys) do all[#all + 1] = {tonumber(call('ZSCORE', topic.index[state], key)), key} end
+  end
+  table.sort(all, function(one, other) return one[1] < other[1] end)
+  local keys = {}
+  for number = 1, math.min(want, #all) do keys[number] = all[number][2] end
+  return keys
+end
+
+local reply = {micros, now}
+for _, topic in ipairs(topics) do
+  local want = tonumber(ARGV[next_argument])
+  next_argument = next_argument + 1
+  local head_at = #reply + 1
+  reply[head_at], reply[head_at + 1], reply[head_at + 2] = -1, -1, 0
+  local taken = 0
+  if want > 0 then
+    local keys = due(topic, want)
+    load(topic, keys)
+    for _, key in ipairs(keys) do
+      local body = read(topic, key)
+      local flags, token, created, due_at, wake
+      if body then flags, token, created, due_at, wake = unpack_bytes('>BI7I6I6I6', body) end
+      if not body or has(flags, 7) > LEASED then
+        set_aside(topic, key)
+        call('HINCRBY', KEYS[6], 'damaged', 1)
+      elseif wake > now then  -- the body is the truth: its entry stood at the wrong time
+        call('ZADD', topic.index[has(flags, 7)], wake, key)
+      else
+        local state = has(flags, 7)
+        local place, planned, attempt, failures, losses, _, _, _, size, error = ran(body)
+        if state == LEASED then losses = losses + 1 else planned = wake end
+        local held = body_of(flags, LEASED, next_token(), created, due_at, until_at, planned, attempt + 1, failures,
+                             losses, 0, 0, holder, size, error, sub(body, place))
+        put(topic, key, state, LEASED, held, until_at)
+        taken = taken + 1
+        reply[#reply + 1] = key
+        reply[#reply + 1] = wake
+        reply[#reply + 1] = held
+      end
+    end
+    flush(topic)
+    reply[head_at + 2] = taken
+  end
+  reply[head_at] = head(topic, WAITING) or -1
+  reply[head_at + 1] = head(topic, LEASED) or -1
+end
+commit()
+return answer(reply)

@@ -1,0 +1,244 @@
+-- What every script begins with: one shard's keys, the bodies' layout, and the writes of one batch, gathered so that
+-- each kind goes out as one command.
+--
+-- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the batch
+--       bodies, waiting, leased, done, cancelled, dead
+-- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": go by the server's), 3 how wakes are told
+--       (PUBLISH, SPUBLISH or ""), 4 the channel, 5 the shard, 6 how many topics, then their names, then what is asked
+--
+-- A body: flags (1 byte: the state, and which parts follow), token (7), created_at, due_at, wake_at (6 each);
+--   if RAN: planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each),
+--           holder (1 + n), error (4 + n; 2^32-1: none)
+--   if DEADLINE: deadline (6); if GROUP: group (1 + n); then what no script reads: id, options, payload
+-- A body is the truth; the indexes only point to it. A member of an index is the bare key, which never changes.
+
+local call, sub, byte, floor, max = redis.call, string.sub, string.byte, math.floor, math.max
+local pack, unpack_bytes, has = struct.pack, struct.unpack, bit.band
+
+local WAITING, LEASED, DONE, CANCELLED, DEAD = 0, 1, 2, 3, 4
+local RAN, DEADLINE, GROUP = 8, 16, 32
+local HEAD = 26            -- bytes before the parts that may be missing
+local NO_ERROR = 4294967295
+local LAST_INSTANT = 253402300799999
+local ANSWER_TTL = 60000   -- ms that an answer is kept for a resend; no caller asks again after so long
+local SLICE = 4000         -- arguments of one command: Lua's stack holds 8000
+
+-- A resend is answered from memory: the caller sends one batch at a time, and its numbers only rise.
+local sequence = tonumber(ARGV[1])
+local remembered = call('GET', KEYS[2])
+if remembered then
+  local last = unpack_bytes('>I8', remembered)
+  if last == sequence then
+    return cmsgpack.unpack(sub(remembered, 9))
+  elseif last > sequence then
+    return redis.error_reply('BIDEOLD an older call arrived after a newer one, and was not done')
+  end
+end
+
+local function answer(reply)
+  call('SET', KEYS[2], pack('>I8', sequence) .. cmsgpack.pack(reply), 'PX', ANSWER_TTL)
+  return reply
+end
+
+local time = call('TIME')
+local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now = ARGV[2] == '' and floor(micros / 1000) or tonumber(ARGV[2])
+
+local last_token = nil
+local function next_token()
+  if not last_token then last_token = tonumber(call('GET', KEYS[1]) or 0) end
+  last_token = max(last_token + 1, now * 1000)
+  return last_token
+end
+
+-- '+900000' is from now, '1790000000000' an instant; kept within what a datetime can hold.
+local function instant(text)
+  local at = tonumber(text)
+  if byte(text) == 43 or byte(text) == 45 then at = now + at end
+  return at < 0 and 0 or at > LAST_INSTANT and LAST_INSTANT or at
+end
+
+local function send(command, key, list)
+  local count = #list
+  if count == 0 then return end
+  for first = 1, count, SLICE do
+    call(command, key, unpack(list, first, math.min(count, first + SLICE - 1)))
+  end
+end
+
+local topics, next_argument = {}, 7 + tonumber(ARGV[6])
+local joined, left = {}, {}          -- of groups
+local kept, unkept = {}, {}          -- of finished
+
+for number = 1, tonumber(ARGV[6]) do
+  local first = 6 * number + 1
+  topics[number] = {
+    name = ARGV[6 + number], bodies = KEYS[first],
+    index = {[0] = KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]},
+    old = {}, touched = {}, written = {}, deleted = {}, born = false, wake = nil, head = nil,
+    added = {[0] = {}, {}, {}, {}, {}}, removed = {[0] = {}, {}, {}, {}, {}},
+  }
+end
+
+local function head(topic, state)
+  local first = call('ZRANGE', topic.index[state], 0, 0, 'WITHSCORES')
+  return first[2] and tonumber(first[2])
+end
+
+-- Write what was gathered of one topic. Removals come first: within one flush a key is written once.
+local function flush(topic)
+  if topic.wake and topic.head == nil then topic.head = head(topic, WAITING) or false end
+  for state = 0, 4 do
+    send('ZREM', topic.index[state], topic.removed[state])
+    topic.removed[state] = {}
+  end
+  send('HDEL', topic.bodies, topic.deleted)
+  send('ZREM', KEYS[4], left)
+  send('ZREM', KEYS[5], unkept)
+  send('HSET', topic.bodies, topic.written)
+  for state = 0, 4 do
+    send('ZADD', topic.index[state], topic.added[state])
+    topic.added[state] = {}
+  end
+  send('ZADD', KEYS[4], joined)
+  send('ZADD', KEYS[5], kept)
+  if topic.born then
+    call('SADD', KEYS[3], topic.name)
+  elseif #topic.deleted > 0 and call('EXISTS', topic.bodies) == 0 then
+    call('SREM', KEYS[3], topic.name)
+  end
+  topic.deleted, topic.written, topic.touched, topic.born = {}, {}, {}, false
+  joined, left, kept, unkept = {}, {}, {}, {}
+end
+
+-- Before the first read of a batch: the bodies of all its keys in one command.
+local function load(topic, keys)
+  local old = topic.old
+  for first = 1, #keys, SLICE do
+    local last = math.min(#keys, first + SLICE - 1)
+    local bodies = call('HMGET', topic.bodies, unpack(keys, first, last))
+    for place = first, last do old[keys[place]] = bodies[place - first + 1] end
+  end
+end
+
+-- Whether all the parts of a body that a script may look at are there.
+local function sound(body)
+  local size, flags = #body, byte(body)
+  if size <= HEAD or has(flags, 7) > DEAD or flags > 127 then return false end
+  local place = HEAD + 1
+  if has(flags, RAN) ~= 0 then
+    local holder = byte(body, place + 30)
+    if not holder or size < place + 34 + holder then return false end
+    local error = unpack_bytes('>I4', body, place + 31 + holder)
+    place = place + 35 + holder + (error == NO_ERROR and 0 or error)
+  end
+  if has(flags, DEADLINE) ~= 0 then place = place + 6 end
+  if has(flags, GROUP) ~= 0 then place = place + 1 + (byte(body, place) or size) end
+  local id = byte(body, place)
+  return id ~= nil and place + (id == 0 and 16 or id) <= size
+end
+
+-- A body that the scripts can read, or nil; and whether there is something, though it cannot be read. What was gathered
+-- for a key of this batch is written out before it is touched again.
+local function read(topic, key)
+  local body = topic.old[key]
+  if topic.touched[key] then flush(topic) end
+  if not body then return nil, false end
+  if sound(body) then return body, true end
+  return nil, true
+end
+
+-- Where the parts after RAN begin, and those of RAN.
+local function ran(body)
+  if has(byte(body), RAN) == 0 then return HEAD + 1, 0, 0, 0, 0, 0, 0, '', NO_ERROR, '' end
+  local planned, attempt, failures, losses, finished, keep, holder, after = unpack_bytes('>I6I4I4I4I6I6Bc0', body, HEAD + 1)
+  local size, place = unpack_bytes('>I4', body, after)
+  local error = ''
+  if size ~= NO_ERROR then
+    error = sub(body, place, place + size - 1)
+    place = place + size
+  end
+  return place, planned, attempt, failures, losses, finished, keep, holder, size, error
+end
+
+-- A body anew: `rest` is what follows RAN's part.
+local function body_of(flags, state, token, created, due, wake, planned, attempt, failures, losses, finished, keep,
+                       holder, size, error, rest)
+  return pack('>BI7I6I6I6I6I4I4I4I6I6B', flags - has(flags, 7 + RAN) + state + RAN, token, created, due, wake, planned,
+              attempt, failures, losses, finished, keep, #holder) .. holder .. pack('>I4', size) .. error .. rest
+end
+
+-- The deadline, the group, and where what no script reads begins; `place` is where the parts after RAN begin.
+local function parts(body, place)
+  local flags, deadline, group = byte(body), nil, nil
+  if has(flags, DEADLINE) ~= 0 then
+    deadline, place = unpack_bytes('>I6', body, place)
+  end
+  if has(flags, GROUP) ~= 0 then
+    local size = byte(body, place)
+    group = sub(body, place + 1, place + size)
+    place = place + 1 + size
+  end
+  return deadline, group, place
+end
+
+-- What follows the id in the part that no script reads; an id of no length stands for the 16 bytes of a UUID.
+local function after_id(body, tail)
+  local size = byte(body, tail)
+  return sub(body, tail + 1 + (size == 0 and 16 or size))
+end
+
+local function group_member(topic, key, group) return group .. '\0' .. topic.name .. '\0' .. key end
+
+-- Put a body under a key: out of the index of its old state (if it had one), into that of the new.
+local function put(topic, key, from, to, body, score)
+  topic.touched[key] = true
+  topic.old[key] = body
+  topic.written[#topic.written + 1] = key
+  topic.written[#topic.written + 1] = body
+  if from and from ~= to then topic.removed[from][#topic.removed[from] + 1] = key end
+  local added = topic.added[to]
+  added[#added + 1] = score
+  added[#added + 1] = key
+  if to == WAITING and (not topic.wake or score < topic.wake) then topic.wake = score end
+end
+
+-- Forget a key, and everything that points to it.
+local function forget(topic, key, body, state, place)
+  topic.touched[key] = true
+  topic.old[key] = false
+  topic.deleted[#topic.deleted + 1] = key
+  topic.removed[state][#topic.removed[state] + 1] = key
+  if has(byte(body), GROUP) ~= 0 then
+    local _, group = parts(body, place or ran(body))
+    left[#left + 1] = group_member(topic, key, group)
+  end
+  if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
+end
+
+-- An ended task goes to its index, or is forgotten at once.
+local function finish(topic, key, old, from, to, body, keep, place)
+  if keep <= now then
+    forget(topic, key, old, from, place)
+  else
+    put(topic, key, from, to, body, now)
+    kept[#kept + 1] = keep
+    kept[#kept + 1] = topic.name .. '\0' .. key
+  end
+end
+
+-- The entry of a body that is missing or cannot be read, wherever it may be.
+local function set_aside(topic, key)
+  for state = 0, 4 do call('ZREM', topic.index[state], key) end
+end
+
+-- Write everything, and tell whoever listens of a wake that is earlier than the head that they know.
+local function commit()
+  for _, topic in ipairs(topics) do
+    flush(topic)
+    if topic.wake and ARGV[3] ~= '' and (not topic.head or topic.wake < topic.head) then
+      call(ARGV[3], ARGV[4], ARGV[5] .. ' ' .. string.format('%.0f', topic.wake) .. ' ' .. topic.name)
+    end
+  end
+  if last_token then call('SET', KEYS[1], string.format('%.0f', last_token)) end
+end

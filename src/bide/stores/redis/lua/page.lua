@@ -1,0 +1,22 @@
+-- page: the entries of an index after one place, in order of score and then of member.
+-- KEYS 1 the index; ARGV 1 score and 2 member of the place (member '': from that score on), 3 before which score
+--   ('': no end), 4 how many
+-- answers: {member, score, ...}
+-- Among equal scores the place is found by halves, since an index can be entered by score or by rank only: O(log n).
+-- The place need not be there any more.
+local call = redis.call
+local score, member, before, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local low = call('ZCOUNT', KEYS[1], '-inf', '(' .. score)
+if member ~= '' then
+  local high = call('ZCOUNT', KEYS[1], '-inf', score)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if call('ZRANGE', KEYS[1], middle, middle)[1] <= member then low = middle + 1 else high = middle end
+  end
+end
+local last = low + count - 1
+if before ~= '' then
+  last = math.min(last, call('ZCOUNT', KEYS[1], '-inf', '(' .. before) - 1)
+end
+if last < low then return {} end
+return call('ZRANGE', KEYS[1], low, last, 'WITHSCORES')

@@ -1,0 +1,26 @@
+-- purge: forget ended tasks whose time has passed.
+-- asked: for each topic a count, then keys (found in `finished` a moment ago: each is looked at again)
+-- answers: {us, now, how many}
+local reply = {micros, now, 0}
+for _, topic in ipairs(topics) do
+  local count = tonumber(ARGV[next_argument])
+  local keys = {}
+  for number = 1, count do keys[number] = ARGV[next_argument + number] end
+  next_argument = next_argument + count + 1
+  load(topic, keys)
+  for _, key in ipairs(keys) do
+    local body = read(topic, key)
+    local state = body and has(byte(body), 7)
+    if state and state >= DONE then
+      local place, _, _, _, _, _, keep = ran(body)
+      if keep <= now then
+        forget(topic, key, body, state, place)
+        reply[3] = reply[3] + 1
+      end
+    else
+      unkept[#unkept + 1] = topic.name .. '\0' .. key
+    end
+  end
+end
+commit()
+return answer(reply)

@@ -1,0 +1,133 @@
+"""Plain reads: sent to each shard's server in one write, tried again while a server is away."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Sequence
+from hashlib import sha1
+from importlib.resources import files
+from itertools import islice
+from typing import Any
+
+from redis.exceptions import AskError, ResponseError
+
+from bide.core.errors import StoreUnavailable
+from bide.core.records import Record, Ref
+from bide.stores.redis.bodies import record_of
+from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, word_of
+from bide.stores.redis.layout import Layout
+from bide.stores.redis.link import Command, Link
+from bide.stores.redis.nodes import Nodes
+from bide.stores.redis.time import ServerTime
+
+_PAGE = (files("bide.stores.redis") / "lua" / "page.lua").read_text(encoding="utf-8")
+_PAGE_SHA = sha1(_PAGE.encode(), usedforsecurity=False).hexdigest()
+_PAUSE = 0.05
+
+
+class Reader:
+    """Asks what changes nothing, so it may be asked again as often as it takes."""
+
+    def __init__(self, layout: Layout, nodes: Nodes, time: ServerTime, *, patience: float) -> None:
+        self._layout = layout
+        self._nodes = nodes
+        self._time = time
+        self._patience = patience
+
+    async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
+        """The replies to (shard, command), in order. Raises StoreUnavailable if one of them cannot be had."""
+        ends = self._time.clock() + self._patience
+        replies: list[Any] = [None] * len(asked)
+        left = list(range(len(asked)))
+        while True:
+            problem = await self._round(asked, left, replies)
+            left = [place for place in left if replies[place] is _NOTHING]
+            if not left:
+                return replies
+            if self._time.clock() > ends:
+                raise StoreUnavailable(f"{self._layout.namespace}: {problem}")
+            await asyncio.sleep(_PAUSE)
+
+    async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:
+        """Ask those that are left; what is still open afterwards is marked, and the last problem answered."""
+        problem: Any = None
+        groups: dict[Link, list[int]] = {}
+        for place in left:
+            replies[place] = _NOTHING
+            try:
+                groups.setdefault(await self._nodes.link(asked[place][0]), []).append(place)
+            except NotSent as error:
+                problem = error
+
+        async def of(link: Link, places: list[int]) -> None:
+            nonlocal problem
+            try:
+                got = await link.ask([asked[place][1] for place in places])
+            except (NotSent, Lost) as error:
+                problem = error
+                await self._look_again(link)
+                return
+            for place, reply in zip(places, got, strict=True):
+                if not isinstance(reply, ResponseError):
+                    replies[place] = reply
+                    continue
+                problem, word = reply, word_of(reply)
+                if isinstance(reply, AskError):
+                    there = self._nodes.at(reply.host, reply.port)
+                    try:
+                        replies[place] = (await there.ask([("ASKING",), asked[place][1]]))[1]
+                    except (NotSent, Lost) as error:
+                        problem = error
+                elif word == "NOSCRIPT":
+                    await link.ask([("SCRIPT", "LOAD", _PAGE)])
+                elif word in ELSEWHERE:
+                    await self._look_again(link)
+                elif word not in WAIT:
+                    raise refusal(reply, self._layout.namespace)
+
+        await asyncio.gather(*(of(link, places) for link, places in groups.items()))
+        return problem
+
+    async def _look_again(self, link: Link) -> None:
+        try:
+            await self._nodes.look_again(link)
+        except NotSent:
+            return  # the next round meets it, too
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        """The tasks as they are; one that cannot be read is as good as none."""
+        groups: dict[tuple[int, str], list[int]] = {}
+        for place, (topic, key) in enumerate(refs):
+            groups.setdefault((self._layout.shard_of(topic, key), topic), []).append(place)
+        commands: list[tuple[int | None, Command]] = [
+            (shard, ("HMGET", self._layout.topic(shard, topic)[0], *(refs[place][1] for place in places)))
+            for (shard, topic), places in groups.items()
+        ]
+        records: list[Record | None] = [None] * len(refs)
+        for places, bodies in zip(groups.values(), await self.ask(commands), strict=True):
+            for place, body in zip(places, bodies, strict=True):
+                if body is not None:
+                    records[place] = _readable(refs[place], body)
+        return records
+
+    async def pages(self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | bytes]) -> list[list[bytes]]:
+        """One page of each (shard, index): member, score, and so on."""
+        return await self.ask([(shard, ("EVALSHA", _PAGE_SHA, 1, index, *place)) for shard, index in indexes])
+
+    async def members(self, indexes: Sequence[bytes], after: bytes, before: bytes, count: int) -> list[bytes]:
+        """The first members between two bounds, of one index for each shard, in order."""
+        pages = await self.ask(
+            [(shard, ("ZRANGEBYLEX", index, after, before, "LIMIT", 0, count)) for shard, index in enumerate(indexes)]
+        )
+        return list(islice(heapq.merge(*pages), count))
+
+
+_NOTHING = object()
+
+
+def _readable(ref: Ref, body: bytes) -> Record | None:
+    try:
+        return record_of(ref.topic, ref.key, body)
+    except ValueError:
+        return None

@@ -1,0 +1,195 @@
+"""The ear: a subscription that tells of earlier wakes, and that looks after itself.
+
+A subscription can die without a word: the connection half-open, the server replaced, the slot moved away. So the ear
+listens to itself: every few seconds it is sent an echo through the server, and one that does not hear its echo is
+replaced, and counted. Meanwhile nothing is lost: every head is asked for again within a second.
+
+Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, heard at the server that has its
+slot; elsewhere one channel serves the namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
+
+from bide.core.errors import StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.ports import Heard
+from bide.stores.redis.errors import Lost, NotSent, said
+from bide.stores.redis.layout import Layout
+from bide.stores.redis.nodes import Nodes
+
+_log = logging.getLogger("bide.redis")
+ECHO_EVERY = 2.0
+"""Seconds between echoes; one that does not come back until the next is due means that the ear is deaf."""
+_PAUSE = 0.1
+
+HeardWake = Callable[[int, Topic, Millis], None]
+"""(shard, topic, wake)"""
+When = Callable[[int, Topic, Millis], Millis]
+"""(shard, topic, wake) -> when to ask there"""
+
+
+class Ear:
+    """Hears the wakes of one shard (or of all, on one channel) over a connection of its own."""
+
+    def __init__(self, nodes: Nodes, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
+        self.replaced = 0
+        """How often it was found deaf or cut off, and replaced."""
+        self._nodes = nodes
+        self._shard = shard
+        tag = f"{{{layout.namespace}}}:" if shard is None else layout.tags[shard]
+        self._channels = (layout.wake_channel(shard), f"{tag}echo:{name}".encode())
+        self._heard = heard
+        self._echoed = asyncio.Event()
+        self._open = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, patience: float) -> None:
+        """Returns when it hears: it is subscribed. If that takes too long, it goes on trying by itself."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+        try:
+            async with asyncio.timeout(patience):
+                await self._open.wait()
+        except TimeoutError:
+            _log.warning("no subscription yet; wakes are found by asking, up to a second late")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        first = True
+        while True:
+            if not first:
+                self.replaced += 1
+                await asyncio.sleep(_PAUSE)
+            first = False
+            try:
+                await self._listen()
+            except (RedisError, OSError, NotSent, Lost, StoreUnavailable, TimeoutError) as error:
+                _log.info("the subscription ended (%s); another is made", said(error))
+                try:
+                    await self._nodes.look_again(None)
+                except (NotSent, Lost, StoreUnavailable) as away:
+                    _log.info("and no server is to be had: %s", away)
+
+    async def _listen(self) -> None:
+        await self._nodes.link(self._shard)  # so that it is known where
+        connection = self._nodes.connection(self._shard)
+        watching: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(ECHO_EVERY):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                for channel in self._channels:
+                    await connection.send_command("SUBSCRIBE" if self._shard is None else "SSUBSCRIBE", channel)
+                    await connection.read_response(disable_decoding=True)
+            self._open.set()
+            watching = asyncio.get_running_loop().create_task(self._watch(connection), name="bide ear: echo")
+            while True:
+                self._take(await connection.read_response(disable_decoding=True))
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await connection.disconnect(nowait=True)
+
+    def _take(self, message: list[bytes]) -> None:
+        kind, channel, said = message[:3]
+        if kind not in (b"message", b"smessage"):
+            raise Lost(f"the server ended it: {kind!r}")  # sunsubscribe: the slot has moved away
+        if channel == self._channels[1]:
+            self._echoed.set()
+            return
+        shard, wake, topic = said.split(b" ", 2)
+        self._heard(int(shard), topic.decode(), int(wake))
+
+    async def _watch(self, connection: AbstractConnection) -> None:
+        """Say something to oneself, and hear it; else end the connection, so that the reader notices."""
+        command = ("PUBLISH" if self._shard is None else "SPUBLISH", self._channels[1], b"")
+        while True:
+            self._echoed.clear()
+            try:
+                link = await self._nodes.link(self._shard)
+                [reply] = await link.ask([command])
+                if isinstance(reply, ResponseError):
+                    _log.warning("the subscription cannot test itself: %s", reply)
+                async with asyncio.timeout(ECHO_EVERY):
+                    await self._echoed.wait()
+                await asyncio.sleep(ECHO_EVERY)
+            except (TimeoutError, NotSent, Lost):
+                await connection.disconnect(nowait=True)
+                return
+
+
+class Listener:
+    """One subscription of a worker; all of a process share the ears."""
+
+    def __init__(self, topics: frozenset[Topic], heard: Heard, listeners: list[Listener]) -> None:
+        self.topics = topics
+        self.heard = heard
+        self._listeners = listeners
+        listeners.append(self)
+
+    async def close(self) -> None:
+        if self in self._listeners:
+            self._listeners.remove(self)
+
+
+class Hearing:
+    """The ears of one store, had from the first listener on, and who listens."""
+
+    def __init__(self, nodes: Nodes, layout: Layout, name: str, when: When, *, sharded: bool, patience: float) -> None:
+        self._nodes = nodes
+        self._layout = layout
+        self._name = name
+        self._when = when
+        self._sharded = sharded
+        self._patience = patience
+        self._listeners: list[Listener] = []
+        self._ears: list[Ear] = []
+        self._making = asyncio.Lock()
+
+    @property
+    def replaced(self) -> int:
+        """How many subscriptions were found dead, and replaced."""
+        return sum(ear.replaced for ear in self._ears)
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+        listener = Listener(frozenset(topics), heard, self._listeners)
+        try:
+            async with self._making:
+                if not self._ears:
+                    await self._make()
+        except BaseException:
+            await listener.close()
+            raise
+        return listener
+
+    async def _make(self) -> None:
+        # a slot may move by itself at any time, so each shard's channel has an ear of its own
+        shards: list[int | None] = [*range(self._layout.shards)] if self._sharded else [None]
+        self._ears = [
+            Ear(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
+            for number, shard in enumerate(shards)
+        ]
+        await asyncio.gather(*(ear.start(self._patience) for ear in self._ears))
+
+    def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
+        wake = self._when(shard, topic, wake)
+        for listener in tuple(self._listeners):
+            if topic in listener.topics:
+                try:
+                    listener.heard(topic, wake)
+                except Exception:  # noqa: BLE001 - one listener's defect is not the others'
+                    _log.exception("a listener of %s failed", topic)
+
+    async def close(self) -> None:
+        for ear in self._ears:
+            await ear.close()

@@ -1,0 +1,222 @@
+"""The verbs that write: sorted by shard and topic on the way out, answered in the caller's order on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from bide.core.answers import Answer
+from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import (
+    At,
+    Cancel,
+    Change,
+    Due,
+    Lease,
+    Move,
+    NewTask,
+    OnConflict,
+    Record,
+    Redrive,
+    Result,
+    Settlement,
+    State,
+    Verdict,
+)
+from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, packed_id, record_of, seed_of
+from bide.stores.redis.caller import Call, Caller
+from bide.stores.redis.layout import Layout
+
+Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement)
+Arguments = list[str | bytes | int]
+_MOST = 1_000
+"""Tasks in one call of a script, so that nobody else waits for long: about 5 ms of the server."""
+
+_MODES = {OnConflict.REPLACE: "r", OnConflict.KEEP: "k", OnConflict.EARLIEST: "e", OnConflict.LATEST: "l",
+          OnConflict.REFUSE: "f"}  # fmt: skip
+_TAKEN = {b"k": Result.KEPT, b"f": Result.REFUSED}
+_CHANGED = {
+    b"m": Result.MOVED, b"u": Result.UNDER_WAY, b"f": Result.FINISHED, b"s": Result.STALE_TOKEN,
+    b"n": Result.NOT_FOUND, b"x": Result.REFUSED, b"c": Result.CANCELLED, b"w": Result.CANCELLED_WHILE_LEASED,
+    b"r": Result.REDRIVEN,
+}  # fmt: skip
+_VERDICTS = {Verdict.DONE: 0, Verdict.RETRY: 2, Verdict.DEFER: 3, Verdict.DEAD: 4}
+_NOTHING = b"+0"
+
+
+def sorted_out(
+    asked: Sequence[Asked], layout: Layout, write: Callable[[Asked], Arguments], *before: int
+) -> tuple[list[Call], list[list[int]]]:
+    """The calls that `asked` makes, and for each call the places in `asked` that its answers belong to."""
+    shards: dict[int, dict[str, tuple[list[int], Arguments]]] = {}
+    shard_of = layout.shard_of
+    for place, one in enumerate(asked):
+        topic, key = one.topic, one.key
+        topics = shards.setdefault(shard_of(topic, key), {})
+        found = topics.get(topic)
+        if found is None:
+            found = topics[topic] = ([], [])
+        found[0].append(place)
+        found[1].extend(write(one))
+    calls, places = [], []
+    for shard, topics in shards.items():
+        arguments: Arguments = [*before]
+        mine: list[int] = []
+        for its, written in topics.values():
+            arguments.append(len(its))
+            arguments.extend(written)
+            mine.extend(its)
+        calls.append(Call(shard, list(topics), arguments))
+        places.append(mine)
+    return calls, places
+
+
+def slices(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
+    """Parts of which none gives a shard much more than it should do at once."""
+    size = _MOST * shards
+    return [asked[first : first + size] for first in range(0, len(asked), size)] if len(asked) > size else [asked]
+
+
+def gathered(answers: list[Any]) -> list[Any]:
+    """The answers, if there is one for each; else the error that carries what there is."""
+    failed = [one for one in answers if isinstance(one, StoreError)]
+    if not failed:
+        return answers
+    if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
+        raise failed[0]
+    raise PartlyFailed(answers)
+
+
+def when(due: Due) -> str:
+    """An instant, or a length from now, as the scripts read it."""
+    if type(due) is At:
+        return str(min(max(due.millis, 0), LAST_INSTANT))
+    return f"{due.millis:+d}"
+
+
+def write_new(new: NewTask) -> Arguments:
+    return [new.key, _MODES[new.on_conflict] + when(new.due), seed_of(new)]
+
+
+async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str) -> list[Any]:
+    calls, places = sorted_out(tasks, layout, write_new)
+    answers: list[Any] = [None] * len(tasks)
+    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+        if type(reply) is not list:
+            for place in mine:
+                answers[place] = reply
+            continue
+        _, now_there, token, *odd = reply
+        for number, place in enumerate(mine):
+            answers[place] = Answer(Result.CREATED, _born(tasks[place], now_there, token + number))
+        for first in range(0, len(odd), 4):
+            number, word, body, was = odd[first : first + 4]
+            place = mine[number]
+            new = tasks[place]
+            if word == b"p":
+                record = answers[place].record
+                answers[place] = Answer(Result.REPLACED, record, None if was < 0 else was)
+            else:
+                answers[place] = Answer(_TAKEN[word], record_of(new.topic, new.key, body))
+    return answers
+
+
+def _born(new: NewTask, now: Millis, token: int) -> Record:
+    due = new.due.resolve(now)
+    due = 0 if due < 0 else LAST_INSTANT if due > LAST_INSTANT else due
+    return Record(
+        new.topic, new.key, new.id, new.group, State.WAITING, due, due if due > now else now, 0, 0, 0, 0, token, None,
+        new.payload, new.options, new.deadline, None, now, None, None,
+    )  # fmt: skip
+
+
+def write_change(change: Change) -> Arguments:
+    token = (change.if_token or 0).to_bytes(7, "big")
+    if type(change) is Cancel:
+        keep = min(max(change.keep_until, 0), NO_DEADLINE).to_bytes(6, "big")
+        return [change.key, b"".join((b"\1", token, keep, b"\0" * 6, b"\2", _NOTHING))]
+    if type(change) is Move:
+        deadline = NO_DEADLINE if change.deadline is None else change.deadline
+        text = when(change.due).encode()
+        return [
+            change.key,
+            b"".join((b"\0", token, b"\0" * 6, deadline.to_bytes(6, "big"), len(text).to_bytes(1, "big"), text)),
+        ]
+    assert type(change) is Redrive
+    text = when(change.due).encode()
+    what = (b"\2", token, b"\0" * 12, len(text).to_bytes(1, "big"), text, packed_id(change.id))
+    return [change.key, b"".join(what)]
+
+
+async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now: str) -> list[Any]:
+    calls, places = sorted_out(changes, layout, write_change)
+    answers: list[Any] = [None] * len(changes)
+    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+        if type(reply) is not list:
+            for place in mine:
+                answers[place] = reply
+            continue
+        at = 2
+        for place in mine:
+            word, was, body = reply[at : at + 3]
+            at += 3
+            asked = changes[place]
+            record = record_of(asked.topic, asked.key, body) if body else None
+            answers[place] = Answer(_CHANGED[word], record, None if was < 0 else was)
+    return answers
+
+
+def write_lease(lease: Lease) -> Arguments:
+    return [lease.key, lease.token]
+
+
+async def extend(caller: Caller, layout: Layout, leases: Sequence[Lease], now: str, lasts: Millis) -> list[Any]:
+    return await _accepted(caller, leases, *sorted_out(leases, layout, write_lease, lasts), now)
+
+
+def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
+    """`now`: what is not kept beyond it is forgotten at once."""
+
+    def write(one: Settlement) -> Arguments:
+        verdict = one.verdict
+        if verdict is Verdict.DONE and one.wake is None and one.keep_until <= now:
+            return [one.key, one.token, b""]
+        error = b"" if one.error is None else one.error.encode()
+        text = b"+0" if one.wake is None else when(one.wake).encode()
+        code = 1 if verdict is Verdict.DONE and one.wake is not None else _VERDICTS[verdict]
+        what = (
+            code.to_bytes(1, "big"),
+            min(max(one.keep_until, 0), NO_DEADLINE).to_bytes(6, "big"),
+            (NO_ERROR if one.error is None else len(error)).to_bytes(4, "big"),
+            error,
+            len(text).to_bytes(1, "big"),
+            text,
+            packed_id(one.next_id) if code == 1 else b"",
+        )
+        return [one.key, one.token, b"".join(what)]
+
+    return write
+
+
+async def settle(caller: Caller, layout: Layout, outcomes: Sequence[Settlement], now: str, about: Millis) -> list[Any]:
+    return await _accepted(caller, outcomes, *sorted_out(outcomes, layout, settlement_writer(about)), now)
+
+
+async def _accepted(
+    caller: Caller, asked: Sequence[Any], calls: list[Call], places: list[list[int]], now: str
+) -> list[Any]:
+    answers: list[Any] = [False] * len(asked)
+    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+        if type(reply) is list:
+            for place, yes in zip(mine, reply[2:], strict=True):
+                answers[place] = yes == 1
+        else:
+            for place in mine:
+                answers[place] = reply
+    return answers
+
+
+def unknown(answers: Sequence[Any]) -> bool:
+    """Whether some may have been done."""
+    return any(isinstance(one, OutcomeUnknown) for one in answers)
