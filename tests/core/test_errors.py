@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bide.core import errors
-from bide.core.errors import BadInput, BadPayload, BideError, MissingExtra, StoreError, StoreUnavailable
+from bide.core.errors import BadInput, BadPayload, BideError, MissingExtra, PartlyFailed, StoreError, StoreUnavailable
 
 ALL: list[type[BideError]] = [
     each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, BideError)
@@ -56,6 +56,7 @@ def examples() -> list[BideError]:
         BadInput: BadInput("delay", "soon", "a duration"),
         BadPayload: BadPayload("payload", b"\xff", "JSON"),
         MissingExtra: MissingExtra("redis", "a redis:// store"),
+        PartlyFailed: PartlyFailed([1, StoreUnavailable("away")]),
     }
     return [special[each] if each in special else each("it is away") for each in ALL]
 

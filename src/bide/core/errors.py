@@ -98,7 +98,8 @@ class PartlyFailed(StoreError):
     def __init__(self, answers: Sequence[object]) -> None:
         self.answers = answers
         failed = [one for one in answers if isinstance(one, StoreError)]
-        super().__init__(f"{len(failed)} of {len(answers)} failed, the others were done; the first: {failed[0]}")
+        first = f"; the first: {failed[0]}" if failed else ""
+        super().__init__(f"{len(failed)} of {len(answers)} failed, the others were done{first}")
 
     def __reduce__(self) -> tuple[type[PartlyFailed], tuple[Sequence[object]]]:
         return type(self), (self.answers,)
