@@ -51,12 +51,15 @@ def test_a_missing_extra_says_how_to_install_it() -> None:
     assert "pip install 'bide[redis]'" in str(MissingExtra("redis", "a redis:// store"))
 
 
+AWAY = StoreUnavailable("away")
+
+
 def examples() -> list[BideError]:
     special: dict[type[BideError], BideError] = {
         BadInput: BadInput("delay", "soon", "a duration"),
         BadPayload: BadPayload("payload", b"\xff", "JSON"),
         MissingExtra: MissingExtra("redis", "a redis:// store"),
-        PartlyFailed: PartlyFailed([1, StoreUnavailable("away")]),
+        PartlyFailed: PartlyFailed(["done", AWAY]),
     }
     return [special[each] if each in special else each("it is away") for each in ALL]
 
@@ -66,7 +69,7 @@ def test_errors_travel_between_processes(error: BideError) -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(other) is type(error)
         assert str(other) == str(error)
-        assert vars(other) == vars(error)
+        assert repr(vars(other)) == repr(vars(error))
 
 
 def test_every_error_is_ours_and_says_what_it_means() -> None:

@@ -29,29 +29,32 @@ _SIZE = Struct(">I")
 
 def seed_of(new: NewTask) -> bytes:
     """A new task's body without its head: flags, then what follows the head."""
-    flags, parts = 0, []
+    if new.deadline is None and new.group is None and not new.options:
+        return b"\0" + packed_id(new.id) + new.payload
+    flags, parts = 0, b""
     if new.deadline is not None:
         flags |= DEADLINE
-        parts.append(new.deadline.to_bytes(6, "big"))
+        parts += new.deadline.to_bytes(6, "big")
     if new.group is not None:
         flags |= GROUP
         group = new.group.encode()
-        parts.append(len(group).to_bytes(1, "big") + group)
-    parts.append(packed_id(new.id))
+        parts += len(group).to_bytes(1, "big") + group
+    parts += packed_id(new.id)
     if new.options:
         flags |= OPTIONS
-        parts.append(_SIZE.pack(len(new.options)) + new.options)
-    return flags.to_bytes(1, "big") + b"".join(parts) + new.payload
+        parts += _SIZE.pack(len(new.options)) + new.options
+    return flags.to_bytes(1, "big") + parts + new.payload
 
 
 def packed_id(text: str) -> bytes:
     """An id as a body has it: a UUID in 16 bytes after a zero, any other text after its size."""
-    if len(text) == 36:
+    if len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-":
+        digits = text.replace("-", "")
         try:
-            raw = bytes.fromhex(text[:8] + text[9:13] + text[14:18] + text[19:23] + text[24:])
+            raw = bytes.fromhex(digits)
         except ValueError:
             raw = b""
-        if len(raw) == 16 and _uuid_text(raw) == text:
+        if len(raw) == 16 and raw.hex() == digits:  # no capitals: what is read back is what was written
             return b"\0" + raw
     encoded = text.encode()
     return len(encoded).to_bytes(1, "big") + encoded

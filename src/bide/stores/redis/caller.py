@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import AskError, ResponseError
@@ -69,8 +69,28 @@ class Turn:
         self.free = True
 
 
+class _Sent:
+    """A call on its way."""
+
+    __slots__ = ("answer", "at", "call", "command", "place", "released", "turn")
+
+    def __init__(
+        self, place: int, call: Call, command: Command, at: float, answer: asyncio.Future[list[Any]], turn: Turn
+    ) -> None:
+        self.place = place
+        self.call = call
+        self.command = command
+        self.at = at
+        self.answer = answer
+        self.turn = turn
+        self.released = False
+
+
+Read = Callable[[int, Any], None]
+
+
 class Caller:
-    """One kind of operation of one store. `run` answers each call with its reply or the error that befell it."""
+    """One kind of operation of one store."""
 
     def __init__(
         self,
@@ -100,69 +120,68 @@ class Caller:
         self.resent = 0
         """Calls that had to be sent more than once."""
 
-    async def run(self, calls: Sequence[Call], *, now: str = "") -> list[Any]:
-        """All of them at once. `now`: the caller's time, where the store goes by that."""
-        if len(calls) == 1:
-            return [await self._one(calls[0], now)]
-        if not all(self._turns[call.shard].free for call in calls):
-            return await asyncio.gather(*(self._one(call, now) for call in calls))
-        return await self._together(calls, now)
+    async def run(self, calls: Iterable[Call], read: Read, *, now: str = "") -> None:
+        """All of them at once; `read` is told each one's place and its reply, or the error that befell it.
 
-    async def _one(self, call: Call, now: str) -> Any:
+        `calls` may be made while the first of them are on their way already: the server works meanwhile, and so does
+        `read` while it works on the last. `now`: the caller's time, where the store goes by that.
+        """
+        sent: list[_Sent] = []
+        slow: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        try:
+            for place, call in enumerate(calls):
+                turn = self._turns[call.shard]
+                link = self._nodes.ready(call.shard) if turn.free and self._wait is None else None
+                if link is None:
+                    slow.append(loop.create_task(self._one(place, call, now, read), name="bide call"))
+                    continue
+                turn.free = False
+                command = self._command(call, now)
+                sent.append(_Sent(place, call, command, self._time.clock(), link.post([command]), turn))
+                if link.plenty:
+                    await link.flush()
+            for one in sent:
+                try:
+                    [reply] = await one.answer
+                except Lost as lost:
+                    reply = lost
+                if type(reply) is list:
+                    self._time.saw(reply[0], one.at, self._time.clock())
+                    one.turn.release()
+                    one.released = True
+                    read(one.place, reply)
+                else:
+                    one.released = True
+                    slow.append(loop.create_task(self._go_on(one, reply, read), name="bide call"))
+            if slow:
+                await asyncio.gather(*slow)
+        except BaseException:
+            for task in slow:
+                task.cancel()
+            raise
+        finally:
+            for one in sent:
+                if not one.released:
+                    one.turn.release()
+
+    async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
+        """When its turn has come, with all the patience there is."""
         turn = self._turns[call.shard]
         await turn.wait()
         try:
-            return await self._insist(call, self._command(call, now))
+            reply = await self._insist(call, self._command(call, now))
         finally:
             turn.release()
+        read(place, reply)
 
-    async def _together(self, calls: Sequence[Call], now: str) -> list[Any]:
-        """The good case: every shard is free, and each server gets its share in one write."""
-        for call in calls:
-            self._turns[call.shard].free = False
-        waiting = {call.shard for call in calls}
+    async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
+        """What was sent, and did not come back with an answer."""
         try:
-            commands = [self._command(call, now) for call in calls]
-            groups: dict[Link, list[int]] = {}
-            for place, call in enumerate(calls):
-                try:
-                    groups.setdefault(await self._nodes.link(call.shard), []).append(place)
-                except (NotSent, StoreUnavailable):
-                    groups.setdefault(None, []).append(place)  # type: ignore[arg-type]
-            replies: list[Any] = [None] * len(calls)
-
-            async def ask(link: Link | None, places: list[int]) -> None:
-                got: Sequence[Any] = [NotSent("no link")] * len(places)
-                if link is not None:
-                    got = await self._ask(link, [commands[place] for place in places])
-                for place, reply in zip(places, got, strict=True):
-                    shard = calls[place].shard
-                    if type(reply) is list:
-                        replies[place] = reply
-                        waiting.discard(shard)
-                        self._turns[shard].release()
-                slow = [place for place in places if replies[place] is None]
-                if slow:
-                    firsts = dict(zip(places, got, strict=True))
-                    await asyncio.gather(*(insist(place, firsts[place]) for place in slow))
-
-            async def insist(place: int, first: Any) -> None:
-                shard = calls[place].shard
-                try:
-                    replies[place] = await self._insist(calls[place], commands[place], first)
-                finally:
-                    waiting.discard(shard)
-                    self._turns[shard].release()
-
-            if len(groups) == 1:
-                [(link, places)] = groups.items()
-                await ask(link, places)
-            else:
-                await asyncio.gather(*(ask(link, places) for link, places in groups.items()))
-            return replies
+            reply = await self._insist(sent.call, sent.command, first)
         finally:
-            for shard in waiting:
-                self._turns[shard].release()
+            sent.turn.release()
+        read(sent.place, reply)
 
     def _command(self, call: Call, now: str) -> Command:
         shard, topics, arguments = call

@@ -23,6 +23,8 @@ from zlib import crc32
 from bide.core.records import State, Topic
 
 VERSION = 1
+_MOST = 65_536
+"""Names of topics that are kept ready."""
 INDEX_LETTERS = {State.WAITING: "w", State.LEASED: "l", State.DONE: "d", State.CANCELLED: "c", State.DEAD: "x"}
 """In the order of their numbers in a body."""
 
@@ -30,18 +32,25 @@ INDEX_LETTERS = {State.WAITING: "w", State.LEASED: "l", State.DONE: "d", State.C
 class Layout:
     """The names of one namespace's keys."""
 
-    __slots__ = ("_fixed", "_topics", "namespace", "shards", "tags")
+    __slots__ = ("_fixed", "_starts", "_topics", "namespace", "shards", "tags")
 
     def __init__(self, namespace: str, shards: int) -> None:
         self.namespace = namespace
         self.shards = shards
         self.tags = [f"{{{namespace}:{shard}}}:" for shard in range(shards)]
         self._fixed = [tuple(f"{tag}{letter}".encode() for letter in "ntgfi") for tag in self.tags]
-        self._topics = lru_cache(maxsize=65_536)(self._topic_keys)
+        self._topics = lru_cache(maxsize=_MOST)(self._topic_keys)
+        self._starts: dict[str, int] = {}
+        """The hash of each topic, to go on from."""
 
     def shard_of(self, topic: Topic, key: str) -> int:
         """By a hash that every client, of whatever version and machine, computes alike."""
-        return crc32(f"{topic}\0{key}".encode()) % self.shards
+        start = self._starts.get(topic)
+        if start is None:
+            if len(self._starts) > _MOST:
+                self._starts.clear()
+            start = self._starts[topic] = crc32(f"{topic}\0".encode())
+        return crc32(key.encode(), start) % self.shards
 
     def fixed(self, shard: int, caller: bytes) -> tuple[bytes, ...]:
         """Counter, the caller's answer, topics, groups, finished, counts: as the scripts expect them."""

@@ -79,7 +79,8 @@ class Leaser:
                 for topic in shares:
                     self._heads[topic].asking(shard)
                 calls.append(Call(shard, list(shares), [until - now, holder, *shares.values()]))
-            replies = await self._caller.run(calls, now="" if self._by_server else str(now))
+            replies: list[Any] = [None] * len(calls)
+            await self._caller.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
             for call, reply in zip(calls, replies, strict=True):
                 if isinstance(reply, StoreError):
                     failed = reply

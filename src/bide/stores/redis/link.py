@@ -25,6 +25,8 @@ Reply = Any
 """bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call is no broken link."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_PLENTY = 16_384
+"""Bytes that are worth a write of their own: the server begins while the rest is being made."""
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 
@@ -59,24 +61,51 @@ class Link:
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._outbox: list[bytes] = []
+        self._outbox_size = 0
         self._pending: deque[_Asked] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
 
+    @property
+    def ready(self) -> bool:
+        """Whether `post` may be called."""
+        return self._connection is not None
+
+    @property
+    def plenty(self) -> bool:
+        """Whether so much waits to be written that it should not wait for more."""
+        return self._outbox_size > _PLENTY
+
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
         """Send them together; their answers, in order. Raises NotSent, Lost, StoreUnavailable (it never will)."""
         if self._connection is None:
             await self._connect()
+        return await self.post(commands)
+
+    def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+        """Put them into the next write; the answers to come, or Lost. Only while `ready`."""
         asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
-        self._outbox.extend(_pack(tuple(command)) for command in commands)
+        for command in commands:
+            packed = _pack(tuple(command))
+            self._outbox.append(packed)
+            self._outbox_size += len(packed)
         self._pending.append(asked)
         if self._writer is None:
             self._writer = self._loop.create_task(self._write(), name=f"bide link to {self.name}: write")
         if self._watch is None:
             self._watch = self._loop.call_later(self._patience, self._check)
-        return await asked.future
+        return asked.future
+
+    async def flush(self) -> None:
+        """Write what was posted, now and not at the end of this turn of the loop."""
+        if self._outbox and self._connection is not None:
+            packed, self._outbox, self._outbox_size = b"".join(self._outbox), [], 0
+            try:
+                await self._connection.send_packed_command(packed, check_health=False)
+            except (RedisError, OSError) as error:
+                await self._break(Lost(f"{self.name}: {error}"))
 
     async def _connect(self) -> None:
         if self._closed:
@@ -116,10 +145,7 @@ class Link:
     async def _write(self) -> None:
         try:
             while self._outbox and self._connection is not None:
-                packed, self._outbox = b"".join(self._outbox), []
-                await self._connection.send_packed_command(packed, check_health=False)
-        except (RedisError, OSError) as error:
-            await self._break(Lost(f"{self.name}: {error}"))
+                await self.flush()
         finally:
             self._writer = None
 
@@ -157,7 +183,7 @@ class Link:
         """The connection is of no use any more; who waits for an answer on it is told."""
         connection, self._connection = self._connection, None
         pending, self._pending = self._pending, deque()
-        self._outbox = []
+        self._outbox, self._outbox_size = [], 0
         reader, self._reader = self._reader, None
         if reader is not None and reader is not asyncio.current_task():
             reader.cancel()

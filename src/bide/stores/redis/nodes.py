@@ -29,6 +29,10 @@ class Nodes(Protocol):
         """To the server that has the shard (None: what belongs to the whole namespace). Raises NotSent."""
         ...
 
+    def ready(self, shard: int) -> Link | None:
+        """The same, if it is known and connected."""
+        ...
+
     async def look_again(self, link: Link | None) -> None:
         """That link led to the wrong server, or to none: find out who has what now."""
         ...
@@ -92,6 +96,9 @@ class OneNode:
     async def link(self, shard: int | None) -> Link:
         return self._link
 
+    def ready(self, shard: int) -> Link | None:
+        return self._link if self._link.ready else None
+
     async def look_again(self, link: Link | None) -> None:
         """There is no other; a server that became a replica may be made a master again."""
 
@@ -129,6 +136,9 @@ class SentinelNodes:
                     await self._look()
         assert self._link is not None
         return self._link
+
+    def ready(self, shard: int) -> Link | None:
+        return self._link if self._link is not None and self._link.ready else None
 
     async def look_again(self, link: Link | None) -> None:
         async with self._looking:
@@ -219,6 +229,11 @@ class ClusterNodes:
             if where is None:
                 raise NotSent(f"{self._address.shown}: no server serves the slot of shard {shard}")
         return self.at(*where)
+
+    def ready(self, shard: int) -> Link | None:
+        where = self._owner.get(self._slots[shard])
+        link = None if where is None else self._links.get(where)
+        return link if link is not None and link.ready else None
 
     async def look_again(self, link: Link | None) -> None:
         await self._look_since(self._looked)

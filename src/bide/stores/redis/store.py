@@ -195,7 +195,8 @@ class RedisStore:
                 for keys in topics.values():
                     arguments += [len(keys), *keys]
                 calls.append(Call(shard, list(topics), arguments))
-        replies = await opened.callers["purge"].run(calls, now=self._now(now)) if calls else []
+        replies: list[Any] = [None] * len(calls)
+        await opened.callers["purge"].run(calls, replies.__setitem__, now=self._now(now))
         for reply in replies:
             if isinstance(reply, StoreError):
                 raise reply

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from bide.core.answers import Answer
-from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
+from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import (
     At,
@@ -45,31 +45,36 @@ _VERDICTS = {Verdict.DONE: 0, Verdict.RETRY: 2, Verdict.DEFER: 3, Verdict.DEAD: 
 _NOTHING = b"+0"
 
 
+Places = list[int]
+
+
 def sorted_out(
     asked: Sequence[Asked], layout: Layout, write: Callable[[Asked], Arguments], *before: int
-) -> tuple[list[Call], list[list[int]]]:
-    """The calls that `asked` makes, and for each call the places in `asked` that its answers belong to."""
-    shards: dict[int, dict[str, tuple[list[int], Arguments]]] = {}
+) -> tuple[Iterator[Call], list[Places]]:
+    """The calls that `asked` makes, made one by one; and for each call the places that its answers belong to."""
+    shards: dict[int, dict[str, Places]] = {}
     shard_of = layout.shard_of
     for place, one in enumerate(asked):
-        topic, key = one.topic, one.key
-        topics = shards.setdefault(shard_of(topic, key), {})
-        found = topics.get(topic)
-        if found is None:
-            found = topics[topic] = ([], [])
-        found[0].append(place)
-        found[1].extend(write(one))
-    calls, places = [], []
-    for shard, topics in shards.items():
-        arguments: Arguments = [*before]
-        mine: list[int] = []
-        for its, written in topics.values():
-            arguments.append(len(its))
-            arguments.extend(written)
-            mine.extend(its)
-        calls.append(Call(shard, list(topics), arguments))
-        places.append(mine)
-    return calls, places
+        topic = one.topic
+        shard = shard_of(topic, one.key)
+        topics = shards.get(shard)
+        if topics is None:
+            shards[shard] = {topic: [place]}
+        elif topic in topics:
+            topics[topic].append(place)
+        else:
+            topics[topic] = [place]
+
+    def calls() -> Iterator[Call]:
+        for shard, topics in shards.items():
+            arguments: Arguments = [*before]
+            for mine in topics.values():
+                arguments.append(len(mine))
+                for place in mine:
+                    arguments += write(asked[place])
+            yield Call(shard, list(topics), arguments)
+
+    return calls(), [[place for mine in topics.values() for place in mine] for topics in shards.values()]
 
 
 def slices(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
@@ -102,23 +107,27 @@ def write_new(new: NewTask) -> Arguments:
 async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str) -> list[Any]:
     calls, places = sorted_out(tasks, layout, write_new)
     answers: list[Any] = [None] * len(tasks)
-    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+
+    def read(call: int, reply: Any) -> None:
+        mine = places[call]
         if type(reply) is not list:
             for place in mine:
                 answers[place] = reply
-            continue
+            return
         _, now_there, token, *odd = reply
-        for number, place in enumerate(mine):
-            answers[place] = Answer(Result.CREATED, _born(tasks[place], now_there, token + number))
+        for place in mine:
+            answers[place] = Answer(Result.CREATED, _born(tasks[place], now_there, token))
+            token += 1
         for first in range(0, len(odd), 4):
             number, word, body, was = odd[first : first + 4]
             place = mine[number]
             new = tasks[place]
             if word == b"p":
-                record = answers[place].record
-                answers[place] = Answer(Result.REPLACED, record, None if was < 0 else was)
+                answers[place] = Answer(Result.REPLACED, answers[place].record, None if was < 0 else was)
             else:
                 answers[place] = Answer(_TAKEN[word], record_of(new.topic, new.key, body))
+
+    await caller.run(calls, read, now=now)
     return answers
 
 
@@ -152,18 +161,20 @@ def write_change(change: Change) -> Arguments:
 async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now: str) -> list[Any]:
     calls, places = sorted_out(changes, layout, write_change)
     answers: list[Any] = [None] * len(changes)
-    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+
+    def read(call: int, reply: Any) -> None:
         if type(reply) is not list:
-            for place in mine:
+            for place in places[call]:
                 answers[place] = reply
-            continue
+            return
         at = 2
-        for place in mine:
-            word, was, body = reply[at : at + 3]
-            at += 3
-            asked = changes[place]
+        for place in places[call]:
+            asked, body, was = changes[place], reply[at + 2], reply[at + 1]
             record = record_of(asked.topic, asked.key, body) if body else None
-            answers[place] = Answer(_CHANGED[word], record, None if was < 0 else was)
+            answers[place] = Answer(_CHANGED[reply[at]], record, None if was < 0 else was)
+            at += 3
+
+    await caller.run(calls, read, now=now)
     return answers
 
 
@@ -204,19 +215,17 @@ async def settle(caller: Caller, layout: Layout, outcomes: Sequence[Settlement],
 
 
 async def _accepted(
-    caller: Caller, asked: Sequence[Any], calls: list[Call], places: list[list[int]], now: str
+    caller: Caller, asked: Sequence[Any], calls: Iterator[Call], places: list[Places], now: str
 ) -> list[Any]:
     answers: list[Any] = [False] * len(asked)
-    for mine, reply in zip(places, await caller.run(calls, now=now), strict=True):
+
+    def read(call: int, reply: Any) -> None:
         if type(reply) is list:
-            for place, yes in zip(mine, reply[2:], strict=True):
+            for place, yes in zip(places[call], reply[2:], strict=True):
                 answers[place] = yes == 1
         else:
-            for place in mine:
+            for place in places[call]:
                 answers[place] = reply
+
+    await caller.run(calls, read, now=now)
     return answers
-
-
-def unknown(answers: Sequence[Any]) -> bool:
-    """Whether some may have been done."""
-    return any(isinstance(one, OutcomeUnknown) for one in answers)
