@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from enum import Enum, StrEnum
@@ -97,3 +98,20 @@ def test_fresh_ids_differ_and_are_in_order_of_time() -> None:
     assert len(set(ids)) == len(ids)
     stamps = [text[:13] for text in ids]  # the milliseconds; the rest is noise
     assert stamps == sorted(stamps)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_gives_out_ids_of_its_own() -> None:
+    new_id()
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(into, new_id().encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out) as told:
+        theirs = told.read()
+    os.waitpid(child, 0)
+    mine = new_id()
+    assert len(theirs) == 36
+    assert theirs[19:] != mine[19:]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ from bide.stores.redis.layout import INDEX_LETTERS, Layout
 from bide.stores.redis.reading import Reader
 
 _ALL = list(INDEX_LETTERS)
+Entry = TypeVar("Entry", tuple[Millis, str], bytes)
 _ACCEPTED = "the cursor of the page before, of the same filter"
 
 
@@ -100,14 +102,33 @@ async def _entries(
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
     time, key = (after.time, after.key) if (after.time, after.key) >= (low, "") else (low, "")
     asked = [(shard, state) for shard in range(layout.shards) for state in states]
+    share = _share(count, len(asked))
     pages = await reader.pages(
         [(shard, layout.index(shard, after.topic, state)) for shard, state in asked],
-        [time, key.encode(), high, count],
+        [time, key.encode(), high, share],
     )
-    merged = heapq.merge(
-        *([(int(float(page[n + 1])), page[n].decode()) for n in range(0, len(page), 2)] for page in pages)
-    )
-    return list(islice(merged, count))
+    entries = [[(int(float(page[n + 1])), page[n].decode()) for n in range(0, len(page), 2)] for page in pages]
+    return _merged(entries, share, count)
+
+
+def _share(count: int, indexes: int) -> int:
+    """How much of a page to ask of each index: the part that falls to it by chance, and room for most chances."""
+    if indexes == 1:
+        return count
+    part = count / indexes
+    return min(count, int(part + 2 * part**0.5) + 4)
+
+
+def _merged(pages: Sequence[list[Entry]], share: int, count: int) -> list[Entry]:
+    """The first `count` of several pages; fewer where an index may have more before them. Never none if there are any.
+
+    A page that is full may go on: what lies behind its end cannot be told apart from what lies behind another's.
+    """
+    ends = [page[-1] for page in pages if len(page) == share]
+    merged = list(islice(heapq.merge(*pages), count))
+    if ends:
+        merged = merged[: bisect_right(merged, min(ends))]
+    return merged
 
 
 def _time_of(record: Record) -> Millis:
@@ -125,7 +146,9 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
     shown: list[tuple[_Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
-        members = await reader.members([layout.groups(shard) for shard in range(layout.shards)], after, before, count)
+        share = _share(count, layout.shards)
+        pages = await reader.members([layout.groups(shard) for shard in range(layout.shards)], after, before, share)
+        members = _merged(pages, share, count)
         if not members:
             break
         refs = [Ref(*member.decode().split("\0")[1:]) for member in members]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time as steady
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
-from bide.core.records import Leased, Record, Topic
+from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.redis.bodies import record_of
 from bide.stores.redis.caller import Call, Caller
 from bide.stores.redis.heads import CAP, GRACE, Heads, owned
@@ -18,6 +18,7 @@ from bide.stores.redis.time import ServerTime
 
 _AGAIN: Millis = 1_000
 """How long a shard whose server is away is left alone."""
+_NO_TOKEN: Token = 2**53
 _woke = itemgetter(0)
 _Taken = list[tuple[Millis, Record]]
 """With the time at which each woke."""
@@ -45,6 +46,17 @@ class Leaser:
         heads.told(shard, wake)
         return wake if heads.mine[shard] else wake + GRACE
 
+    def wrote(self, answers: Sequence[Any], places: Sequence[int]) -> None:
+        """What this process itself has put: no need to be told of it by the server."""
+        if not self._heads:
+            return
+        for place in places:
+            record = answers[place].record
+            if record is not None and record.state is State.WAITING:
+                heads = self._heads.get(record.topic)
+                if heads is not None:
+                    heads.told(self._layout.shard_of(record.topic, record.key), record.wake_at)
+
     def share(self, holder: str, topics: Collection[Topic], live: Mapping[str, Collection[Topic]]) -> None:
         """`holder` is of this process (or has gone, if it has no topics), and these are all who live."""
         if topics:
@@ -64,6 +76,8 @@ class Leaser:
         """See `ports.Store.lease`."""
         taken: _Taken = []
         empty: _Empty = set()
+        since: dict[int, Token] = {}
+        """Of each shard that was asked: the first token that this call may have given out."""
         room = dict(wants)
         failed: StoreError | None = None
         for topic in wants:
@@ -78,7 +92,8 @@ class Leaser:
             for shard, shares in asked.items():
                 for topic in shares:
                     self._heads[topic].asking(shard)
-                calls.append(Call(shard, list(shares), [until - now, holder, *shares.values()]))
+                first_token = since.get(shard, _NO_TOKEN)
+                calls.append(Call(shard, list(shares), [until - now, holder, first_token, *shares.values()]))
             replies: list[Any] = [None] * len(calls)
             await self._caller.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
             for call, reply in zip(calls, replies, strict=True):
@@ -87,6 +102,7 @@ class Leaser:
                     for topic in call.topics:
                         self._heads[topic].answered(call.shard, self._now(now) + _AGAIN, -1, clock, plenty=False)
                 else:
+                    since.setdefault(call.shard, reply[2] + 1)
                     self._read(call, asked[call.shard], reply, room, taken, empty, clock)
         if failed is not None and not taken:
             raise failed
@@ -127,7 +143,7 @@ class Leaser:
         empty: _Empty,
         clock: float,
     ) -> None:
-        place = 2
+        place = 3
         for topic in call.topics:
             waiting, leased, count = reply[place : place + 3]
             place += 3

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Sequence
 from hashlib import sha1
 from importlib.resources import files
-from itertools import islice
 from typing import Any
 
 from redis.exceptions import AskError, ResponseError
@@ -115,12 +113,11 @@ class Reader:
         """One page of each (shard, index): member, score, and so on."""
         return await self.ask([(shard, ("EVALSHA", _PAGE_SHA, 1, index, *place)) for shard, index in indexes])
 
-    async def members(self, indexes: Sequence[bytes], after: bytes, before: bytes, count: int) -> list[bytes]:
-        """The first members between two bounds, of one index for each shard, in order."""
-        pages = await self.ask(
+    async def members(self, indexes: Sequence[bytes], after: bytes, before: bytes, count: int) -> list[list[bytes]]:
+        """The first members between two bounds, of one index for each shard."""
+        return await self.ask(
             [(shard, ("ZRANGEBYLEX", index, after, before, "LIMIT", 0, count)) for shard, index in enumerate(indexes)]
         )
-        return list(islice(heapq.merge(*pages), count))
 
 
 _NOTHING = object()

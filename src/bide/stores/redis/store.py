@@ -125,10 +125,14 @@ class RedisStore:
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(tasks, partial(writing.add, self._open().callers["add"]), self._now(now))
+        opened = self._open()
+        adding = partial(writing.add, opened.callers["add"], wrote=opened.leaser.wrote)
+        return await self._write(tasks, adding, self._now(now))
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write(changes, partial(writing.change, self._open().callers["change"]), self._now(now))
+        opened = self._open()
+        changing = partial(writing.change, opened.callers["change"], wrote=opened.leaser.wrote)
+        return await self._write(changes, changing, self._now(now))
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         settling = partial(writing.settle, self._open().callers["settle"], about=now)

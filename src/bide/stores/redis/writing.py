@@ -46,6 +46,8 @@ _NOTHING = b"+0"
 
 
 Places = list[int]
+Wrote = Callable[[Sequence[Any], Places], None]
+"""Told of the answers of one shard, by their places."""
 
 
 def sorted_out(
@@ -100,12 +102,22 @@ def when(due: Due) -> str:
     return f"{due.millis:+d}"
 
 
-def write_new(new: NewTask) -> Arguments:
-    return [new.key, _MODES[new.on_conflict] + when(new.due), seed_of(new)]
+def new_writer() -> Callable[[NewTask], Arguments]:
+    """Most tasks of a batch have the same delay, and so the same words for it."""
+    said: dict[tuple[OnConflict, Due], str] = {}
+
+    def write(new: NewTask) -> Arguments:
+        asked = (new.on_conflict, new.due)
+        words = said.get(asked)
+        if words is None:
+            words = said[asked] = _MODES[new.on_conflict] + when(new.due)
+        return [new.key, words, seed_of(new)]
+
+    return write
 
 
-async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str) -> list[Any]:
-    calls, places = sorted_out(tasks, layout, write_new)
+async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str, wrote: Wrote) -> list[Any]:
+    calls, places = sorted_out(tasks, layout, new_writer())
     answers: list[Any] = [None] * len(tasks)
 
     def read(call: int, reply: Any) -> None:
@@ -116,8 +128,10 @@ async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str
             return
         _, now_there, token, *odd = reply
         for place in mine:
-            answers[place] = Answer(Result.CREATED, _born(tasks[place], now_there, token))
+            born = _born(tasks[place], now_there, token)
+            answers[place] = Answer(Result.CREATED, born)
             token += 1
+        wrote(answers, mine)
         for first in range(0, len(odd), 4):
             number, word, body, was = odd[first : first + 4]
             place = mine[number]
@@ -158,7 +172,7 @@ def write_change(change: Change) -> Arguments:
     return [change.key, b"".join(what)]
 
 
-async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now: str) -> list[Any]:
+async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now: str, wrote: Wrote) -> list[Any]:
     calls, places = sorted_out(changes, layout, write_change)
     answers: list[Any] = [None] * len(changes)
 
@@ -173,6 +187,7 @@ async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now:
             record = record_of(asked.topic, asked.key, body) if body else None
             answers[place] = Answer(_CHANGED[reply[at]], record, None if was < 0 else was)
             at += 3
+        wrote(answers, places[call])
 
     await caller.run(calls, read, now=now)
     return answers

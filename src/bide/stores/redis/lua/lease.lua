@@ -1,11 +1,13 @@
 -- lease: take what is due, oldest first, of each topic up to a number; a number of 0 only asks.
--- asked: until (ms from now), holder, then for each topic a number
--- answers: {us, now, then for each topic: head of what waits (-1: nothing), head of what is leased (-1),
+-- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call gave
+--   them out a moment ago, and they were over at once), then for each topic a number
+-- answers: {us, now, the last token before, then for each topic: head of what waits (-1: nothing), head of what is leased (-1),
 --   how many, and for each: key, the time at which it woke, body as it now is}
 -- An entry whose body is missing or cannot be read is set aside, and counted as `damaged`.
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = ARGV[next_argument + 1]
-next_argument = next_argument + 2
+local since = tonumber(ARGV[next_argument + 2])
+next_argument = next_argument + 3
 
 -- What waits and what a lost holder left, merged by time; most often there is nothing of the latter.
 local function due(topic, want)
@@ -23,7 +25,7 @@ local function due(topic, want)
   return keys
 end
 
-local reply = {micros, now}
+local reply = {micros, now, tonumber(call('GET', KEYS[1]) or 0)}
 for _, topic in ipairs(topics) do
   local want = tonumber(ARGV[next_argument])
   next_argument = next_argument + 1
@@ -42,7 +44,7 @@ for _, topic in ipairs(topics) do
         call('HINCRBY', KEYS[6], 'damaged', 1)
       elseif wake > now then  -- the body is the truth: its entry stood at the wrong time
         call('ZADD', topic.index[has(flags, 7)], wake, key)
-      else
+      elseif has(flags, 7) == WAITING or token < since then
         local state = has(flags, 7)
         local place, planned, attempt, failures, losses, _, _, _, size, error = ran(body)
         if state == LEASED then losses = losses + 1 else planned = wake end
