@@ -1,27 +1,33 @@
-"""The contract of a store, kept by Redis: with one shard, where the order is exact, and with sixteen."""
+"""The contract of a store, kept by Redis: with one shard, where the order is exact, and with sixteen; by a Cluster, and
+under Sentinel.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from zlib import crc32
 
 import pytest
 import redis
+from redis.cluster import RedisCluster
+from redis.sentinel import Sentinel
 
 from bide.core.records import Ref
 from bide.stores.redis import RedisStore
+from bide.stores.redis.address import address_of
 from bide.stores.redis.layout import Layout
-from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite import StoreSuite, racing
+
+Client = redis.Redis | RedisCluster
 
 
 class RedisSuite(StoreSuite):
     durable: ClassVar[bool] = True
     shards: ClassVar[int] = 16
 
-    @pytest.fixture(autouse=True)
-    def _own_namespace(self, redis_url: str, redis_namespace: str) -> None:
-        self.url, self.namespace = redis_url, redis_namespace
+    url: str
+    namespace: str
 
     async def make_store(self, tmp_path: Path) -> RedisStore:
         return RedisStore(f"{self.url}?namespace={self.place(tmp_path)}&shards={self.shards}", clock="caller")
@@ -32,13 +38,55 @@ class RedisSuite(StoreSuite):
 
     async def damage(self, tmp_path: Path, ref: Ref) -> None:
         layout = Layout(self.place(tmp_path), self.shards)
-        with redis.Redis.from_url(self.url) as client:
-            client.hset(layout.topic(layout.shard_of(*ref), ref.topic)[0].decode(), ref.key, b"\xff\xfe")
+        bodies = layout.topic(layout.shard_of(*ref), ref.topic)[0].decode()
+        with self.client() as client:
+            client.hset(bodies, ref.key, b"\xff\xfe")
+
+    def client(self) -> Client:
+        return redis.Redis.from_url(self.url)
 
 
-class TestRedisOneShard(RedisSuite):
+class OneServer(RedisSuite):
+    @pytest.fixture(autouse=True)
+    def _own_namespace(self, redis_url: str, redis_namespace: str) -> None:
+        self.url, self.namespace = redis_url, redis_namespace
+
+
+class TestRedisOneShard(OneServer):
     shards: ClassVar[int] = 1
 
 
-class TestRedis(RedisSuite):
+class TestRedis(OneServer):
     exact_order: ClassVar[bool] = False
+
+
+class SeveralServers(RedisSuite):
+    """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
+
+    exact_order: ClassVar[bool] = False
+
+    @pytest.fixture(autouse=True)
+    def _fewer_races(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(racing, "RACES", 100)
+
+
+class TestRedisCluster(SeveralServers):
+    @pytest.fixture(autouse=True)
+    def _own_namespace(self, redis_cluster_url: str, redis_namespace: str) -> None:
+        self.url, self.namespace = redis_cluster_url, redis_namespace
+
+    def client(self) -> Client:
+        host, port = address_of(self.url).hosts[0]
+        return RedisCluster(host=host, port=port)
+
+
+class TestRedisSentinel(SeveralServers):
+    @pytest.fixture(autouse=True)
+    def _own_namespace(self, redis_sentinel_url: str, redis_namespace: str) -> None:
+        self.url, self.namespace = redis_sentinel_url, redis_namespace
+
+    def client(self) -> Client:
+        address = address_of(self.url)
+        sentinel: Any = Sentinel  # redis-py leaves it untyped
+        client: redis.Redis = sentinel(list(address.hosts)).master_for(address.service)
+        return client
