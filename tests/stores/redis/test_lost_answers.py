@@ -1,0 +1,318 @@
+"""Whatever becomes of a call or of its answer on the way: it is done once, and answered right."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import pytest
+
+from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Ref, Result, State
+from bide.stores.redis import RedisStore
+from bide.stores.redis.scripts import script
+from bide.testing.proxy import Act, Chunk, FaultProxy
+from bide.testing.store_suite.acts import (
+    HOUR,
+    MINUTE,
+    NOW,
+    bring,
+    do,
+    done,
+    extend,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    retry,
+    see,
+    settle,
+    take,
+    until,
+)
+
+Opens = Callable[..., Awaitable[RedisStore]]
+Story = Callable[[RedisStore, Callable[[], None]], Awaitable[None]]
+"""Prepares, says when the fault is to come, acts, and checks that the act was done once and answered right."""
+
+
+def asks(kind: str) -> Callable[[bytes], bool]:
+    """Whether a chunk carries a call of this kind."""
+    shas = [script(kind, flags=flags).sha.encode() for flags in (True, False)]
+    return lambda data: any(sha in data for sha in shas)
+
+
+REF = Ref("t", "k")
+
+
+async def schedules(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    now_it_fails()
+    [answer] = await store.add([new()], now=NOW)
+    assert answer.result is Result.CREATED
+    assert answer.record == await look(store, REF)
+
+
+async def replaces(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    before = await put_one(store, new(due=At(NOW + HOUR)))
+    now_it_fails()
+    [answer] = await store.add([new(due=At(NOW + 2 * HOUR))], now=NOW + 1)
+    assert (answer.result, answer.was) == (Result.REPLACED, NOW + HOUR), "what was, not what is"
+    assert answer.record == await look(store, before)
+
+
+async def refuses(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    now_it_fails()
+    tasks = [new(on_conflict=OnConflict.REFUSE), new(on_conflict=OnConflict.REFUSE)]
+    answers = await store.add(tasks, now=NOW)
+    assert [answer.result for answer in answers] == [Result.CREATED, Result.REFUSED]
+
+
+async def schedules_many(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(0, 200, 4)))
+    now_it_fails()
+    tasks = [new(f"{number}", on_conflict=OnConflict.KEEP) for number in range(200)]
+    answers = await store.add(tasks, now=NOW)
+    assert [answer.result for answer in answers] == [
+        Result.KEPT if number % 4 == 0 else Result.CREATED for number in range(200)
+    ]
+    assert [answer.record for answer in answers] == await store.get([Ref("t", task.key) for task in tasks])
+
+
+async def cancels(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    now_it_fails()
+    answer = await do(store, Cancel("t", "k"))
+    assert answer.result is Result.CANCELLED, "and not that it was never there"
+    assert await look(store, REF) is None
+
+
+async def moves(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    before = await put_one(store)
+    now_it_fails()
+    answer = await do(store, Move("t", "k", At(NOW + HOUR), if_token=before.token))
+    assert (answer.result, answer.was) == (Result.MOVED, NOW), "its own doing has not made its token stale"
+    assert answer.record == await see(store, before)
+
+
+async def redrives(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await bring(store, State.DEAD)
+    now_it_fails()
+    answer = await do(store, Redrive("t", "k", new_id(), In(0)))
+    assert answer.result is Result.REDRIVEN
+    assert answer.record == await see(store, REF)
+
+
+async def leases(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number:03}") for number in range(100)))
+    now_it_fails()
+    leased = await lease(store, 1_000)
+    assert sorted(keys(leased.tasks)) == [f"{number:03}" for number in range(100)]
+    assert {(task.attempt, task.losses) for task in leased.tasks} == {(1, 0)}, "nothing was leased in vain"
+    assert sorted(leased.tasks, key=by_key) == sorted(await listed(store, Filter(state=State.LEASED)), key=by_key)
+
+
+async def extends(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    held = await take(store)
+    now_it_fails()
+    assert await extend(store, held, until=NOW + HOUR)
+    assert (await see(store, held)).wake_at == NOW + HOUR
+
+
+async def settles(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    held = await take(store)
+    now_it_fails()
+    assert await settle(store, done(held)), "and not that the lease is gone, which this call itself has ended"
+    assert await look(store, held) is None
+
+
+async def settles_many(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(100)))
+    held = (await lease(store, 100)).tasks
+    now_it_fails()
+    outcomes = [retry(one, At(NOW + HOUR)) if number % 2 else done(one) for number, one in enumerate(held)]
+    assert await store.settle(outcomes, now=NOW) == [True] * 100
+    left = await listed(store, Filter(topic="t"))
+    assert len(left) == 50
+    assert {record.failures for record in left} == {1}, "a retry counts once"
+
+
+async def purges(store: RedisStore, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(30)))
+    held = (await lease(store, 30)).tasks
+    assert all(await store.settle([done(one, keep_until=NOW + MINUTE) for one in held], now=NOW))
+    now_it_fails()
+    assert await store.purge(now=NOW + MINUTE, limit=100) == 30
+    assert await listed(store, Filter()) == []
+
+
+STORIES: list[tuple[str, Story]] = [
+    ("add", schedules), ("add", replaces), ("add", refuses), ("add", schedules_many),
+    ("change", cancels), ("change", moves), ("change", redrives),
+    ("lease", leases), ("extend", extends), ("settle", settles), ("settle", settles_many), ("purge", purges),
+]  # fmt: skip
+every_story = pytest.mark.parametrize(("kind", "story"), STORIES, ids=[story.__name__ for _, story in STORIES])
+
+
+def by_key(record: Record) -> str:
+    return record.key
+
+
+@every_story
+@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY, Act.HOLD], ids=lambda act: act.value)
+async def test_a_call_that_meets_a_fault_is_done_once(
+    through: Opens, proxy: FaultProxy, kind: str, story: Story, act: Act
+) -> None:
+    """Cut before the call arrives; its answer lost; half-open, so that nothing ever comes."""
+    store = await through()
+    faults = []
+    await story(store, lambda: faults.append(proxy.fault(act, when=asks(kind))))
+    assert [fault.hits for fault in faults] == [1], "it has come about"
+
+
+@every_story
+async def test_a_call_that_loses_three_answers_in_a_row_is_done_once(
+    through: Opens, proxy: FaultProxy, kind: str, story: Story
+) -> None:
+    store = await through()
+    faults = []
+    await story(store, lambda: faults.append(proxy.fault(Act.LOSE_REPLY, when=asks(kind), times=3)))
+    assert [fault.hits for fault in faults] == [3]
+
+
+@every_story
+async def test_a_call_whose_answer_breaks_off_is_done_once(
+    through: Opens, proxy: FaultProxy, kind: str, story: Story
+) -> None:
+    """The connection ends in the middle of the answers: some are read, the others asked for again."""
+    store = await through()
+
+    def breaks() -> None:
+        state = {"armed": False}
+
+        def hook(chunk: Chunk) -> Act:
+            if chunk.to_server:
+                state["armed"] |= asks(kind)(chunk.data)
+            elif state["armed"]:
+                proxy.hook = None
+                return Act.CUT
+            return Act.FORWARD
+
+        proxy.hook = hook
+        proxy.slow(200_000)
+
+    await story(store, breaks)
+
+
+@every_story
+async def test_slow_is_only_slow(through: Opens, proxy: FaultProxy, kind: str, story: Story) -> None:
+    store = await through()
+    await story(store, lambda: proxy.delay(0.05))
+    assert all(caller.resent == 0 for caller in store._open().callers.values()), "nothing was given up"
+
+
+async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxy: FaultProxy) -> None:
+    store = await through(silence=0.4)
+    await put_one(store, new("before"))
+    proxy.hold()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    scheduling = loop.create_task(put_one(store))
+    await asyncio.sleep(0.2)
+    await proxy.heal()
+    await scheduling
+    assert 0.4 <= loop.time() - began < 1.2
+
+
+async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(
+    through: Opens, proxy: FaultProxy, redis_url: str
+) -> None:
+    """A copy of a call that was under way for long: doing it now would undo what came after it."""
+    store = await through()
+    seen: list[bytes] = []
+
+    def keep(chunk: Chunk) -> Act:
+        if chunk.to_server and asks("add")(chunk.data):
+            seen.append(chunk.data)
+        return Act.FORWARD
+
+    proxy.hook = keep
+    await put_one(store, new(payload=b"older"))
+    newer = await put_one(store, new(payload=b"newer"))
+    with socket.create_connection(("127.0.0.1", urlsplit(redis_url).port or 0)) as late:
+        late.sendall(seen[0])
+        assert late.recv(1_000).startswith(b"-BIDEOLD")
+        late.sendall(seen[1])
+        assert late.recv(1_000).startswith(b"*"), "a copy of the newest is answered as it was"
+    assert await see(store, newer) == newer, "and neither has done anything"
+
+
+async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(
+    through: Opens, proxy: FaultProxy
+) -> None:
+    store = await through(patience=0.4)
+    await put_one(store, new("before"))
+    await proxy.refuse()
+    proxy.cut()
+    await until(lambda: proxy.open_connections == 0, "the connection to be gone")
+    with pytest.raises(StoreUnavailable):
+        await put_one(store, new("never"))
+    await proxy.heal()
+    await put_one(store, new("between"))
+    proxy.fault(Act.LOSE_REPLY, when=asks("add"), times=None)
+    with pytest.raises(OutcomeUnknown):
+        await put_one(store, new("maybe"))
+    await proxy.heal()
+    assert {"before", "between"} <= set(keys(await listed(store, Filter()))) <= {"before", "between", "maybe"}
+
+
+async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, proxy: FaultProxy) -> None:
+    """The next call of the same kind gets its own answer, and not that of the one that nobody waits for any more."""
+    store = await through()
+    for number in range(30):
+        call = asyncio.create_task(put(store, *(new(f"{number}-{key}") for key in range(20))))
+        await asyncio.sleep(0.0005 * (number % 5))
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        record = await put_one(store, new(f"after-{number}", payload=f"{number}".encode()))
+        assert record == await see(store, record)
+
+
+async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: Opens, proxy: FaultProxy) -> None:
+    """Connections are cut every 30 ms, in either direction: every key is created once, leased once, settled once."""
+    store = await through()
+
+    async def breaks() -> None:
+        for number in range(20):
+            await asyncio.sleep(0.03)
+            proxy.fault((Act.CUT, Act.LOSE_REPLY)[number % 2], to_server=number % 3 > 0)
+
+    async def schedule(number: int) -> None:
+        await asyncio.sleep(0.002 * number)
+        [answer] = await store.add([new(f"{number}", on_conflict=OnConflict.REFUSE)], now=NOW)
+        assert answer.result is Result.CREATED
+
+    async def work() -> list[str]:
+        did: list[str] = []
+        while len(did) < 200:
+            held = (await lease(store, 20)).tasks
+            assert {one.attempt for one in held} <= {1}
+            assert all(await store.settle([done(one) for one in held], now=NOW))
+            did += keys(held)
+            await asyncio.sleep(0.005)
+        return did
+
+    breaking = asyncio.create_task(breaks())
+    async with asyncio.timeout(10):
+        working = asyncio.create_task(work())
+        await asyncio.gather(*(schedule(number) for number in range(200)))
+        did = await working
+    await breaking
+    assert sorted(did) == sorted(f"{number}" for number in range(200))
