@@ -27,23 +27,29 @@ _HEAD = Struct(">BBHIHIHIHI")
 _SIZE = Struct(">I")
 
 
-def seed_of(new: NewTask) -> bytes:
-    """A new task's body without its head: flags, then what follows the head."""
-    if new.deadline is None and new.group is None and not new.options:
-        return b"\0" + packed_id(new.id) + new.payload
-    flags, parts = 0, b""
+def flags_of(new: NewTask) -> int:
+    """Which parts a new task's body has; its state is `waiting`, which is 0."""
+    return (
+        (DEADLINE if new.deadline is not None else 0)
+        | (GROUP if new.group is not None else 0)
+        | (OPTIONS if new.options else 0)
+    )
+
+
+def seed_of(new: NewTask, flags: int) -> bytes:
+    """A new task's body without its head."""
+    if not flags:
+        return packed_id(new.id) + new.payload
+    parts = b""
     if new.deadline is not None:
-        flags |= DEADLINE
         parts += new.deadline.to_bytes(6, "big")
     if new.group is not None:
-        flags |= GROUP
         group = new.group.encode()
         parts += len(group).to_bytes(1, "big") + group
     parts += packed_id(new.id)
     if new.options:
-        flags |= OPTIONS
         parts += _SIZE.pack(len(new.options)) + new.options
-    return flags.to_bytes(1, "big") + parts + new.payload
+    return parts + new.payload
 
 
 def packed_id(text: str) -> bytes:

@@ -24,7 +24,7 @@ from bide.core.records import (
     State,
     Verdict,
 )
-from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, packed_id, record_of, seed_of
+from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, flags_of, packed_id, record_of, seed_of
 from bide.stores.redis.caller import Call, Caller
 from bide.stores.redis.layout import Layout
 
@@ -103,15 +103,16 @@ def when(due: Due) -> str:
 
 
 def new_writer() -> Callable[[NewTask], Arguments]:
-    """Most tasks of a batch have the same delay, and so the same words for it."""
-    said: dict[tuple[OnConflict, Due], str] = {}
+    """Most tasks of a batch are alike but for key, id and payload, and so the words for the rest are made once."""
+    said: dict[tuple[OnConflict, int, type[Due], Millis], str] = {}
 
     def write(new: NewTask) -> Arguments:
-        asked = (new.on_conflict, new.due)
-        words = said.get(asked)
-        if words is None:
-            words = said[asked] = _MODES[new.on_conflict] + when(new.due)
-        return [new.key, words, seed_of(new)]
+        flags, due = flags_of(new), new.due
+        alike = (new.on_conflict, flags, type(due), due.millis)
+        how = said.get(alike)
+        if how is None:
+            how = said[alike] = _MODES[new.on_conflict] + chr(flags) + when(due)
+        return [new.key, how, seed_of(new, flags)]
 
     return write
 

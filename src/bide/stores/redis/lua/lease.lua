@@ -51,10 +51,10 @@ for _, topic in ipairs(topics) do
         local held = body_of(flags, LEASED, next_token(), created, due_at, until_at, planned, attempt + 1, failures,
                              losses, 0, 0, holder, size, error, sub(body, place))
         put(topic, key, state, LEASED, held, until_at)
+        reply[head_at + 3 * taken + 3] = key
+        reply[head_at + 3 * taken + 4] = wake
+        reply[head_at + 3 * taken + 5] = held
         taken = taken + 1
-        reply[#reply + 1] = key
-        reply[#reply + 1] = wake
-        reply[#reply + 1] = held
       end
     end
     flush(topic)

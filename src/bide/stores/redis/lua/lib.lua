@@ -194,12 +194,14 @@ local function group_member(topic, key, group) return group .. '\0' .. topic.nam
 local function put(topic, key, from, to, body, score)
   topic.touched[key] = true
   topic.old[key] = body
-  topic.written[#topic.written + 1] = key
-  topic.written[#topic.written + 1] = body
+  local written, added = topic.written, topic.added[to]
+  local count = #written
+  written[count + 1] = key
+  written[count + 2] = body
   if from and from ~= to then topic.removed[from][#topic.removed[from] + 1] = key end
-  local added = topic.added[to]
-  added[#added + 1] = score
-  added[#added + 1] = key
+  count = #added
+  added[count + 1] = score
+  added[count + 2] = key
   if to == WAITING and (not topic.wake or score < topic.wake) then topic.wake = score end
 end
 

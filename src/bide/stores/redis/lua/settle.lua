@@ -47,14 +47,15 @@ local function settle(topic, key, asked, what)
   return 1
 end
 
-local reply = {micros, now}
+local reply, answered = {micros, now}, 2
 for _, topic in ipairs(topics) do
   local count = tonumber(ARGV[next_argument])
   local keys, from = {}, next_argument + 1
   for number = 1, count do keys[number] = ARGV[from + 3 * (number - 1)] end
   load(topic, keys)
   for number = 1, count do
-    reply[#reply + 1] = settle(topic, keys[number], tonumber(ARGV[from + 1]), ARGV[from + 2])
+    answered = answered + 1
+    reply[answered] = settle(topic, keys[number], tonumber(ARGV[from + 1]), ARGV[from + 2])
     from = from + 3
   end
   next_argument = from
