@@ -76,7 +76,7 @@ for number = 1, tonumber(ARGV[6]) do
     name = ARGV[6 + number], bodies = KEYS[first],
     index = {[0] = KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]},
     old = {}, touched = {}, written = {}, deleted = {}, born = false, wake = nil, head = nil,
-    added = {[0] = {}, {}, {}, {}, {}}, removed = {[0] = {}, {}, {}, {}, {}},
+    added = {}, removed = {},  -- by state, each made when it is first needed
   }
 end
 
@@ -88,18 +88,12 @@ end
 -- Write what was gathered of one topic. Removals come first: within one flush a key is written once.
 local function flush(topic)
   if topic.wake and topic.head == nil then topic.head = head(topic, WAITING) or false end
-  for state = 0, 4 do
-    send('ZREM', topic.index[state], topic.removed[state])
-    topic.removed[state] = {}
-  end
+  for state, members in pairs(topic.removed) do send('ZREM', topic.index[state], members) end
   send('HDEL', topic.bodies, topic.deleted)
   send('ZREM', KEYS[4], left)
   send('ZREM', KEYS[5], unkept)
   send('HSET', topic.bodies, topic.written)
-  for state = 0, 4 do
-    send('ZADD', topic.index[state], topic.added[state])
-    topic.added[state] = {}
-  end
+  for state, members in pairs(topic.added) do send('ZADD', topic.index[state], members) end
   send('ZADD', KEYS[4], joined)
   send('ZADD', KEYS[5], kept)
   if topic.born then
@@ -108,6 +102,7 @@ local function flush(topic)
     call('SREM', KEYS[3], topic.name)
   end
   topic.deleted, topic.written, topic.touched, topic.born = {}, {}, {}, false
+  topic.added, topic.removed = {}, {}
   joined, left, kept, unkept = {}, {}, {}, {}
 end
 
@@ -190,15 +185,27 @@ end
 
 local function group_member(topic, key, group) return group .. '\0' .. topic.name .. '\0' .. key end
 
+local function bucket(buckets, state)
+  local members = buckets[state]
+  if not members then
+    members = {}
+    buckets[state] = members
+  end
+  return members
+end
+
 -- Put a body under a key: out of the index of its old state (if it had one), into that of the new.
 local function put(topic, key, from, to, body, score)
   topic.touched[key] = true
   topic.old[key] = body
-  local written, added = topic.written, topic.added[to]
+  local written, added = topic.written, bucket(topic.added, to)
   local count = #written
   written[count + 1] = key
   written[count + 2] = body
-  if from and from ~= to then topic.removed[from][#topic.removed[from] + 1] = key end
+  if from and from ~= to then
+    local removed = bucket(topic.removed, from)
+    removed[#removed + 1] = key
+  end
   count = #added
   added[count + 1] = score
   added[count + 2] = key
@@ -210,7 +217,8 @@ local function forget(topic, key, body, state, place)
   topic.touched[key] = true
   topic.old[key] = false
   topic.deleted[#topic.deleted + 1] = key
-  topic.removed[state][#topic.removed[state] + 1] = key
+  local removed = bucket(topic.removed, state)
+  removed[#removed + 1] = key
   if has(byte(body), GROUP) ~= 0 then
     local _, group = parts(body, place or ran(body))
     left[#left + 1] = group_member(topic, key, group)

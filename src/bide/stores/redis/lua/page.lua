@@ -6,13 +6,14 @@
 -- The place need not be there any more.
 local call = redis.call
 local score, member, before, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local low = call('ZCOUNT', KEYS[1], '-inf', '(' .. score)
-if member ~= '' then
-  local high = call('ZCOUNT', KEYS[1], '-inf', score)
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if call('ZRANGE', KEYS[1], middle, middle)[1] <= member then low = middle + 1 else high = middle end
-  end
+if member == '' then
+  local high = before == '' and '+inf' or '(' .. before
+  return call('ZRANGEBYSCORE', KEYS[1], score, high, 'WITHSCORES', 'LIMIT', 0, count)
+end
+local low, high = call('ZCOUNT', KEYS[1], '-inf', '(' .. score), call('ZCOUNT', KEYS[1], '-inf', score)
+while low < high do
+  local middle = math.floor((low + high) / 2)
+  if call('ZRANGE', KEYS[1], middle, middle)[1] <= member then low = middle + 1 else high = middle end
 end
 local last = low + count - 1
 if before ~= '' then
