@@ -17,7 +17,8 @@ Workloads:
                the last start (`completed_per_s`), and from the first start to the last (`drained_per_s`)
     lateness   200 tasks a second for 10 seconds, each due 2 seconds ahead, one worker: start less due time
     crash      500 tasks due in 3 to 6 seconds, two workers whose handlers take 50 ms, `kill -9` for one of them (with
-               all its processes) at 4 s; once, not in rounds. Counted 60 s after the last due time at the latest:
+               all its processes) at 4 s, or as soon after it as it is in the middle of a task; once, not in rounds.
+               Counted 60 s after the last due time at the latest:
                `unfired` (no handler was started), `undone` (no handler ended), `lost` (those of them that are nowhere
                in Redis any more), `redelivered` (started again, since the first start had not ended), `duplicated`
                (started again although it had ended), `recovered_ms` (the latest start less its due time). A dead
@@ -25,7 +26,8 @@ Workloads:
 
 In every round each peer's run is followed by one of bide, on an emptied server; a ratio is bide / peer of such a pair,
 and what is printed is the median over the rounds. For rates more is better, for milliseconds less. Every task carries
-100 bytes, and every handler writes one line to a log in its first step. Each library has the settings that its
+100 bytes, and every handler writes one line to a log in its first step; a thousand tasks are scheduled and done before
+each run, so that nobody starts cold. All of it takes some 25 minutes. Each library has the settings that its
 documentation gives for throughput and punctuality; the modules in `bench/contest/` say which, and why. Run it on a
 machine that does nothing else: with two cores, a worker, a scheduling process and Redis share them already.
 """

@@ -14,15 +14,15 @@ import os
 from typing import Any, ClassVar
 
 from bench.contest.client import LEASE, URL, Client, as_time
-from bench.contest.tasks import SECONDS, ended, started
+from bench.contest.tasks import ended, pause, started
 
 connections: Any = importlib.import_module("arq.connections")
 
 
 async def handle(context: dict[str, Any], payload: str) -> None:
     started(payload)
-    if SECONDS:
-        await asyncio.sleep(SECONDS)
+    if seconds := pause(payload):
+        await asyncio.sleep(seconds)
         ended(payload)
 
 

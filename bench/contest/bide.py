@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from bench.contest.client import URL, Client, Item, as_time
-from bench.contest.tasks import SECONDS, ended, started
+from bench.contest.tasks import ended, pause, started
 
 from bide import Bide, Task
 
@@ -17,8 +17,8 @@ app = Bide(URL)
 async def handle(task: Task[bytes]) -> None:
     payload = task.payload.decode()
     started(payload)
-    if SECONDS:
-        await asyncio.sleep(SECONDS)
+    if seconds := pause(payload):
+        await asyncio.sleep(seconds)
         ended(payload)
 
 

@@ -43,7 +43,7 @@ function work() {
     NAME,
     async (job) => {
       write("start", job.data);
-      if (SECONDS) {
+      if (SECONDS && !job.data.startsWith("0000000:")) {
         await sleep(SECONDS * 1000);
         write("end", job.data);
       }
@@ -61,8 +61,11 @@ async function produce() {
   const schedule = (data, due) => queue.add("task", data, { delay: Math.max(0, due - Date.now()) });
 
   const orders = {
-    warm: async () => {
-      await schedule(text(0, 0), Date.now());
+    warm: async ({ count }) => {
+      const items = Array.from({ length: count }, () => [text(0, 0), Date.now()]);
+      const half = Math.floor(count / 2);
+      await orders.concurrent(items.slice(0, half));
+      await orders.bulk(items.slice(half));
       return {};
     },
     concurrent: async (items) => {

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -96,7 +97,7 @@ def main(about: str | None) -> int:
         return asyncio.run(_contest(options))
     except ServerFault as fault:
         say(f"bench/peers.py: {fault}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         say("bench/peers.py: stopped")
         return 130
     return 1
@@ -111,6 +112,9 @@ def say(text: str) -> None:
 async def _contest(options: argparse.Namespace) -> int:
     names = options.peers or list(PEERS)
     workloads = options.workload or list(WORKLOADS)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory:
         async with server_at(options.redis, Path(directory)) as server:
             environments, absent = await _install(names, options.venvs)

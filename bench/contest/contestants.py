@@ -24,6 +24,21 @@ class Contestant:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Settings of its worker that it takes from the environment alone."""
 
+    uvloop: Sequence[str] | None = None
+    """What its worker is told besides to run on uvloop; None: it does not run on asyncio."""
+
+    sleepy: Sequence[str] = ()
+    """What its worker is told besides where handlers sleep."""
+
+    def loop(self, wanted: str) -> str:
+        """The event loop that it runs on where `wanted` is asked for."""
+        return "asyncio" if self.uvloop is None else wanted
+
+    def command(self, wanted: str, *, sleepy: bool) -> Sequence[str]:
+        """The worker's, for that loop and such handlers."""
+        on_uvloop = (self.uvloop or ()) if self.loop(wanted) == "uvloop" else ()
+        return (*self.worker, *on_uvloop, *(self.sleepy if sleepy else ()))
+
     @property
     def requirements(self) -> Path:
         return ROOT / "bench" / f"requirements-{self.name}.txt"
@@ -49,25 +64,33 @@ def pins(requirements: str) -> dict[str, str]:
     return found
 
 
-def _python(name: str, package: str, *worker: str, **variables: str) -> Contestant:
+def _python(
+    name: str,
+    package: str,
+    *worker: str,
+    uvloop: Sequence[str] | None = None,
+    sleepy: Sequence[str] = (),
+    **variables: str,
+) -> Contestant:
     return Contestant(
         name=name, package=package, worker=("-P", "-m", *worker), producer=("-P", "-m", "bench.contest.produce", name),
-        variables=variables,
+        uvloop=uvloop, sleepy=sleepy, variables=variables,
     )  # fmt: skip
 
 
 _BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
 
-BIDE = _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet")
+BIDE = _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet", uvloop=("--uvloop",))
 
 PEERS: Mapping[str, Contestant] = {
     contestant.name: contestant
     for contestant in (
-        _python("docket", "pydocket", "bench.contest.docket"),
+        _python("docket", "pydocket", "bench.contest.docket", uvloop=()),
         _python(
-            *("arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET")
+            *("arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET"),
+            uvloop=(),
         ),
-        _python("saq", "saq", "saq", "bench.contest.saq.settings"),
+        _python("saq", "saq", "saq", "bench.contest.saq.settings", uvloop=()),
         _python(
             *("dramatiq", "dramatiq", "dramatiq", "bench.contest.dramatiq", "--processes", "1", "--threads", "8"),
             dramatiq_worker_timeout="10", dramatiq_queue_prefetch="1000", dramatiq_delay_queue_prefetch="50000",
@@ -76,7 +99,10 @@ PEERS: Mapping[str, Contestant] = {
             *("celery", "celery", "celery", "-A", "bench.contest.celery", "worker", "--loglevel", "WARNING"),
             *("--pool", "threads", "--concurrency", "8"),
         ),
-        _python("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-k", "thread", "-w", "2", "-q"),
+        _python(
+            *("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-q", "-k", "thread", "-w", "2"),
+            sleepy=("-w", "8"),
+        ),
         Contestant(
             name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True
         ),

@@ -1,8 +1,8 @@
 """Huey: a list; a worker puts what is not due yet into a sorted set, which is looked through once a second.
 
-Settings: 2 threads, with which it does most; the scheduler's interval is at its least, a second; no results. It has no
-call for many, and is fastest with 2 callers. A task is taken off before it is executed, and nothing brings back what a
-dead worker held.
+Settings: 2 threads, with which it does most (8 where handlers sleep); the scheduler's interval is at its least, a
+second; no results. It has no call for many, and is fastest with 2 callers. A task is taken off before it is executed,
+and nothing brings back what a dead worker held.
 """
 
 from __future__ import annotations

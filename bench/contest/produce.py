@@ -3,7 +3,7 @@
 It is told what to do by lines of JSON on its standard input, and answers each with one on its standard output; the end
 of the input ends it.
 
-    {"do": "warm"}                                           one task that is due now
+    {"do": "warm", "count": N}                               tasks that are due now, and count for nothing
     {"do": "concurrent" | "bulk", "count": N, "due": MS, "spread": MS}
                                                              tasks 1 ... N, the first due at `due`, the others evenly
                                                              over `spread`  ->  {"seconds": ..., "ended": NS}
@@ -41,7 +41,12 @@ async def _pace(client: Client, count: int, rate: float, ahead: int) -> None:
 async def _obey(client: Client, order: dict[str, Any]) -> dict[str, Any]:
     match order["do"]:
         case "warm":
-            await client.schedule(text(WARM_UP, 0), now())
+            due = now()
+            items = [(text(WARM_UP, 0), due)] * order["count"]
+            half = len(items) // 2 if client.bulk else len(items)
+            await client.schedule_all(items[:half])
+            if half < len(items):
+                await client.schedule_many(items[half:])
             return {}
         case "pace":
             await _pace(client, order["count"], order["rate"], order["ahead"])

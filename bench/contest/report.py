@@ -18,8 +18,8 @@ def show(about: Mapping[str, Any], measured: Mapping[str, Mapping[str, Mapping[s
     """One table for each workload, and who was not measured."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     parts = [
-        f"{versions}\nRedis {about['redis']}, Python {about['python']}, {about['loop']}, {about['cpus']} CPUs, "
-        f"N = {about['n']:,}, rounds: {about['rounds']}"
+        f"{versions}\nbide on {about['store']}, Redis {about['redis']}, Python {about['python']}, {about['loop']}, "
+        f"{about['cpus']} CPUs, N = {about['n']:,}, rounds: {about['rounds']}"
     ]
     for workload, by_name in measured.items():
         present = {name: outcome for name, outcome in by_name.items() if "not_measured" not in outcome}
@@ -58,8 +58,9 @@ def _crash(present: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [("", *names)]
     for name, outcome in present.items():
         rows.append((name, *(number(outcome["peer"].get(figure)) for figure in names)))
-    beside = next(iter(present.values()))["bide"]
-    rows.append(("bide", *(number(beside.get(figure)) for figure in names)))
+    beside = [outcome["bide"] for outcome in present.values() if "bide_not_measured" not in outcome]
+    worst = [max((run[figure] or 0 for run in beside), default=None) for figure in names]
+    rows.append((f"bide, worst of {len(beside)}", *map(number, worst)))
     return table(rows)
 
 

@@ -15,15 +15,15 @@ import os
 from typing import Any
 
 from bench.contest.client import LEASE, URL, Client
-from bench.contest.tasks import SECONDS, ended, started
+from bench.contest.tasks import ended, pause, started
 
 saq: Any = importlib.import_module("saq")
 
 
 async def handle(context: dict[str, Any], *, payload: str) -> None:
     started(payload)
-    if SECONDS:
-        await asyncio.sleep(SECONDS)
+    if seconds := pause(payload):
+        await asyncio.sleep(seconds)
         ended(payload)
 
 

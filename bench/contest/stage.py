@@ -23,6 +23,7 @@ _ORDER = 300.0
 _LINGER = 0.5
 """Seconds that workers stay after the last task, so that a second delivery can still be seen."""
 _WARM_UP = " 0000000 "
+_WARM = 1_000
 _KEPT = ("X", "Y", "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
 
@@ -103,6 +104,16 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    async def kill_at_work(self, *, within: float) -> None:
+        """Kill it in the middle of a task; at the latest when `within` seconds have passed without one."""
+        ends = time.monotonic() + within
+        while time.monotonic() < ends:
+            kinds = [line.partition(" ")[0] for line in self.log.read() if _WARM_UP not in line]
+            if kinds.count("start") > kinds.count("end"):
+                break
+            await asyncio.sleep(0.005)
+        self.kill()
+
     def check(self) -> None:
         """Raises NotMeasured if it has ended."""
         if self._process.returncode is not None:
@@ -143,7 +154,7 @@ async def stage(
     """Set up on an empty database, and taken down whatever happens. Raises NotMeasured."""
     await player.server.empty()
     variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.loop}
+    variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.contestant.loop(player.loop)}
     variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}
     if lease is not None:
         variables["BENCH_LEASE"] = str(lease)
@@ -152,11 +163,9 @@ async def stage(
     try:
         for number in range(workers):
             log = Log(directory / f"{time.time_ns()}-{number}.log")
+            own = {**variables, **player.contestant.variables, "BENCH_LOG": str(log.path)}
             process, errors = await _spawn(
-                player,
-                player.contestant.worker,
-                {**variables, **player.contestant.variables, "BENCH_LOG": str(log.path)},
-                directory,
+                player, player.contestant.command(player.loop, sleepy=seconds > 0), own, directory
             )
             crew.append(Worker(process, log, errors))
         producer = Producer(*await _spawn(player, player.contestant.producer, variables, directory, talks=True))
@@ -185,15 +194,21 @@ async def _spawn(
 
 
 async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
-    """Send tasks that are due at once until every worker has had one."""
+    """Send tasks that are due at once until every worker has had one; then many, so that nobody starts cold."""
     ends = time.monotonic() + _PATIENCE
     while waiting := [worker for worker in crew if not worker.log.read()]:
         for worker in waiting:
             worker.check()
         if time.monotonic() > ends:
             raise NotMeasured(f"a worker did nothing for {_PATIENCE:.0f} s")
-        await producer.order("warm")
+        await producer.order("warm", count=1)
         await asyncio.sleep(0.25)
+    already = sum(len(worker.log.read()) for worker in crew)
+    await producer.order("warm", count=_WARM)
+    while crew and sum(len(worker.log.read()) for worker in crew) < already + _WARM:
+        if time.monotonic() > ends + _PATIENCE:
+            raise NotMeasured(f"{_WARM} tasks that were due at once were not done within {_PATIENCE:.0f} s")
+        await asyncio.sleep(0.1)
 
 
 def _last_line(path: Path) -> str:

@@ -13,8 +13,7 @@ PAYLOAD = 100
 WARM_UP = 0
 """The number of a task that only shows that a worker is there. Those that count begin with 1."""
 
-SECONDS = float(os.environ.get("BENCH_SECONDS", "0"))
-"""How long a handler sleeps; 0: it does nothing."""
+_SECONDS = float(os.environ.get("BENCH_SECONDS", "0"))
 _log: int | None = None
 
 
@@ -33,6 +32,11 @@ def started(payload: str) -> None:
     os.write(_file(), f"start {payload[:7]} {payload[8:21]} {at}\n".encode())
 
 
+def pause(payload: str) -> float:
+    """Seconds that the handler is to sleep; 0: it does nothing."""
+    return _SECONDS if int(payload[:7]) != WARM_UP else 0.0
+
+
 def ended(payload: str) -> None:
     """The last line of a handler that sleeps; one that does nothing has ended when it has started."""
     at = time.time_ns()
@@ -49,6 +53,6 @@ def _file() -> int:
 def handle(payload: str) -> None:
     """What a handler does in a thread or a process."""
     started(payload)
-    if SECONDS:
-        time.sleep(SECONDS)
+    if seconds := pause(payload):
+        time.sleep(seconds)
         ended(payload)

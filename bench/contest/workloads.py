@@ -104,7 +104,7 @@ async def lateness(run: Run) -> Figures:
 
 
 async def crash(run: Run) -> Figures:
-    """Tasks due in 3 to 6 seconds, two workers, `kill -9` for one of them at 4; then a minute's patience."""
+    """Tasks due in 3 to 6 seconds, two workers, `kill -9` for one at work at 4; then a minute's patience."""
     async with stage(run.player, run.directory, workers=2, lease=LEASE, seconds=_CRASH_SECONDS) as on:
         begun = _now()
         way = "bulk" if on.producer.bulk else "concurrent"
@@ -113,7 +113,7 @@ async def crash(run: Run) -> Figures:
         if answer["ended"] > due * 1_000_000:
             raise NotMeasured(f"{run.crash} tasks could not be scheduled within 3 s")
         await asyncio.sleep((begun + 4_000) / 1000 - time.time())
-        on.workers[0].kill()
+        await on.workers[0].kill_at_work(within=2.0)
         await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
         found = examine(run.crash, on.lines(), sleeping=True)
         undone = {text(number, due + (number - 1) * spread // run.crash) for number in found.undone}
