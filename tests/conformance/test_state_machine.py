@@ -52,9 +52,22 @@ def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 16])
 def test_redis_answers_as_memory_does(redis_url: str, redis_namespace: str, shards: int) -> None:
-    games = count()
+    assert play_redis(redis_url, redis_namespace, shards, games=120) >= 8_000
+
+
+def test_a_redis_cluster_answers_as_memory_does(redis_cluster_url: str, redis_namespace: str) -> None:
+    assert play_redis(redis_cluster_url, redis_namespace, 16, games=45) >= 3_000
+
+
+def test_redis_under_sentinel_answers_as_memory_does(redis_sentinel_url: str, redis_namespace: str) -> None:
+    assert play_redis(redis_sentinel_url, redis_namespace, 16, games=45) >= 3_000
+
+
+def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:
+    """Each game in a namespace of its own."""
+    played = count()
 
     def subject() -> Store:
-        return RedisStore(f"{redis_url}?namespace={redis_namespace}-{next(games)}&shards={shards}", clock="caller")
+        return RedisStore(f"{url}?namespace={namespace}-{next(played)}&shards={shards}", clock="caller")
 
-    assert play(subject, games=120, moves=100, exact_order=shards == 1) >= 8_000
+    return play(subject, games=games, moves=100, exact_order=shards == 1)

@@ -72,6 +72,14 @@ def test_two_thousand_on_a_file(loop: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_two_thousand_on_a_server(loop: str, redis_url: str, redis_namespace: str) -> None:
+    """Whose clock is this machine's: so that what it calls due can be compared."""
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        late = runner.run(late_by(f"{redis_url}?namespace={redis_namespace}", 2_000))
+    check(late, 2_000)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_thousand_in_threads(loop: str) -> None:
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         late = runner.run(late_by("memory:", 1_000, threads=True))

@@ -1,0 +1,67 @@
+"""Bodies: what was written is read back, and damage is told from what is sound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bide.core.names import new_id
+from bide.core.records import In, NewTask, State
+from bide.stores.redis.bodies import flags_of, packed_id, record_of, seed_of
+
+PLAIN_HEAD = 1 + 7 + 3 * 6
+texts = st.text(min_size=1, max_size=50)
+
+
+def body_of(new: NewTask) -> bytes:
+    """As `lua/add.lua` puts it together."""
+    flags = flags_of(new)
+    times = b"".join(number.to_bytes(6, "big") for number in (3, 2, 4))
+    return bytes([flags]) + (7).to_bytes(7, "big") + times + seed_of(new, flags)
+
+
+@given(
+    new=st.builds(
+        NewTask,
+        topic=st.just("t"),
+        key=st.just("k"),
+        id=st.one_of(texts, st.uuids().map(str), st.uuids().map(lambda one: str(one).upper())),
+        due=st.just(In(0)),
+        payload=st.binary(max_size=300),
+        group=st.one_of(st.none(), texts),
+        options=st.binary(max_size=50),
+        deadline=st.one_of(st.none(), st.integers(0, 2**48 - 2)),
+    )
+)
+def test_a_new_task_is_read_back_as_it_was(new: NewTask) -> None:
+    record = record_of("t", "k", body_of(new))
+    assert (record.id, record.payload, record.group, record.options, record.deadline) == (
+        new.id, new.payload, new.group, new.options, new.deadline,
+    )  # fmt: skip
+    assert (record.state, record.token, record.created_at, record.due_at, record.wake_at) == (
+        State.WAITING, 7, 3, 2, 4,
+    )  # fmt: skip
+    assert (record.attempt, record.holder, record.error, record.finished_at) == (0, None, None, None)
+
+
+def test_a_plain_task_takes_43_bytes_and_its_payload() -> None:
+    new = NewTask("t", "k", new_id(), In(0), b"x" * 100)
+    assert len(body_of(new)) == 143
+    assert len(packed_id(new.id)) == 17
+
+
+@given(body=st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused_as_a_value(body: bytes) -> None:
+    try:
+        record = record_of("t", "k", body)
+    except ValueError:
+        return
+    assert record.topic == "t"
+
+
+def test_a_body_that_ends_too_early_is_damaged() -> None:
+    body = body_of(NewTask("t", "k", new_id(), In(0), b"", group="g", options=b"options"))
+    for end in range(len(body)):
+        with pytest.raises(ValueError):
+            record_of("t", "k", body[:end])
