@@ -231,6 +231,18 @@ async def test_a_connection_that_falls_silent_is_given_up_after_silence(through:
     assert 0.4 <= loop.time() - began < 1.2
 
 
+async def test_a_repeated_answer_does_not_tell_the_time(through: Opens, proxy: FaultProxy) -> None:
+    """It says what time it was when it was first given, which is not now."""
+    store = await through(clock="server", silence=0.5)
+    await put_one(store)
+    clock = store.clock()
+    assert clock is not None
+    before = clock.seconds_until(0) + asyncio.get_running_loop().time()
+    proxy.fault(Act.HOLD, to_server=False)
+    await put_one(store)
+    assert abs(clock.seconds_until(0) + asyncio.get_running_loop().time() - before) < 0.1
+
+
 async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(
     through: Opens, proxy: FaultProxy, redis_url: str
 ) -> None:
@@ -292,7 +304,10 @@ async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: O
     async def breaks() -> None:
         for number in range(20):
             await asyncio.sleep(0.03)
-            proxy.fault((Act.CUT, Act.LOSE_REPLY)[number % 2], to_server=number % 3 > 0)
+            if number % 3:
+                proxy.fault((Act.CUT, Act.LOSE_REPLY)[number % 2], when=lambda data: b"EVALSHA" in data)
+            else:
+                proxy.fault(Act.CUT, to_server=False, when=lambda data: data.startswith(b"*"))
 
     async def schedule(number: int) -> None:
         await asyncio.sleep(0.002 * number)

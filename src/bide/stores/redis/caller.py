@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import AskError, ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, word_of
+from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
@@ -104,6 +104,7 @@ class Caller:
         tells: str = "",
         channels: Sequence[bytes] = (),
         wait_replicas: int = 0,
+        wait_for: float = 0.5,
     ) -> None:
         self.script = script
         self._name = name
@@ -113,7 +114,7 @@ class Caller:
         self._patience = patience
         self._tells = tells
         self._channels = channels
-        self._wait: Command | None = ("WAIT", wait_replicas, int(patience * 1000)) if wait_replicas else None
+        self._wait: Command | None = ("WAIT", wait_replicas, int(wait_for * 1000)) if wait_replicas else None
         self._replicas = wait_replicas
         self._numbers = [0] * layout.shards
         self._turns = [Turn() for _ in range(layout.shards)]
@@ -195,23 +196,26 @@ class Caller:
             self._numbers[shard], now, self._tells, channel, shard, len(topics), *topics, *arguments,
         )  # fmt: skip
 
-    async def _ask(self, link: Link, commands: Sequence[Command]) -> Sequence[Any]:
-        """The replies, or for each what befell them; with replicas to wait for, only what these have too."""
+    async def _ask(self, link: Link, commands: Sequence[Command], *, fresh: bool) -> Sequence[Any]:
+        """The replies, or for each what befell them; with replicas to wait for, only what these have too.
+
+        `fresh`: these were not sent before. A repeated answer tells what time it was when it was first given.
+        """
         asked = [*commands, self._wait] if self._wait else commands
         sent = self._time.clock()
         try:
             replies = await link.ask(asked)
         except (NotSent, Lost, StoreUnavailable) as error:
             return [error] * len(commands)
-        if type(replies[0]) is list:
+        if fresh and type(replies[0]) is list:
             self._time.saw(replies[0][0], sent, self._time.clock())
         if self._wait:
             reached = replies.pop()
             if not isinstance(reached, int) or reached < self._replicas:
-                unsure = OutcomeUnknown(
+                few = FewHaveIt(
                     f"{link.name}: done, but {reached} of {self._replicas} replicas have it: a failover may undo it"
                 )
-                return [unsure if type(reply) is list else reply for reply in replies]
+                return [few if type(reply) is list else reply for reply in replies]
         return replies
 
     async def _insist(self, call: Call, command: Command, first: Any = None) -> Any:
@@ -222,27 +226,27 @@ class Caller:
         link: Link | None = None
         while True:
             if reply is None:
+                asking, ask = ask, None
                 try:
-                    link = ask or await self._nodes.link(call.shard)
-                    if ask is not None:
-                        reply = (await self._ask(link, [("ASKING",), command]))[-1]
-                        ask = None
-                    else:
-                        [reply] = await self._ask(link, [command])
+                    link = asking or await self._nodes.link(call.shard)
+                    commands: list[Command] = [command] if asking is None else [("ASKING",), command]
+                    reply = (await self._ask(link, commands, fresh=not sent))[-1]
                 except (NotSent, StoreUnavailable) as error:
                     reply = error
             if type(reply) is list or isinstance(reply, StoreError):
                 return reply
             self.resent += 1
             wait = True
-            if isinstance(reply, Lost):
+            if isinstance(reply, (Lost, FewHaveIt)):
                 sent = True
             elif isinstance(reply, AskError):
                 ask, wait = self._nodes.at(reply.host, reply.port), False
             elif isinstance(reply, ResponseError):
                 word = word_of(reply)
                 if word == "NOSCRIPT":
-                    await self._load(link or await self._nodes.link(call.shard))
+                    refused = await self._load(link, call.shard)
+                    if refused is not None:
+                        return refusal(refused, self._where(call))
                     wait = False
                 elif word not in WAIT and word not in ELSEWHERE:
                     return OutcomeUnknown(str(reply)) if word == "BIDEOLD" else refusal(reply, self._where(call))
@@ -262,11 +266,14 @@ class Caller:
                         return OutcomeUnknown(str(error)) if sent else StoreUnavailable(str(error))
             reply = None
 
-    async def _load(self, link: Link) -> None:
+    async def _load(self, link: Link | None, shard: int) -> ResponseError | None:
+        """Give the server the script; the error if it refuses it."""
         try:
-            await link.ask([("SCRIPT", "LOAD", self.script.text)])
-        except (NotSent, Lost):
-            return  # the next try will meet whatever it was
+            link = link or await self._nodes.link(shard)
+            [reply] = await link.ask([("SCRIPT", "LOAD", self.script.text)])
+        except (NotSent, Lost, StoreUnavailable):
+            return None  # the next try will meet whatever it was
+        return reply if isinstance(reply, ResponseError) else None
 
     def _where(self, call: Call) -> str:
         return f"{self.script.name} on shard {call.shard} of {self._layout.namespace}"

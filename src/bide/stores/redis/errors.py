@@ -25,6 +25,10 @@ class Lost(Exception):
     """The connection broke, or nothing came in time, after the call was sent."""
 
 
+class FewHaveIt(Exception):
+    """It was done, and fewer replicas have it than were asked for: asking again waits for them again."""
+
+
 def word_of(reply: ResponseError) -> str:
     """The first word of an error reply, which is its kind; of some, redis-py has made a class instead."""
     kind = type(reply).__name__
@@ -41,7 +45,7 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
     word, text = word_of(reply), str(reply)
     if word == "OOM" or "used memory > 'maxmemory'" in text:
         return StoreFull(f"{where}: the server has reached its maxmemory: {text}")
-    if word in ("WRONGTYPE", "WRONG") or "Bad data format" in text:
+    if "WRONGTYPE" in text or "Bad data format" in text:
         return StoreCorrupt(f"{where}: a key of bide's holds something else: {text}")
     if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
         return StoreUnavailable(f"{where}: this user may not: {text} (docs/redis.md lists the rights that bide needs)")

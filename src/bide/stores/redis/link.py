@@ -14,7 +14,7 @@ from typing import Any
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.redis.errors import Lost, NotSent, said
@@ -82,6 +82,8 @@ class Link:
         """Send them together; their answers, in order. Raises NotSent, Lost, StoreUnavailable (it never will)."""
         if self._connection is None:
             await self._connect()
+            if self._connection is None:
+                raise NotSent(f"{self.name}: the connection broke as soon as it was made")
         return await self.post(commands)
 
     def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
@@ -100,12 +102,14 @@ class Link:
 
     async def flush(self) -> None:
         """Write what was posted, now and not at the end of this turn of the loop."""
-        if self._outbox and self._connection is not None:
+        connection = self._connection
+        if self._outbox and connection is not None:
             packed, self._outbox, self._outbox_size = b"".join(self._outbox), [], 0
             try:
-                await self._connection.send_packed_command(packed, check_health=False)
+                await connection.send_packed_command(packed, check_health=False)
             except (RedisError, OSError) as error:
-                await self._break(Lost(f"{self.name}: {error}"))
+                if self._connection is connection:  # else it was given up meanwhile, and there is another
+                    await self._break(Lost(f"{self.name}: {error}"))
 
     async def _connect(self) -> None:
         if self._closed:
@@ -154,9 +158,11 @@ class Link:
         try:
             while True:
                 try:
-                    reply: Reply = await read(disable_decoding=True)
+                    reply: Reply = await read(disable_decoding=True, disconnect_on_error=False)
                 except ResponseError as refused:
                     reply = refused
+                except BusyLoadingError as loading:  # which redis-py takes for the end of the connection
+                    reply = ResponseError(f"LOADING {loading}")
                 asked = pending[0]
                 asked.answers.append(reply)
                 if len(asked.answers) == asked.count:
@@ -195,7 +201,7 @@ class Link:
                 asked.future.exception()  # its caller may have been cancelled
         if connection is not None:
             _log.info("connection lost: %s", error)
-            await connection.disconnect(nowait=True)
+            await _abort(connection)
 
     async def drop(self, why: str) -> None:
         """Give the connection up, so that the next call makes a new one."""
@@ -211,3 +217,11 @@ class Link:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+
+
+async def _abort(connection: AbstractConnection) -> None:
+    """Closed with what was not sent yet: a server that reads nothing would keep whoever sends waiting for ever."""
+    writer = getattr(connection, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)

@@ -59,6 +59,7 @@ class Opened:
                 tells=("SPUBLISH" if sharded else "PUBLISH") if kind in _TELLING else "",
                 channels=channels if kind in _TELLING else (),
                 wait_replicas=address.wait_replicas if kind in _TELLING else 0,
+                wait_for=silence / 4,  # nobody else's call on that connection may be taken for lost meanwhile
             )
             for kind in _KINDS
         }
