@@ -22,7 +22,7 @@ _ORDER = 300.0
 """Seconds after which an order is given up: so every run is bounded in time."""
 _LINGER = 0.5
 """Seconds that workers stay after the last task, so that a second delivery can still be seen."""
-_WARM_UP = " 0000000 "
+_WARM_UP = "0000000"
 _WARM = 1_000
 _KEPT = ("X", "Y", "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
@@ -73,22 +73,32 @@ class Producer:
 
 @dataclass(slots=True)
 class Log:
-    """What one worker wrote down, read as it grows."""
+    """What one worker wrote down, read as it grows, so that looking at it costs the measured little."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
+    """Without the warm-up."""
+    warm: int = 0
+    """Lines of the warm-up."""
+    started: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     _rest: str = ""
     _offset: int = 0
 
-    def read(self) -> list[str]:
-        """All lines so far; one that `kill -9` cut off is not among them."""
+    def read(self) -> None:
+        """Take in what is new. A line that `kill -9` cut off is never whole, and never taken in."""
         with suppress(FileNotFoundError), self.path.open(encoding="ascii") as file:
             file.seek(self._offset)
             more = file.read()
             self._offset += len(more)
             *lines, self._rest = (self._rest + more).split("\n")
-            self.lines += lines
-        return self.lines
+            for line in lines:
+                kind, number, _ = line.split(" ", 2)
+                if number == _WARM_UP:
+                    self.warm += 1
+                    continue
+                self.lines.append(line)
+                (self.started if kind == "start" else self.ended).add(number)
 
 
 class Worker:
@@ -108,8 +118,8 @@ class Worker:
         """Kill it in the middle of a task; at the latest when `within` seconds have passed without one."""
         ends = time.monotonic() + within
         while time.monotonic() < ends:
-            kinds = [line.partition(" ")[0] for line in self.log.read() if _WARM_UP not in line]
-            if kinds.count("start") > kinds.count("end"):
+            self.log.read()
+            if self.log.started - self.log.ended:
                 break
             await asyncio.sleep(0.005)
         self.kill()
@@ -134,17 +144,23 @@ class Stage:
 
     def lines(self) -> list[str]:
         """What all workers wrote down, without the warm-up."""
-        return [line for worker in self.workers for line in worker.log.read() if _WARM_UP not in line]
+        self._read()
+        return [line for worker in self.workers for line in worker.log.lines]
 
     async def wait(self, count: int, *, within: float, ended: bool = False) -> None:
         """Until so many tasks have been started (or have ended), at most `within` seconds, and a moment longer."""
-        kind = "end" if ended else "start"
         ends = time.monotonic() + within
         while time.monotonic() < ends:
-            if len({line.split(" ", 2)[1] for line in self.lines() if line.startswith(kind)}) >= count:
+            self._read()
+            logs = [worker.log for worker in self.workers]
+            if len(set().union(*(log.ended if ended else log.started for log in logs))) >= count:
                 break
             await asyncio.sleep(0.1)
         await asyncio.sleep(_LINGER)
+
+    def _read(self) -> None:
+        for worker in self.workers:
+            worker.log.read()
 
 
 @asynccontextmanager
@@ -195,17 +211,22 @@ async def _spawn(
 
 async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
     """Send tasks that are due at once until every worker has had one; then many, so that nobody starts cold."""
-    ends = time.monotonic() + _PATIENCE
-    while waiting := [worker for worker in crew if not worker.log.read()]:
-        for worker in waiting:
+
+    def warm() -> list[int]:
+        for worker in crew:
+            worker.log.read()
             worker.check()
+        return [worker.log.warm for worker in crew]
+
+    ends = time.monotonic() + _PATIENCE
+    while 0 in warm():
         if time.monotonic() > ends:
             raise NotMeasured(f"a worker did nothing for {_PATIENCE:.0f} s")
         await producer.order("warm", count=1)
         await asyncio.sleep(0.25)
-    already = sum(len(worker.log.read()) for worker in crew)
+    already = sum(warm())
     await producer.order("warm", count=_WARM)
-    while crew and sum(len(worker.log.read()) for worker in crew) < already + _WARM:
+    while crew and sum(warm()) < already + _WARM:
         if time.monotonic() > ends + _PATIENCE:
             raise NotMeasured(f"{_WARM} tasks that were due at once were not done within {_PATIENCE:.0f} s")
         await asyncio.sleep(0.1)
