@@ -66,6 +66,8 @@ class Link:
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
         self._not_before = 0.0
+        self._why = ""
+        """What happened when it was last tried."""
         self._closed = False
 
     @property
@@ -116,7 +118,7 @@ class Link:
             raise NotSent(f"{self.name}: the store is closed")
         if self._connecting is None:
             if self._loop.time() < self._not_before:
-                raise NotSent(f"{self.name}: it could not be connected a moment ago")
+                raise NotSent(self._why)
             self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
         try:
             await asyncio.shield(self._connecting)
@@ -135,7 +137,7 @@ class Link:
             self._failures += 1
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._not_before = self._loop.time() + pause
-            text = f"{self.name}: {said(error)}"
+            text = self._why = f"{self.name}: {said(error)}"
             if type(error).__name__ in ("AuthenticationError", "AuthenticationWrongNumberOfArgsError"):
                 raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
             raise NotSent(text) from error
@@ -200,7 +202,8 @@ class Link:
                 asked.future.set_exception(error)
                 asked.future.exception()  # its caller may have been cancelled
         if connection is not None:
-            _log.info("connection lost: %s", error)
+            if not self._closed:
+                _log.info("connection lost: %s", error)
             await _abort(connection)
 
     async def drop(self, why: str) -> None:

@@ -44,7 +44,7 @@ class Reader:
             if not left:
                 return replies
             if self._time.clock() > ends:
-                raise StoreUnavailable(f"{self._layout.namespace}: {problem}")
+                raise StoreUnavailable(str(problem))
             await asyncio.sleep(_PAUSE)
 
     async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:

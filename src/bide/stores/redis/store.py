@@ -40,6 +40,8 @@ from bide.stores.redis.reading import Reader
 from bide.stores.redis.server import examine
 from bide.stores.redis.time import ServerTime, StoreClock
 
+_AT_FIRST = 3.0
+"""Seconds that opening waits for a server that cannot be reached."""
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
 
@@ -84,7 +86,8 @@ class RedisStore:
         time = ServerTime()
         nodes = nodes_of(address, layout, patience=self._silence)
         try:
-            reader = Reader(layout, nodes, time, patience=self._patience)
+            # what is wrong with an address shows at once, and nobody is served yet who would wait for more
+            reader = Reader(layout, nodes, time, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
             shards = await keeping.agree(reader, address.namespace, address.shards, SHARDS)
