@@ -131,7 +131,7 @@ class OneOf(Struct, frozen=True):
 class Url(Struct, frozen=True):
     """Where the tasks are. Which ones there are, the wiring knows; it may hold a password, so it is never shown."""
 
-    accepted: str = 'a store URL such as "sqlite:///bide.db" or "memory:"'
+    accepted: str = 'a store URL such as "sqlite:///bide.db", "redis://localhost:6379/0" or "memory:"'
 
     def read(self, value: object, name: str) -> str:
         url = value.strip() if isinstance(value, str) else value
