@@ -40,10 +40,12 @@ def check_topic(value: object, field: str = "topic") -> str:
 
 
 _POOL = 256
-_noise: list[str] = []
-"""Random digits for ids to come: one call of the system for many ids, at a third of the cost."""
+_endings: list[str] = []
+"""The random part of ids to come, written out: one call of the system for many ids, at a fifth of the cost."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_noise.clear)  # else parent and child would give out the same ids
+    os.register_at_fork(after_in_child=_endings.clear)  # else parent and child would give out the same ids
+_beginning = (0, "")
+"""A millisecond, and how an id of it begins."""
 
 
 def new_id() -> str:
@@ -51,12 +53,22 @@ def new_id() -> str:
 
     Time-ordered, so that fresh keys land side by side in an index. Any thread may call it.
     """
-    digits = f"{time.time_ns() // 1_000_000:012x}"
+    global _beginning
+    millis = time.time_ns() // 1_000_000
+    known, beginning = _beginning
+    if known != millis:
+        digits = f"{millis:012x}"
+        beginning = f"{digits[:8]}-{digits[8:]}-7"
+        _beginning = millis, beginning
     try:
-        noise = _noise.pop()
+        return beginning + _endings.pop()
     except IndexError:
-        fresh = os.urandom(10 * _POOL).hex()
-        noise, *more = (fresh[place : place + 20] for place in range(0, 20 * _POOL, 20))
-        _noise.extend(more)
-    variant = "89ab"[int(noise[3], 16) & 3]
-    return f"{digits[:8]}-{digits[8:]}-7{noise[:3]}-{variant}{noise[4:7]}-{noise[7:19]}"
+        noise = os.urandom(10 * _POOL).hex()
+        ending, *more = (_ending(noise[place : place + 20]) for place in range(0, 20 * _POOL, 20))
+        _endings.extend(more)
+        return beginning + ending
+
+
+def _ending(noise: str) -> str:
+    """What follows the version: 12 random bits, the variant, 62 more."""
+    return f"{noise[:3]}-{'89ab'[int(noise[3], 16) & 3]}{noise[4:7]}-{noise[7:19]}"
