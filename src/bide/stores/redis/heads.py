@@ -81,6 +81,10 @@ class Heads:
         self.asked[shard] = clock
         self.plenty[shard] = plenty
 
+    def put_off(self, shard: int, wake: Millis) -> None:
+        """Nothing is to be had there before `wake`, whatever is known of it."""
+        self.wakes[shard] = max(wake, self.wakes[shard])
+
     def shares(self, due: list[int], room: int) -> dict[int, int]:
         """How much to ask of which shard: of few where there is plenty, else a part of each."""
         if any(self.plenty[shard] for shard in due):

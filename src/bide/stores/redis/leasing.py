@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time as steady
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -16,6 +18,9 @@ from bide.stores.redis.heads import CAP, GRACE, Heads, owned
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.time import ServerTime
 
+_log = logging.getLogger("bide.redis")
+_STRAGGLES = 0.2
+"""Seconds that a lease waits for one of several servers."""
 _AGAIN: Millis = 1_000
 """How long a shard whose server is away is left alone."""
 _NO_TOKEN: Token = 2**53
@@ -29,7 +34,16 @@ _Empty = set[tuple[Topic, int]]
 class Leaser:
     """Leases for the workers of one process, and knows the heads."""
 
-    def __init__(self, caller: Caller, layout: Layout, time: ServerTime, *, by_server: bool) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        layout: Layout,
+        time: ServerTime,
+        *,
+        by_server: bool,
+        part_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """`part_of`: where the shards are on several servers, which of them fail together."""
         self._caller = caller
         self._layout = layout
         self._time = time
@@ -37,6 +51,13 @@ class Leaser:
         self._heads: dict[Topic, Heads] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
         self._mine: set[str] = set()
+        self._part_of = part_of
+        self.tell: Callable[[int, Topic, Millis], None] = lambda shard, topic, wake: None
+        """Called when something was leased for a call that did not wait for it: it is to be had now."""
+        self._late: dict[str, _Taken] = {}
+        """Such tasks, by holder."""
+        self._away: dict[int, asyncio.Task[None]] = {}
+        """The shards whose answer nobody waits for any more, while it is still to come."""
 
     def told(self, shard: int, topic: Topic, wake: Millis) -> Millis:
         """Something of a topic now wakes there at that time; when this process should ask."""
@@ -79,6 +100,8 @@ class Leaser:
         since: dict[int, Token] = {}
         """Of each shard that was asked: the first token that this call may have given out."""
         room = dict(wants)
+        if self._late:
+            self._take_late(holder, room, taken, now)
         failed: StoreError | None = None
         for topic in wants:
             if topic not in self._heads:
@@ -94,11 +117,14 @@ class Leaser:
                     self._heads[topic].asking(shard)
                 first_token = since.get(shard, _NO_TOKEN)
                 calls.append(Call(shard, list(shares), [until - now, holder, first_token, *shares.values()]))
-            replies: list[Any] = [None] * len(calls)
-            await self._caller.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
+            if self._part_of is None:
+                replies: list[Any] = [None] * len(calls)
+                await self._caller.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
+            else:
+                replies = await self._by_part(calls, holder)
             for call, reply in zip(calls, replies, strict=True):
-                if isinstance(reply, StoreError):
-                    failed = reply
+                if reply is None or isinstance(reply, StoreError):
+                    failed = reply or failed
                     for topic in call.topics:
                         self._heads[topic].answered(call.shard, self._now(now) + _AGAIN, -1, clock, plenty=False)
                 else:
@@ -107,9 +133,84 @@ class Leaser:
         if failed is not None and not taken:
             raise failed
         taken.sort(key=_woke)
+        for shard in self._away:  # they are asked already, and must not keep the caller from sleeping
+            for topic in wants:
+                self._heads[topic].put_off(shard, self._now(now) + _AGAIN)
         wakes = [self._heads[topic].next_wake() for topic, left in room.items() if left > 0 or wants[topic] == 0]
         next_wake = min((wake for wake in wakes if wake is not None), default=None)
         return Leased([record for _, record in taken], next_wake, self._now(now))
+
+    async def _by_part(self, calls: list[Call], holder: str) -> list[Any]:
+        """The replies; None where a server says nothing for a while: what the others have does not wait for it."""
+        assert self._part_of is not None
+        parts: dict[int, list[int]] = {}
+        for place, call in enumerate(calls):
+            parts.setdefault(self._part_of(call.shard), []).append(place)
+        replies: list[Any] = [None] * len(calls)
+        asking = [asyncio.create_task(self._of_part(calls, places, replies)) for places in parts.values()]
+        try:
+            await asyncio.wait(asking, timeout=_STRAGGLES)
+        except asyncio.CancelledError:
+            for task in asking:
+                task.cancel()
+            raise
+        answers = list(replies)
+        for task, places in zip(asking, parts.values(), strict=True):
+            if task.done():
+                task.result()
+                continue
+            behind = asyncio.create_task(self._behind(task, [(calls[one], one) for one in places], replies, holder))
+            for place in places:
+                answers[place] = None
+                self._away[calls[place].shard] = behind
+        return answers
+
+    async def _of_part(self, calls: list[Call], places: list[int], replies: list[Any]) -> None:
+        def read(number: int, reply: Any) -> None:
+            replies[places[number]] = reply
+
+        await self._caller.run([calls[place] for place in places], read)
+
+    async def _behind(
+        self, asking: asyncio.Task[None], calls: list[tuple[Call, int]], replies: list[Any], holder: str
+    ) -> None:
+        """Wait for what a lease did not wait for, and keep it for the next."""
+        _log.info("a server is slow to lease or away; the others are not kept waiting")
+        try:
+            await asking
+            late = self._late.setdefault(holder, [])
+            for call, place in calls:
+                if isinstance(replies[place], StoreError):
+                    _log.warning("leasing failed: %s", replies[place])
+                    continue
+                for topic, (_, _, tasks) in self._answered(call, replies[place]):
+                    late += tasks
+                    self.tell(call.shard, topic, self._now(0))
+        finally:
+            asking.cancel()
+            for call, _ in calls:
+                self._away.pop(call.shard, None)
+
+    def _take_late(self, holder: str, room: dict[Topic, int], taken: _Taken, now: Millis) -> None:
+        """What came too late for an earlier call of this holder, as far as it is wanted and still held."""
+        left: _Taken = []
+        for woke, record in self._late.pop(holder, []):
+            if record.wake_at <= self._now(now):
+                continue  # it is to be had again
+            if room.get(record.topic, 0) > 0:
+                room[record.topic] -= 1
+                taken.append((woke, record))
+            else:
+                left.append((woke, record))
+        if left:
+            self._late[holder] = left
+
+    async def close(self) -> None:
+        """What is still to come is nobody's any more."""
+        behind = set(self._away.values())
+        for task in behind:
+            task.cancel()
+        await asyncio.gather(*behind, return_exceptions=True)
 
     def _now(self, now: Millis) -> Millis:
         return int(self._time.seconds() * 1000) if self._by_server else now
@@ -124,12 +225,14 @@ class Leaser:
         for topic, left in room.items():
             heads = self._heads[topic]
             if left > 0:
-                due = [shard for shard in heads.due(now) if (topic, shard) not in empty]
+                due = [shard for shard in heads.due(now) if (topic, shard) not in empty and shard not in self._away]
                 if due:
                     for shard, share in heads.shares(due, left).items():
                         asked.setdefault(shard, {})[topic] = share
             if stale:
                 for shard in heads.stale(before):
+                    if shard in self._away:
+                        continue
                     asked.setdefault(shard, {}).setdefault(topic, 0)
         return asked
 
@@ -143,17 +246,23 @@ class Leaser:
         empty: _Empty,
         clock: float,
     ) -> None:
+        for topic, (waiting, leased, tasks) in self._answered(call, reply):
+            taken += tasks
+            room[topic] -= len(tasks)
+            share = shares[topic]
+            if len(tasks) < share:
+                empty.add((topic, call.shard))
+            self._heads[topic].answered(call.shard, waiting, leased, clock, plenty=0 < share <= len(tasks))
+
+    @staticmethod
+    def _answered(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
+        """Of each topic: the heads of what waits and of what is leased, and the tasks."""
         place = 3
         for topic in call.topics:
             waiting, leased, count = reply[place : place + 3]
             place += 3
             end = place + 3 * count
-            taken += [
+            yield topic, (waiting, leased, [
                 (reply[at + 1], record_of(topic, reply[at].decode(), reply[at + 2])) for at in range(place, end, 3)
-            ]
+            ])  # fmt: skip
             place = end
-            room[topic] -= count
-            share = shares[topic]
-            if count < share:
-                empty.add((topic, call.shard))
-            self._heads[topic].answered(call.shard, waiting, leased, clock, plenty=0 < share <= count)

@@ -55,7 +55,8 @@ class Opened:
                 layout,
                 nodes,
                 time,
-                patience=patience,
+                # one that is not extended in this round may be in the next; waiting longer would cost the others theirs
+                patience=min(patience, silence) if kind == "extend" else patience,
                 tells=("SPUBLISH" if sharded else "PUBLISH") if kind in _TELLING else "",
                 channels=channels if kind in _TELLING else (),
                 wait_replicas=address.wait_replicas if kind in _TELLING else 0,
@@ -63,8 +64,11 @@ class Opened:
             )
             for kind in _KINDS
         }
-        self.leaser = Leaser(self.callers["lease"], layout, time, by_server=by_server)
+        several = server.cluster and by_server
+        part_of = nodes.part_of if several else None
+        self.leaser = Leaser(self.callers["lease"], layout, time, by_server=by_server, part_of=part_of)
         self.hearing = Hearing(nodes, layout, name, self.leaser.told, sharded=sharded, patience=silence)
+        self.leaser.tell = self.hearing.tell
 
     async def prepare(self) -> None:
         """Give every server the scripts, and look at its clock."""
@@ -86,4 +90,5 @@ class Opened:
 
     async def close(self) -> None:
         await self.hearing.close()
+        await self.leaser.close()
         await self.nodes.close()

@@ -182,7 +182,10 @@ class Hearing:
         await asyncio.gather(*(ear.start(self._patience) for ear in self._ears))
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
-        wake = self._when(shard, topic, wake)
+        self.tell(shard, topic, self._when(shard, topic, wake))
+
+    def tell(self, shard: int, topic: Topic, wake: Millis) -> None:
+        """Whoever listens to `topic` is to ask then."""
         for listener in tuple(self._listeners):
             if topic in listener.topics:
                 try:

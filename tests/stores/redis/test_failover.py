@@ -1,0 +1,164 @@
+"""A master dies under load: the store finds the next one by itself, and those of the other masters notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import RedisSentinel
+from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.load import Load
+
+from bide.core.errors import PartlyFailed, StoreError
+from bide.core.records import In
+from bide.stores.redis import RedisStore
+from bide.testing.store_suite.acts import keys, new, until
+
+pytestmark = pytest.mark.faults
+
+
+def told(load: Load, what: str) -> None:
+    """What asynchronous replication may lose is no failure, and is to be seen."""
+    sys.stderr.write(f"\n{what}: {load.report()}\n")
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_sentinel_makes_another_master(
+    redis_sentinel: RedisSentinel, open_store: OpensStore, replicas: int
+) -> None:
+    query = f"&wait_replicas={replicas}"
+    stores = [await open_store(redis_sentinel.url, query=query, silence=0.5) for _ in range(2)]
+    async with Load(*stores) as load:
+        await asyncio.sleep(0.5)
+        old = await asyncio.to_thread(lambda: redis_sentinel.master)
+        await asyncio.to_thread(old.kill)
+        await asyncio.to_thread(redis_sentinel.await_master, other_than=old)
+        await asyncio.sleep(0.7)
+    told(load, f"Sentinel, wait_replicas={replicas}")
+    assert len(load.acknowledged) > 100
+    assert load.gap < 5
+    assert load.errors == {}
+    if replicas:
+        assert (load.lost, load.again) == (set(), [])
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_a_replica_takes_over_in_a_cluster(
+    redis_cluster: RedisCluster, open_store: OpensStore, replicas: int
+) -> None:
+    query = f"&wait_replicas={replicas}"
+    stores = [await open_store(redis_cluster.url, query=query, silence=0.5) for _ in range(2)]
+    async with Load(*stores) as load:
+        await asyncio.sleep(0.5)
+        old = redis_cluster.masters[0]
+        await asyncio.to_thread(old.kill)
+        await asyncio.to_thread(redis_cluster.await_whole)
+        await asyncio.to_thread(old.start)  # as a replica of the new one, so that there is one to wait for
+        await asyncio.to_thread(redis_cluster.await_whole)
+        await asyncio.sleep(0.7)
+    told(load, f"Cluster, wait_replicas={replicas}")
+    assert len(load.acknowledged) > 100
+    assert load.errors == {}
+    if replicas:
+        assert (load.lost, load.again) == (set(), [])
+
+
+def parts(store: RedisStore, count: int) -> dict[int, list[str]]:
+    """Keys of topic t, by the part of the store that they rest in."""
+    found: dict[int, list[str]] = {}
+    for number in range(count):
+        found.setdefault(store.part_of("t", f"{number}"), []).append(f"{number}")
+    return found
+
+
+async def test_a_dead_node_fails_its_own_callers_only(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+    """No replica takes over: that part is unavailable once `patience` is over, and the others answer at once."""
+    store = await open_store(redis_cluster.url, silence=0.3, patience=1.0)
+    by_part = parts(store, 300)
+    assert len(by_part) == 3
+    dead = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
+    mine = store.part_of("t", next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
+    await asyncio.to_thread(redis_cluster.replica_of(dead).kill)
+    await asyncio.to_thread(dead.kill)
+    loop = asyncio.get_running_loop()
+
+    async def timed(keys: list[str]) -> tuple[float, BaseException | None]:
+        began = loop.time()
+        try:
+            await store.add([new(key, due=In(0)) for key in keys], now=0)
+        except StoreError as error:
+            return loop.time() - began, error
+        return loop.time() - began, None
+
+    took = dict(zip(by_part, await asyncio.gather(*(timed(keys) for keys in by_part.values())), strict=True))
+    for part, (seconds, error) in took.items():
+        if part == mine:
+            assert isinstance(error, StoreError)
+            assert not isinstance(error, PartlyFailed)
+            assert 0.9 < seconds < 2.5
+        else:
+            assert error is None
+            assert seconds < 0.25
+    everything = [new(f"{number}", due=In(0)) for number in range(300)]
+    with pytest.raises(PartlyFailed) as partly:
+        await store.add(everything, now=0)
+    assert [isinstance(answer, StoreError) for answer in partly.value.answers] == [
+        store.part_of("t", task.key) == mine for task in everything
+    ]
+
+
+async def test_what_a_slow_node_leases_late_is_handed_out_by_the_next_lease(
+    redis_cluster: RedisCluster, open_store: OpensStore
+) -> None:
+    """The call went on without it; its tasks are not leased in vain, and the worker is told that they are there."""
+    store = await open_store(redis_cluster.url, silence=3.0)
+    heard: list[str] = []
+    await store.listen(["t"], lambda topic, wake: heard.append(topic))
+    await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
+    slow = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
+    slow.pause()
+    try:
+        first = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+        assert 0 < len(first.tasks) < 100
+        heard.clear()
+    finally:
+        slow.resume()
+    await until(lambda: bool(heard), "being told")
+    second = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+    assert sorted(keys([*first.tasks, *second.tasks]), key=int) == [f"{number}" for number in range(100)]
+    assert {task.attempt for task in second.tasks} == {1}
+
+
+@pytest.mark.parametrize("how", ["killed", "paused"])
+async def test_a_lease_does_not_wait_for_a_dead_node(
+    redis_cluster: RedisCluster, open_store: OpensStore, how: str
+) -> None:
+    """What the other nodes have is handed out while one is away, whether it refuses or says nothing."""
+    store = await open_store(redis_cluster.url, silence=1.0)
+    by_part = parts(store, 300)
+    dead = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
+    mine = store.part_of("t", next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
+    alive = {key for part, keys in by_part.items() if part != mine for key in keys}
+    await store.lease({"t": 1}, now=0, until=60_000, holder="w")
+    await asyncio.to_thread(dead.kill if how == "killed" else dead.pause)
+    try:
+        await asyncio.gather(*(store.add([new(key, due=In(0))], now=0) for key in alive))
+        await asyncio.sleep(1.0)  # so that every head is to be asked for again
+        loop = asyncio.get_running_loop()
+        got: set[str] = set()
+        began = loop.time()
+        while got != alive:
+            leased = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+            got |= {task.key for task in leased.tasks}
+            assert loop.time() - began < 1.0, f"{len(got)} of {len(alive)}"
+        await asyncio.sleep(1.1)
+        leased = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+        assert leased.next_wake is None or leased.next_wake > leased.now, "and nobody asks without a pause"
+    finally:
+        dead.resume() if how == "paused" else None
+
+
+def _shard(store: RedisStore, key: str) -> int:
+    return store._open().layout.shard_of("t", key)
