@@ -25,6 +25,22 @@ local function due(topic, want)
   return keys
 end
 
+-- What a first delivery writes behind planned_at: attempt 1, nothing else has happened yet.
+local until_packed = pack('>I6', until_at)
+local first_time = pack('>I4I4I4I6I6B', 1, 0, 0, 0, 0, #holder) .. holder .. pack('>I4', NO_ERROR)
+
+local function hold(body, flags, token, wake)
+  if has(flags, RAN) == 0 then
+    return pack('>BI7', flags + LEASED + RAN, token) .. sub(body, 9, 20) .. until_packed .. sub(body, 21, 26)
+      .. first_time .. sub(body, HEAD + 1)
+  end
+  local created, due_at = unpack_bytes('>I6I6', body, 9)
+  local place, planned, attempt, failures, losses, _, _, _, size, error = ran(body)
+  if has(flags, 7) == LEASED then losses = losses + 1 else planned = wake end
+  return body_of(flags, LEASED, token, created, due_at, until_at, planned, attempt + 1, failures, losses, 0, 0, holder,
+                 size, error, sub(body, place))
+end
+
 local reply = {micros, now, tonumber(call('GET', KEYS[1]) or 0)}
 for _, topic in ipairs(topics) do
   local want = tonumber(ARGV[next_argument])
@@ -37,19 +53,18 @@ for _, topic in ipairs(topics) do
     load(topic, keys)
     for _, key in ipairs(keys) do
       local body = read(topic, key)
-      local flags, token, created, due_at, wake
-      if body then flags, token, created, due_at, wake = unpack_bytes('>BI7I6I6I6', body) end
-      if not body or has(flags, 7) > LEASED then
+      local flags, state, wake
+      if body then
+        flags, wake = byte(body), unpack_bytes('>I6', body, 21)
+        state = has(flags, 7)
+      end
+      if not body or state > LEASED then
         set_aside(topic, key)
         call('HINCRBY', KEYS[6], 'damaged', 1)
       elseif wake > now then  -- the body is the truth: its entry stood at the wrong time
-        call('ZADD', topic.index[has(flags, 7)], wake, key)
-      elseif has(flags, 7) == WAITING or token < since then
-        local state = has(flags, 7)
-        local place, planned, attempt, failures, losses, _, _, _, size, error = ran(body)
-        if state == LEASED then losses = losses + 1 else planned = wake end
-        local held = body_of(flags, LEASED, next_token(), created, due_at, until_at, planned, attempt + 1, failures,
-                             losses, 0, 0, holder, size, error, sub(body, place))
+        call('ZADD', topic.index[state], wake, key)
+      elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then
+        local held = hold(body, flags, next_token(), wake)
         put(topic, key, state, LEASED, held, until_at)
         reply[head_at + 3 * taken + 3] = key
         reply[head_at + 3 * taken + 4] = wake
