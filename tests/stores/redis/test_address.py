@@ -22,6 +22,15 @@ from bide.stores.redis.address import Address, address_of
             "redis+sentinel://a,b:2/main/1?sentinel_password=s",
             Address(kind="sentinel", hosts=(("a", 26379), ("b", 2)), service="main", db=1, sentinel_password="s"),
         ),
+        (
+            "rediss://h?ssl_ca_certs=/ca.pem&ssl_check_hostname=0",
+            Address(
+                kind="single",
+                hosts=(("h", 6379),),
+                tls=True,
+                tls_options={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False},
+            ),
+        ),
         ("redis+cluster://a:1,b:2?tls=1", Address(kind="cluster", hosts=(("a", 1), ("b", 2)), tls=True)),
         (
             "redis://h?namespace=shop&shards=4&wait_replicas=2",
@@ -43,6 +52,9 @@ def test_a_url_says_where_and_how(url: str, expected: Address) -> None:
         "redis://h/0/1",
         "redis://h#here",
         "redis://h?shard=3",
+        "rediss://h?ssl_foo=1",
+        "rediss://h?ssl_check_hostname=perhaps",
+        "rediss://h?ssl_cert_reqs=maybe",
         "redis://h?shards=0",
         "redis://h?shards=many",
         "redis://h?namespace=",

@@ -5,7 +5,9 @@
     redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db]
     redis+cluster://[user:password@]host[:port][,host[:port]...]
 
-`?namespace=shop` (default bide), `?shards=16` (at the first opening), `?wait_replicas=1`, `?tls=1` (Sentinel, Cluster).
+`?namespace=shop` (default bide), `?shards=16` (at the first opening), `?wait_replicas=1`, `?tls=1` (Sentinel, Cluster),
+and of TLS `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`, `ssl_keyfile`, `ssl_password`, `ssl_cert_reqs`,
+`ssl_check_hostname`, as redis-py has them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Address(Struct, frozen=True, kw_only=True):
     username: str | None = None
     password: str | None = None
     tls: bool = False
-    tls_options: Mapping[str, str] = {}
+    tls_options: Mapping[str, str | bool] = {}
     sentinel_username: str | None = None
     sentinel_password: str | None = None
     namespace: str = "bide"
@@ -109,9 +111,9 @@ def _options(query: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         read = _KNOWN.get(name)
-        if read is None and not name.startswith("ssl_"):
-            raise BadInput("store", name, f"one of the options {', '.join(_KNOWN)} and redis-py's ssl_*")
-        options[name] = value if read is None else read(value)
+        if read is None:
+            raise BadInput("store", name, f"one of the options {', '.join(_KNOWN)}")
+        options[name] = read(value)
     return options
 
 
@@ -127,10 +129,16 @@ def _namespace(text: str) -> str:
     return text
 
 
-def _truth(text: str) -> bool:
+def _truth(name: str, text: str) -> bool:
     if text not in ("0", "1", "true", "false"):
-        raise BadInput("tls", text, "0 or 1")
+        raise BadInput(name, text, "0 or 1")
     return text in ("1", "true")
+
+
+def _certificates(text: str) -> str:
+    if text not in ("required", "optional", "none"):
+        raise BadInput("ssl_cert_reqs", text, '"required", "optional" or "none"')
+    return text
 
 
 _KNOWN: Mapping[str, Callable[[str], Any]] = {
@@ -138,7 +146,14 @@ _KNOWN: Mapping[str, Callable[[str], Any]] = {
     "shards": lambda text: _number("shards", text, 1, 1024),
     "wait_replicas": lambda text: _number("wait_replicas", text, 0, 100),
     "db": lambda text: _number("db", text, 0, 1_000_000),
-    "tls": _truth,
+    "tls": lambda text: _truth("tls", text),
+    "ssl_ca_certs": str,
+    "ssl_ca_path": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_password": str,
+    "ssl_cert_reqs": _certificates,
+    "ssl_check_hostname": lambda text: _truth("ssl_check_hostname", text),
     "sentinel_username": str,
     "sentinel_password": str,
 }

@@ -56,8 +56,14 @@ def _durability(server: Server, info: Mapping[str, str]) -> Finding:
 
 def _policy(server: Server, info: Mapping[str, str]) -> Finding:
     policy = info.get("maxmemory_policy", "noeviction")
-    if not policy.startswith("allkeys"):
-        return Finding(ok=True, what=f"maxmemory-policy {policy} throws no task away")
+    if policy == "noeviction":
+        return Finding(ok=True, what="maxmemory-policy noeviction throws nothing away")
+    if policy.startswith("volatile"):
+        return Finding(
+            ok=False,
+            what=f"maxmemory-policy {policy} may throw away the answers that are kept for a repeated call",
+            advice="CONFIG SET maxmemory-policy noeviction, or a call whose answer is lost may be done twice",
+        )
     return Finding(
         ok=False,
         severe=True,

@@ -44,7 +44,8 @@ return 1
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
     """Record the layout if the namespace is new; the number of shards it has. Raises StoreMismatch if ours differs."""
     key = Layout(namespace, 1).common("layout")
-    if shards is not None or not (await reader.ask([(None, ("EXISTS", key))]))[0]:
+    # looked at first: where memory is full, a worker may still open what is there, and drain it
+    if not (await reader.ask([(None, ("EXISTS", key))]))[0]:
         await reader.ask(
             [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default))]
         )

@@ -58,34 +58,45 @@ class Reader:
             except NotSent as error:
                 problem = error
 
-        async def of(link: Link, places: list[int]) -> None:
-            nonlocal problem
-            try:
-                got = await link.ask([asked[place][1] for place in places])
-            except (NotSent, Lost) as error:
-                problem = error
-                await self._look_again(link)
-                return
-            for place, reply in zip(places, got, strict=True):
-                if not isinstance(reply, ResponseError):
-                    replies[place] = reply
-                    continue
-                problem, word = reply, word_of(reply)
-                if isinstance(reply, AskError):
-                    there = self._nodes.at(reply.host, reply.port)
-                    try:
-                        replies[place] = (await there.ask([("ASKING",), asked[place][1]]))[1]
-                    except (NotSent, Lost) as error:
-                        problem = error
-                elif word == "NOSCRIPT":
-                    await link.ask([("SCRIPT", "LOAD", _PAGE)])
-                elif word in ELSEWHERE:
-                    await self._look_again(link)
-                elif word not in WAIT:
-                    raise refusal(reply, self._layout.namespace)
-
-        await asyncio.gather(*(of(link, places) for link, places in groups.items()))
+        for found in await asyncio.gather(*(self._of(link, asked, places, replies) for link, places in groups.items())):
+            problem = found or problem
         return problem
+
+    async def _of(
+        self, link: Link, asked: Sequence[tuple[int | None, Command]], places: list[int], replies: list[Any]
+    ) -> Exception | None:
+        """What one server says to its share; the last problem that there was."""
+        try:
+            got = await link.ask([asked[place][1] for place in places])
+        except (NotSent, Lost) as error:
+            await self._look_again(link)
+            return error
+        problem = None
+        for place, reply in zip(places, got, strict=True):
+            if isinstance(reply, ResponseError):
+                problem = reply
+                replies[place] = await self._refused(link, asked[place][1], reply)
+            else:
+                replies[place] = reply
+        return problem
+
+    async def _refused(self, link: Link, command: Command, reply: ResponseError) -> Any:
+        """What to do about a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
+        word = word_of(reply)
+        try:
+            if isinstance(reply, AskError):
+                _, there = await self._nodes.at(reply.host, reply.port).ask([("ASKING",), command])
+                return _NOTHING if isinstance(there, ResponseError) else there
+            if word == "NOSCRIPT":
+                await link.ask([("SCRIPT", "LOAD", _PAGE)])
+                return _NOTHING
+        except (NotSent, Lost):
+            return _NOTHING
+        if word in ELSEWHERE:
+            await self._look_again(link)
+        elif word not in WAIT:
+            raise refusal(reply, self._layout.namespace)
+        return _NOTHING
 
     async def _look_again(self, link: Link) -> None:
         try:

@@ -42,6 +42,8 @@ from bide.stores.redis.time import ServerTime, StoreClock
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
+LONGEST_PATIENCE = 45.0
+"""Seconds: a shard remembers what it answered for 60, and a call that is sent again has to come before that."""
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
 
@@ -66,6 +68,10 @@ class RedisStore:
         self._address: Address = address_of(url)
         if clock not in ("server", "caller"):
             raise BadInput("clock", clock, '"server" or "caller"')
+        if not 0 < patience <= LONGEST_PATIENCE:
+            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
+        if not 0 < silence <= LONGEST_PATIENCE:
+            raise BadInput("silence", silence, f"seconds above 0, at most {LONGEST_PATIENCE}")
         self._by_server = clock == "server"
         self._patience = patience
         self._silence = silence
