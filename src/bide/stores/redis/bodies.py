@@ -92,23 +92,23 @@ def _record_of(topic: Topic, key: str, body: bytes) -> Record:
         planned, finished, keep = p1 << 32 | p2, f1 << 32 | f2, k1 << 32 | k2
         place += 31
         if size:
-            holder = str(body[place : place + size], "utf-8")
+            holder = str(body[place : place + size], "utf-8", "backslashreplace")
             place += size
         (size,) = _SIZE.unpack_from(body, place)
         place += 4
         if size != NO_ERROR:
-            error = str(body[place : place + size], "utf-8")
+            error = str(body[place : place + size], "utf-8", "backslashreplace")
             place += size
     if flags & DEADLINE:
         deadline = int.from_bytes(body[place : place + 6], "big")
         place += 6
     if flags & GROUP:
         size = body[place]
-        group = str(body[place + 1 : place + 1 + size], "utf-8")
+        group = str(body[place + 1 : place + 1 + size], "utf-8", "backslashreplace")
         place += 1 + size
     size = body[place]
     if size:
-        life = str(body[place + 1 : place + 1 + size], "utf-8")
+        life = str(body[place + 1 : place + 1 + size], "utf-8", "backslashreplace")
         place += 1 + size
     else:
         life = _uuid_text(body[place + 1 : place + 17])

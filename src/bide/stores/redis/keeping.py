@@ -41,15 +41,18 @@ return 1
 """
 
 
+_ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
+
+
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
     """Record the layout if the namespace is new; the number of shards it has. Raises StoreMismatch if ours differs."""
     key = Layout(namespace, 1).common("layout")
-    # looked at first: where memory is full, a worker may still open what is there, and drain it
-    if not (await reader.ask([(None, ("EXISTS", key))]))[0]:
-        await reader.ask(
-            [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default))]
+    look = (None, ("HMGET", key, "version", "shards"))
+    [found] = await reader.ask([look])
+    if None in found:  # looked at first: where memory is full, a worker may still open what is there, and drain it
+        *_, found = await reader.ask(
+            [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default)), look]
         )
-    [found] = await reader.ask([(None, ("HMGET", key, "version", "shards"))])
     version, there = (int(one) for one in found)
     if version != VERSION:
         raise StoreMismatch(
@@ -65,17 +68,26 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
 
 
 async def announce(
-    reader: Reader, key: bytes, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+    reader: Reader, key: bytes, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
 ) -> dict[str, list[Topic]]:
-    """Say who works on what; who lives. Who is over is taken out by whoever sees it."""
-    said: tuple[Any, ...] = ("HSET", key, holder, _encode((until, sorted(topics)))) if topics else ("HDEL", key, holder)
+    """Say who works on what; who lives. Who is over is taken out by whoever sees it.
+
+    `flags`: the server knows script flags, so that this works when its memory is full.
+    """
+    packed = _encode((until, sorted(topics)))
+    said: tuple[Any, ...] = ("HDEL", key, holder)
+    if topics:
+        said = ("EVAL", _ANNOUNCE, 1, key, holder, packed) if flags else ("HSET", key, holder, packed)
     _, entries = await reader.ask([(None, said), (None, ("HGETALL", key))])
     live: dict[str, list[Topic]] = {}
     over: list[bytes] = []
     for name, packed in zip(entries[::2], entries[1::2], strict=True):
-        ends, its = _decode_worker(packed)
+        try:
+            ends, its = _decode_worker(packed)
+        except msgspec.MsgspecError:  # not written by a worker
+            ends, its = 0, []
         if ends > now:
-            live[name.decode()] = its
+            live[name.decode(errors="replace")] = its
         else:
             over.append(name)
     if over:

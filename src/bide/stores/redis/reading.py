@@ -86,6 +86,8 @@ class Reader:
         try:
             if isinstance(reply, AskError):
                 _, there = await self._nodes.at(reply.host, reply.port).ask([("ASKING",), command])
+                if word == "MOVED":  # for good, and not for this one call
+                    await self._look_again(link)
                 return _NOTHING if isinstance(there, ResponseError) else there
             if word == "NOSCRIPT":
                 await link.ask([("SCRIPT", "LOAD", _PAGE)])

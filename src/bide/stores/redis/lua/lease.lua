@@ -5,7 +5,7 @@
 --   how many, and for each: key, the time at which it woke, body as it now is}
 -- An entry whose body is missing or cannot be read is set aside, and counted as `damaged`.
 local until_at = now + tonumber(ARGV[next_argument])
-local holder = ARGV[next_argument + 1]
+local holder = sub(ARGV[next_argument + 1], 1, 255)
 local since = tonumber(ARGV[next_argument + 2])
 next_argument = next_argument + 3
 
@@ -61,7 +61,8 @@ for _, topic in ipairs(topics) do
       if not body or state > LEASED then
         set_aside(topic, key)
         call('HINCRBY', KEYS[6], 'damaged', 1)
-      elseif wake > now then  -- the body is the truth: its entry stood at the wrong time
+      elseif wake > now then  -- the body is the truth: its entry stood at the wrong time, or in the wrong index
+        call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)
       elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then
         local held = hold(body, flags, next_token(), wake)

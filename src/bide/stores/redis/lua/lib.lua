@@ -16,7 +16,7 @@ local call, sub, byte, floor, max = redis.call, string.sub, string.byte, math.fl
 local pack, unpack_bytes, has = struct.pack, struct.unpack, bit.band
 
 local WAITING, LEASED, DONE, CANCELLED, DEAD = 0, 1, 2, 3, 4
-local RAN, DEADLINE, GROUP = 8, 16, 32
+local RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
 local HEAD = 26            -- bytes before the parts that may be missing
 local NO_ERROR = 4294967295
 local LAST_INSTANT = 253402300799999
@@ -130,7 +130,13 @@ local function sound(body)
   if has(flags, DEADLINE) ~= 0 then place = place + 6 end
   if has(flags, GROUP) ~= 0 then place = place + 1 + (byte(body, place) or size) end
   local id = byte(body, place)
-  return id ~= nil and place + (id == 0 and 16 or id) <= size
+  if not id then return false end
+  place = place + 1 + (id == 0 and 16 or id)
+  if has(flags, OPTIONS) ~= 0 then
+    if place + 3 > size then return false end
+    place = place + 4 + unpack_bytes('>I4', body, place)
+  end
+  return place <= size + 1
 end
 
 -- A body that the scripts can read, or nil; and whether there is something, though it cannot be read. What was gathered

@@ -1,0 +1,190 @@
+"""What another program, or a fault, has left in bide's keys: it stops nobody else, and is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from tests.stores.redis.conftest import OpensStore
+
+from bide.core.errors import StoreCorrupt
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Filter, Move, Redrive, Ref, Result, State
+from bide.stores.redis import RedisStore
+from bide.stores.redis.layout import Layout
+from bide.testing.store_suite.acts import (
+    HOUR,
+    LEASE,
+    MINUTE,
+    NOW,
+    do,
+    done,
+    extend,
+    keys,
+    lease,
+    listed,
+    new,
+    put,
+    settle,
+    take,
+)
+
+
+class BackDoor:
+    """A client that writes past the store, into the one shard of its namespace."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.layout = Layout(namespace, 1)
+        self.client: Any = redis.Redis.from_url(url)
+        bodies, *indexes = self.layout.topic(0, "t")
+        self.bodies = bodies
+        self.indexes = indexes
+
+    def put_body(self, key: str, body: bytes) -> None:
+        self.client.execute_command("HSET", self.bodies, key, body)
+
+    def body_of(self, key: str) -> bytes:
+        body = self.client.execute_command("HGET", self.bodies, key)
+        assert isinstance(body, bytes)
+        return body
+
+    def lose_body(self, key: str) -> None:
+        self.client.hdel(self.bodies.decode(), key)
+
+    def put_entry(self, index: int, key: str, score: int) -> None:
+        self.client.zadd(self.indexes[index].decode(), {key: score})
+
+    def entries(self) -> int:
+        return sum(self.client.execute_command("ZCARD", index) for index in self.indexes)
+
+
+@pytest.fixture
+def back_door(redis_url: str, redis_namespace: str) -> Iterator[BackDoor]:
+    door = BackDoor(redis_url, redis_namespace)
+    yield door
+    door.client.close()
+
+
+async def opened(open_store: OpensStore, url: str) -> RedisStore:
+    return await open_store(url, query="&shards=1", clock="caller")
+
+
+async def damaged(store: RedisStore) -> list[str]:
+    return [finding.what for finding in await store.diagnose() if "damaged" in finding.what]
+
+
+async def test_an_entry_without_a_body_is_set_aside_and_counted(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, redis_url)
+    await put(store, *(new(key) for key in "abc"))
+    assert await damaged(store) == []
+    back_door.lose_body("b")
+    assert keys((await lease(store, 3)).tasks) == ["a", "c"]
+    [found] = await damaged(store)
+    assert found.startswith("1 ")
+    assert (await lease(store, 3)).next_wake == NOW + LEASE, "it does not keep anybody awake"
+
+
+async def test_a_lost_lease_without_a_body_is_set_aside_too(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, redis_url)
+    await put(store, *(new(key) for key in "ab"))
+    await lease(store, 2)
+    back_door.lose_body("a")
+    assert keys((await lease(store, 2, now=NOW + LEASE)).tasks) == ["b"]
+    assert len(await damaged(store)) == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor, index: int
+) -> None:
+    store = await opened(open_store, redis_url)
+    await put(store, new("later", due=At(NOW + HOUR)), new("held"))
+    held = await take(store)
+    for key in ("later", "held"):
+        back_door.put_entry(index, key, NOW - 1)
+    assert (await lease(store, 2)).tasks == [], "the body is the truth"
+    assert (await lease(store, 2)).next_wake == NOW + LEASE
+    assert back_door.entries() == 2
+    assert await settle(store, done(held))
+    assert keys((await lease(store, 2, now=NOW + HOUR)).tasks) == ["later"]
+
+
+async def everything(store: RedisStore, now: int) -> None:
+    """Whatever can be asked of the key `odd`, and of its neighbours."""
+    assert keys((await lease(store, 10, now=now)).tasks) in (["a", "z"], ["a", "odd", "z"], ["odd", "a", "z"])
+    await store.get([Ref("t", "odd")])
+    await listed(store, Filter(topic="t"))
+    await store.tally([0, NOW, NOW + HOUR])
+    await do(store, Move("t", "odd", At(NOW)), now=now)
+    await do(store, Redrive("t", "odd", new_id(), At(NOW)), now=now)
+    for one in (await lease(store, 10, now=now + 2 * LEASE)).tasks:
+        assert await extend(store, one, now=now + 2 * LEASE, until=now + HOUR)
+        assert await settle(store, done(one, keep_until=now + MINUTE), now=now + 2 * LEASE)
+    await do(store, Cancel("t", "odd"), now=now)
+    await store.purge(now=now + HOUR, limit=100)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(data=some.data())
+async def test_a_body_of_any_bytes_stops_nobody_and_can_be_replaced(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor, data: some.DataObject
+) -> None:
+    store = await opened(open_store, redis_url)
+    await put(store, new("a"), new("z"), new("odd", group="g", options=b"o", deadline=NOW + HOUR))
+    sane = back_door.body_of("odd")
+    kind = data.draw(some.sampled_from(["bytes", "cut", "changed"]))
+    if kind == "bytes":
+        body = data.draw(some.binary(max_size=200))
+    elif kind == "cut":
+        body = sane[: data.draw(some.integers(0, len(sane)))]
+    else:
+        place = data.draw(some.integers(0, len(sane) - 1))
+        body = sane[:place] + data.draw(some.binary(min_size=1, max_size=8)) + sane[place + 1 :]
+    back_door.put_body("odd", body)
+    await everything(store, NOW)
+    [answer] = await store.add([new("odd")], now=NOW)
+    assert answer.result in (Result.CREATED, Result.REPLACED)
+    assert keys((await lease(store, 10)).tasks) == ["odd"]
+    await do(store, Cancel("t", "odd"))
+
+
+@contextmanager
+def wrong(back_door: BackDoor, key: bytes) -> Iterator[None]:
+    """The key is there already, as a list."""
+    back_door.client.rpush(key.decode(), "of another program")
+    yield
+    back_door.client.delete(key.decode())
+
+
+async def test_keys_of_another_kind_are_reported_as_such(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, redis_url)
+    bodies, waiting, *_ = back_door.layout.topic(0, "t")
+    for key, read in (
+        (bodies, lambda: store.get([Ref("t", "k")])),
+        (waiting, lambda: listed(store, Filter(topic="t", state=State.WAITING))),
+        (waiting, lambda: lease(store, 1)),
+    ):
+        with wrong(back_door, key):
+            with pytest.raises(StoreCorrupt, match="something else"):
+                await store.add([new()], now=NOW)
+            with pytest.raises(StoreCorrupt, match="something else"):
+                await read()
+    assert keys(await put(store, new())) == ["k"], "and it goes on once they are gone"
+    assert len((await lease(store, 1)).tasks) == 1
+
+
+async def test_what_is_no_worker_does_not_stop_one(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:
+    store = await opened(open_store, redis_url)
+    back_door.client.execute_command("HSET", back_door.layout.common("workers"), "odd", b"\xff\xfe")
+    assert await store.announce("w", ["t"], until=NOW + 1, now=NOW) == {"w": ["t"]}
