@@ -157,7 +157,7 @@ class SentinelNodes:
             if found is None:
                 troubles.append(f"{host}:{port} knows no service {self._address.service!r}")
                 continue
-            if found != self._master or self._link is None:
+            if found != self._master or self._link is None:  # else it is the same, and may be in use
                 _log.info("the master of %s is %s:%d", self._address.service, *found)
                 if self._link is not None:
                     await self._link.drop("another server is the master now")
@@ -168,8 +168,6 @@ class SentinelNodes:
                     lambda host=found[0], port=found[1]: make_connection(self._address, host, port),  # type: ignore[misc]
                     patience=self._patience,
                 )
-            else:
-                await self._link.drop("looking for the master again")
             return
         raise NotSent(f"no Sentinel names a master: {'; '.join(troubles)}")
 

@@ -90,7 +90,8 @@ class Ear:
                 await connection.connect()  # type: ignore[no-untyped-call]
                 for channel in self._channels:
                     await connection.send_command("SUBSCRIBE" if self._shard is None else "SSUBSCRIBE", channel)
-                    await connection.read_response(disable_decoding=True)
+                    while self._take(await connection.read_response(disable_decoding=True)) != channel:
+                        pass  # what is told on the first channel while the second is subscribed to
             self._open.set()
             watching = asyncio.get_running_loop().create_task(self._watch(connection), name="bide ear: echo")
             while True:
@@ -100,15 +101,22 @@ class Ear:
                 watching.cancel()
             await connection.disconnect(nowait=True)
 
-    def _take(self, message: list[bytes]) -> None:
+    def _take(self, message: list[bytes]) -> bytes | None:
+        """Act on it; the channel, if it says that this is subscribed to now. Raises Lost when it is no more."""
         kind, channel, said = message[:3]
+        if kind in (b"subscribe", b"ssubscribe"):
+            return channel
         if kind not in (b"message", b"smessage"):
             raise Lost(f"the server ended it: {kind!r}")  # sunsubscribe: the slot has moved away
         if channel == self._channels[1]:
             self._echoed.set()
-            return
-        shard, wake, topic = said.split(b" ", 2)
-        self._heard(int(shard), topic.decode(), int(wake))
+            return None
+        try:
+            shard, wake, topic = said.split(b" ", 2)
+            self._heard(int(shard), topic.decode(), int(wake))
+        except (ValueError, IndexError):
+            _log.warning("this is no wake, and was not told by bide: %r", said[:80])
+        return None
 
     async def _watch(self, connection: AbstractConnection) -> None:
         """Say something to oneself, and hear it; else end the connection, so that the reader notices."""
@@ -123,7 +131,7 @@ class Ear:
                 async with asyncio.timeout(ECHO_EVERY):
                     await self._echoed.wait()
                 await asyncio.sleep(ECHO_EVERY)
-            except (TimeoutError, NotSent, Lost):
+            except (TimeoutError, NotSent, Lost, StoreUnavailable):
                 await connection.disconnect(nowait=True)
                 return
 
