@@ -1,0 +1,103 @@
+"""The server's clock is the one that counts: wherever it stands, when it is set, and whatever this machine's says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests.servers.fixtures import StartsRedis
+from tests.servers.server_clock import ServerClock
+from tests.stores.redis.conftest import OpensStore
+
+from bide import Bide, Task
+from bide.core.records import In
+from bide.stores.redis import RedisStore
+from bide.testing.store_suite.acts import keys, new, until
+
+HOUR = 3_600
+
+
+class Watched:
+    """An app with a worker that notes when each key was delivered, by the steady clock."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Bide(RedisStore(url))
+        self.at: dict[str, float] = {}
+        self.early: list[str] = []
+
+        @self.app.handler("work")
+        async def work(task: Task[None]) -> None:
+            self.at[task.key] = time.monotonic()
+
+    async def after(self, key: str, delay: float) -> float:
+        """Schedule `key` and wait for it; by how many seconds it came too late."""
+        began = time.monotonic()
+        await self.app.schedule("work", None, key=key, delay=f"{int(delay * 1000)}ms")
+        await until(lambda: key in self.at, key)
+        return self.at[key] - began - delay
+
+
+@pytest.mark.parametrize("ahead", [-5 * HOUR, 5 * HOUR], ids=["behind", "ahead"])
+async def test_a_server_that_is_hours_off_keeps_every_delay(
+    redis_server: StartsRedis, server_clock: ServerClock, ahead: int
+) -> None:
+    server_clock.shift(ahead)
+    watched = Watched(redis_server(environment=server_clock.environment).url)
+    async with watched.app, watched.app.worker():
+        late = [await watched.after(f"{number}", 0.1) for number in range(5)]
+    assert min(late) > -0.002
+    assert max(late) < 0.15
+
+
+async def test_a_server_whose_clock_is_set_while_it_runs(redis_server: StartsRedis, server_clock: ServerClock) -> None:
+    """Ahead: what lay within the hour is due. Back: what waits has longer to wait. New delays are right at once."""
+    watched = Watched(redis_server(environment=server_clock.environment).url)
+    async with watched.app, watched.app.worker():
+        assert await watched.after("before", 0.05) < 0.2
+        await watched.app.schedule("work", None, key="half an hour", delay="30m")
+        server_clock.shift(HOUR)
+        await until(lambda: "half an hour" in watched.at, "what is due by the clock that was set")
+        assert -0.002 < await watched.after("ahead", 0.1) < 0.2
+        await watched.app.schedule("work", None, key="later", delay="200ms")
+        server_clock.shift(0)
+        assert -0.002 < await watched.after("back", 0.1) < 1.3, "at most the longest sleep"
+        assert -0.002 < await watched.after("and again", 0.1) < 0.2
+        assert "later" not in watched.at, "an hour and a bit from now, by the server's clock"
+        server_clock.shift(HOUR)
+        await until(lambda: "later" in watched.at, "the last")
+
+
+@pytest.mark.parametrize("off", [-9 * HOUR, 9 * HOUR], ids=["behind", "ahead"])
+async def test_a_client_whose_clock_is_hours_wrong_is_neither_early_nor_late(
+    redis_url: str, redis_namespace: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    right = await open_store(redis_url)
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + off)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + off * 10**9)
+    watched = Watched(f"{redis_url}?namespace={redis_namespace}")
+    async with watched.app, watched.app.worker():
+        assert -0.002 < await watched.after("own", 0.1) < 0.2
+        began = time.monotonic()
+        await right.add([new("other", topic="work", due=In(100), payload=b"null")], now=0)
+        await until(lambda: "other" in watched.at, "what another client scheduled")
+        assert 0.098 < watched.at["other"] - began < 0.3
+        assert abs(watched.app.clock.now() / 1000 - real()) < 1
+
+
+async def test_a_lease_is_not_given_before_its_time_whoever_asks(redis_url: str, open_store: OpensStore) -> None:
+    """By a caller that believes it to be tomorrow, too."""
+    store = await open_store(redis_url)
+    await store.add([new("soon", due=In(300)), new("now", due=In(0))], now=0)
+    began = time.monotonic()
+    tomorrow = int(time.time() + 24 * HOUR) * 1000
+    got: list[str] = []
+    while len(got) < 2:
+        leased = await store.lease({"t": 10}, now=tomorrow, until=tomorrow + 60_000, holder="w")
+        if "soon" in keys(leased.tasks):
+            assert time.monotonic() - began > 0.295
+        got += keys(leased.tasks)
+        await asyncio.sleep(0.01)
+    assert got == ["now", "soon"]
+    assert time.monotonic() - began < 1.5
