@@ -1,0 +1,151 @@
+"""What servers say when they cannot just now, or when somebody else is to be asked: the store goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.servers.fixtures import StartsRedis
+from tests.servers.redis_cluster import ClusterNode, RedisCluster
+from tests.servers.redis_server import HOST, RedisServer
+from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.load import Load
+
+from bide.core.errors import StoreUnavailable
+from bide.core.records import In
+from bide.stores.redis import RedisStore
+from bide.testing.store_suite.acts import new
+
+
+def went_well(load: Load) -> None:
+    assert len(load.acknowledged) > 50, "there was a load"
+    assert (load.lost, load.again, load.early, load.errors) == (set(), [], [], {}), load.report()
+
+
+async def test_the_scripts_are_thrown_away_again_and_again(redis_server: StartsRedis, open_store: OpensStore) -> None:
+    server = redis_server()
+    async with Load(await open_store(server.url)) as load:
+        for _ in range(20):
+            await asyncio.sleep(0.03)
+            server.ask("SCRIPT", "FLUSH")
+    went_well(load)
+
+
+@pytest.mark.parametrize("kind", ["normal", "pubsub"])
+async def test_connections_are_killed_every_tenth_of_a_second(
+    redis_server: StartsRedis, open_store: OpensStore, kind: str
+) -> None:
+    server = redis_server()
+    stores = [await open_store(server.url) for _ in range(2)]
+    for store in stores:
+        await store.listen(["t"], lambda topic, wake: None)
+    async with Load(*stores) as load:
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            server.ask("CLIENT", "KILL", "TYPE", kind)
+    went_well(load)
+    assert load.gap < 1
+    if kind == "pubsub":
+        assert all(caller.resent == 0 for store in stores for caller in store._open().callers.values())
+
+
+async def test_a_server_that_may_only_be_read_for_a_while(redis_server: StartsRedis, open_store: OpensStore) -> None:
+    """READONLY: it was made a replica, and is made a master again."""
+    server = redis_server()
+    async with Load(await open_store(server.url)) as load:
+        await asyncio.sleep(0.2)
+        server.ask("REPLICAOF", HOST, 1)
+        await asyncio.sleep(0.5)
+        server.ask("REPLICAOF", "NO", "ONE")
+        await asyncio.sleep(0.3)
+    went_well(load)
+
+
+async def test_a_server_that_stays_read_only_is_unavailable(redis_server: StartsRedis, open_store: OpensStore) -> None:
+    """Nothing was done, and it is known that nothing was done."""
+    server = redis_server()
+    store = await open_store(server.url, patience=0.3)
+    server.ask("REPLICAOF", HOST, 1)
+    with pytest.raises(StoreUnavailable, match="read only"):
+        await store.add([new()], now=0)
+
+
+@pytest.mark.faults
+async def test_a_server_that_still_loads_its_data(redis_server: StartsRedis, open_store: OpensStore) -> None:
+    """LOADING: it answers, and is not ready yet."""
+    server = redis_server(options={"key-load-delay": "100"})
+    store = await open_store(server.url)
+    for first in range(0, 3_000, 10):
+        await store.add([new(f"{first + number}", due=In(0)) for number in range(10)], now=0)
+    await asyncio.to_thread(server.kill)
+    server.launch()
+    try:
+        await until_it_says(server, "LOADING")
+        [answer] = await store.add([new("after")], now=0)
+        assert answer.ok
+        assert store._open().callers["add"].resent > 0
+    finally:
+        await asyncio.to_thread(server.await_ready)
+    assert (await store.tally()).number() == 3_001
+
+
+async def until_it_says(server: RedisServer, word: str) -> None:
+    for _ in range(500):
+        try:
+            if word in str(server.ask("PING")):
+                return
+        except OSError:
+            pass
+        except Exception as error:  # noqa: BLE001 - what it says when it refuses
+            if word in str(error):
+                return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"it never says {word}")
+
+
+def migrate(source: ClusterNode, target: ClusterNode, slot: int) -> None:
+    """Every key that is there now."""
+    while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+        assert isinstance(keys, list)
+        source.ask("MIGRATE", HOST, target.port, "", 0, 5_000, "KEYS", *(str(key) for key in keys))
+
+
+def slot_of(cluster: RedisCluster, store: RedisStore, shard: int) -> int:
+    return cluster.slot_of(store._open().layout.tags[shard])
+
+
+async def test_a_slot_moves_to_another_server_under_load(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+    """ASK, TRYAGAIN while it moves, and MOVED when it has."""
+    stores: list[Any] = [await open_store(redis_cluster.url) for _ in range(2)]
+    slots = {slot_of(redis_cluster, stores[0], shard) for shard in range(4)}
+    async with Load(*stores) as load:
+        for slot in sorted(slots):
+            source = redis_cluster.master_of(slot)
+            target = next(node for node in redis_cluster.masters if node is not source)
+            target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+            source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(migrate, source, target, slot)
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(migrate, source, target, slot)
+            for node in (target, source):
+                node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+        await asyncio.sleep(0.3)
+    went_well(load)
+    assert load.gap < 1, "the other shards notice nothing"
+
+
+async def test_a_slot_that_nobody_serves_for_a_while(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+    """CLUSTERDOWN for its tasks, and for those of no other slot."""
+    store = await open_store(redis_cluster.url)
+    slot = slot_of(redis_cluster, store, 0)
+    owner = redis_cluster.master_of(slot)
+    async with Load(store) as load:
+        await asyncio.sleep(0.2)
+        for node in redis_cluster.masters:
+            node.ask("CLUSTER", "DELSLOTS", slot)
+        await asyncio.sleep(0.3)
+        owner.ask("CLUSTER", "ADDSLOTS", slot)
+        await asyncio.sleep(0.3)
+    went_well(load)
