@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import pytest
 import pytest_asyncio
+from tests.servers.child import ServerMissing
+from tests.servers.fixtures import not_installed
+from tests.servers.redis_cluster import RedisCluster
 
 from bide.stores.redis import RedisStore
 from bide.testing.proxy import FaultProxy
@@ -30,6 +34,16 @@ async def open_store(redis_namespace: str) -> AsyncIterator[OpensStore]:
             return store
 
         yield open_it
+
+
+@pytest.fixture(scope="session")
+def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A private cluster for all tests that leave it whole: its slots may be moved, its nodes paused for a moment."""
+    try:
+        with RedisCluster(tmp_path_factory.mktemp("lasting-cluster")) as cluster:
+            yield cluster
+    except ServerMissing as error:
+        not_installed(error)
 
 
 @pytest_asyncio.fixture

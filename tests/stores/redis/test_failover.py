@@ -110,14 +110,14 @@ async def test_a_dead_node_fails_its_own_callers_only(redis_cluster: RedisCluste
 
 
 async def test_what_a_slow_node_leases_late_is_handed_out_by_the_next_lease(
-    redis_cluster: RedisCluster, open_store: OpensStore
+    lasting_cluster: RedisCluster, open_store: OpensStore
 ) -> None:
     """The call went on without it; its tasks are not leased in vain, and the worker is told that they are there."""
-    store = await open_store(redis_cluster.url, silence=3.0)
+    store = await open_store(lasting_cluster.url, silence=3.0)
     heard: list[str] = []
     await store.listen(["t"], lambda topic, wake: heard.append(topic))
     await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
-    slow = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
+    slow = lasting_cluster.master_of(lasting_cluster.slot_of(store._open().layout.tags[0]))
     slow.pause()
     try:
         first = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")

@@ -115,14 +115,14 @@ def slot_of(cluster: RedisCluster, store: RedisStore, shard: int) -> int:
     return cluster.slot_of(store._open().layout.tags[shard])
 
 
-async def test_a_slot_moves_to_another_server_under_load(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+async def test_a_slot_moves_to_another_server_under_load(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """ASK, TRYAGAIN while it moves, and MOVED when it has."""
-    stores: list[Any] = [await open_store(redis_cluster.url) for _ in range(2)]
-    slots = {slot_of(redis_cluster, stores[0], shard) for shard in range(4)}
+    stores: list[Any] = [await open_store(lasting_cluster.url) for _ in range(2)]
+    slots = {slot_of(lasting_cluster, stores[0], shard) for shard in range(4)}
     async with Load(*stores) as load:
         for slot in sorted(slots):
-            source = redis_cluster.master_of(slot)
-            target = next(node for node in redis_cluster.masters if node is not source)
+            source = lasting_cluster.master_of(slot)
+            target = next(node for node in lasting_cluster.masters if node is not source)
             target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
             source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
             await asyncio.sleep(0.1)
@@ -136,14 +136,14 @@ async def test_a_slot_moves_to_another_server_under_load(redis_cluster: RedisClu
     assert load.gap < 1, "the other shards notice nothing"
 
 
-async def test_a_slot_that_nobody_serves_for_a_while(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+async def test_a_slot_that_nobody_serves_for_a_while(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """CLUSTERDOWN for its tasks, and for those of no other slot."""
-    store = await open_store(redis_cluster.url)
-    slot = slot_of(redis_cluster, store, 0)
-    owner = redis_cluster.master_of(slot)
+    store = await open_store(lasting_cluster.url)
+    slot = slot_of(lasting_cluster, store, 0)
+    owner = lasting_cluster.master_of(slot)
     async with Load(store) as load:
         await asyncio.sleep(0.2)
-        for node in redis_cluster.masters:
+        for node in lasting_cluster.masters:
             node.ask("CLUSTER", "DELSLOTS", slot)
         await asyncio.sleep(0.3)
         owner.ask("CLUSTER", "ADDSLOTS", slot)

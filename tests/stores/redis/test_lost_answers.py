@@ -214,7 +214,7 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
 @every_story
 async def test_slow_is_only_slow(through: Opens, proxy: FaultProxy, kind: str, story: Story) -> None:
     store = await through()
-    await story(store, lambda: proxy.delay(0.05))
+    await story(store, lambda: proxy.delay(0.02))
     assert all(caller.resent == 0 for caller in store._open().callers.values()), "nothing was given up"
 
 
