@@ -1,6 +1,7 @@
 """Tells the store how deliveries ended: in batches.
 
-One batch is under way at a time; what ends meanwhile goes with the next. As long as there is nothing else to do, an
+One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
+what ends meanwhile goes with the next. As long as there is nothing else to do, an
 outcome goes out at the end of this turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for
 some milliseconds: on SQLite a task settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit
 writes every page of the index that it touched. What has not been told when a process dies is delivered again. A store
@@ -13,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.delivery import Delivery
-from bide.ports import Clock, Store
+from bide.ports import Clock, Parted, Store
 
 _log = logging.getLogger("bide.settler")
 _LIMIT = 1_000
@@ -30,6 +32,26 @@ Told = Callable[[Delivery, Settlement, bool], None]
 
 class Settler:
     """`put` an outcome; `told` is called when the store has it, with whether it was accepted."""
+
+    def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
+        self._make = partial(_Outbox, store, clock, told, busy)
+        self._part_of = store.part_of if isinstance(store, Parted) else None
+        self._outboxes: dict[int, _Outbox] = {}
+
+    def put(self, delivery: Delivery, settlement: Settlement) -> None:
+        part = 0 if self._part_of is None else self._part_of(settlement.topic, settlement.key)
+        outbox = self._outboxes.get(part)
+        if outbox is None:
+            outbox = self._outboxes[part] = self._make()
+        outbox.put(delivery, settlement)
+
+    async def drain(self) -> None:
+        """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
+        await asyncio.gather(*(outbox.drain() for outbox in self._outboxes.values()))
+
+
+class _Outbox:
+    """The outcomes on their way to one part of the store."""
 
     def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
         self._store = store
@@ -98,7 +120,6 @@ class Settler:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def drain(self) -> None:
-        """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()

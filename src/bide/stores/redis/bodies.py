@@ -74,9 +74,9 @@ def record_of(topic: Topic, key: str, body: bytes) -> Record:
         raise ValueError(f"{topic}/{key}: {error}") from error
 
 
-def state_of(body: bytes) -> int:
-    """The state's number, without reading the rest."""
-    return body[0] & 7
+def text_of(name: bytes) -> str:
+    """A name as it stands in an index; what is no text is none of ours, and finds nothing under its mended name."""
+    return name.decode("utf-8", "replace")
 
 
 def _record_of(topic: Topic, key: str, body: bytes) -> Record:

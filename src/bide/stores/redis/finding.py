@@ -19,6 +19,7 @@ import msgspec
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.redis.bodies import text_of
 from bide.stores.redis.layout import INDEX_LETTERS, Layout
 from bide.stores.redis.reading import Reader
 
@@ -107,7 +108,7 @@ async def _entries(
         [(shard, layout.index(shard, after.topic, state)) for shard, state in asked],
         [time, key.encode(), high, share],
     )
-    entries = [[(int(float(page[n + 1])), page[n].decode()) for n in range(0, len(page), 2)] for page in pages]
+    entries = [[(int(float(page[n + 1])), text_of(page[n])) for n in range(0, len(page), 2)] for page in pages]
     return _merged(entries, share, count)
 
 
@@ -151,12 +152,18 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
         members = _merged(pages, share, count)
         if not members:
             break
-        refs = [Ref(*member.decode().split("\0")[1:]) for member in members]
+        refs = [_ref_of(member) for member in members]
         for ref, record in zip(refs, await reader.get(refs), strict=True):
             if record is not None and record.group == where.group and _matches(record, where):
                 shown.append((_Place("group", ref.topic, 0, 0, ref.key), record))
         after = b"(" + members[-1]
     return _page(shown, page.limit)
+
+
+def _ref_of(member: bytes) -> Ref:
+    """Of an entry of a group: group NUL topic NUL key."""
+    topic, _, key = text_of(member).partition("\0")[2].partition("\0")
+    return Ref(topic, key)
 
 
 def _matches(record: Record, where: Filter) -> bool:
@@ -174,7 +181,7 @@ def _matches(record: Record, where: Filter) -> bool:
 async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:
     """Every topic that has a task."""
     replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
-    return {one.decode() for reply in replies for one in reply}
+    return {text_of(one) for reply in replies for one in reply}
 
 
 async def tally(reader: Reader, layout: Layout, edges: Sequence[Millis] | None) -> Tally:

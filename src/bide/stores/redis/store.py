@@ -32,6 +32,7 @@ from bide.ports import Clock, Heard, Listening
 from bide.ports import Finding as Examined
 from bide.stores.redis import diagnosis, finding, keeping, writing
 from bide.stores.redis.address import Address, address_of
+from bide.stores.redis.bodies import text_of
 from bide.stores.redis.caller import Call
 from bide.stores.redis.layout import VERSION, Layout
 from bide.stores.redis.nodes import nodes_of
@@ -200,7 +201,7 @@ class RedisStore:
         for shard, members in enumerate(found):
             topics: dict[str, list[str]] = {}
             for member in members[:left]:
-                topic, _, key = member.decode().partition("\0")
+                topic, _, key = text_of(member).partition("\0")
                 topics.setdefault(topic, []).append(key)
             left -= len(members[:left])
             if topics:
