@@ -16,8 +16,8 @@ _log = logging.getLogger("bide.sweeper")
 PAGE = 1_000
 PURGE_EVERY = 60.0
 """Seconds between purges; the first comes after a random part of it, so that workers do not sweep in step."""
-ANNOUNCE_EVERY = 10.0
-PRESENCE: Millis = 30_000
+ANNOUNCE_EVERY = 2.0
+PRESENCE: Millis = 6_000
 """How long a worker counts as live after it last said so."""
 
 

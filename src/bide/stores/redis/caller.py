@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import AskError, ResponseError
+from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, word_of
+from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
@@ -239,8 +239,8 @@ class Caller:
             wait = True
             if isinstance(reply, (Lost, FewHaveIt)):
                 sent = True
-            elif isinstance(reply, AskError):
-                ask, wait = self._nodes.at(reply.host, reply.port), False
+            elif isinstance(reply, ResponseError) and (there := where_to_ask(reply)):
+                ask, wait = self._nodes.at(*there), False
             elif isinstance(reply, ResponseError):
                 word = word_of(reply)
                 if word == "NOSCRIPT":
@@ -250,7 +250,6 @@ class Caller:
                     wait = False
                 elif word not in WAIT and word not in ELSEWHERE:
                     return OutcomeUnknown(str(reply)) if word == "BIDEOLD" else refusal(reply, self._where(call))
-                wait = wait and word != "MOVED"
             if wait:
                 left = ends - self._time.clock()
                 if left <= 0:

@@ -7,7 +7,7 @@ Lost          it was sent, and the answer did not come: only a repeat by its num
 
 from __future__ import annotations
 
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError, ResponseError
 
 from bide.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
@@ -38,6 +38,14 @@ def word_of(reply: ResponseError) -> str:
         "ClusterDownError": "CLUSTERDOWN", "MasterDownError": "MASTERDOWN", "NoPermissionError": "NOPERM",
     }.get(kind)  # fmt: skip
     return known or str(reply).partition(" ")[0]
+
+
+def where_to_ask(reply: ResponseError) -> tuple[str, int] | None:
+    """The server that ASK or MOVED names; None for any other reply. Before version 7 redis-py leaves them as text."""
+    if word_of(reply) not in ("ASK", "MOVED"):
+        return None
+    host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
+    return (reply.host, reply.port) if isinstance(reply, AskError) else (host, int(port))
 
 
 def refusal(reply: ResponseError, where: str) -> StoreError:

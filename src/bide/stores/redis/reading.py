@@ -8,12 +8,12 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import AskError, ResponseError
+from redis.exceptions import ResponseError
 
 from bide.core.errors import StoreUnavailable
 from bide.core.records import Record, Ref
 from bide.stores.redis.bodies import record_of
-from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, word_of
+from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
@@ -84,8 +84,8 @@ class Reader:
         """What to do about a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
         word = word_of(reply)
         try:
-            if isinstance(reply, AskError):
-                _, there = await self._nodes.at(reply.host, reply.port).ask([("ASKING",), command])
+            if elsewhere := where_to_ask(reply):
+                _, there = await self._nodes.at(*elsewhere).ask([("ASKING",), command])
                 if word == "MOVED":  # for good, and not for this one call
                     await self._look_again(link)
                 return _NOTHING if isinstance(there, ResponseError) else there
