@@ -21,7 +21,7 @@ CAP = 0.95
 """Seconds after which a head that was neither asked for nor told of is asked for again."""
 GRACE: Millis = 50
 """How long a shard is its owner's alone."""
-_AT_LEAST = 32
+_AT_LEAST = 64
 """So many at once are worth a call to a shard that has plenty."""
 NEVER: Millis = 2**62
 

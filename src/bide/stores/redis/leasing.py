@@ -256,13 +256,14 @@ class Leaser:
 
     @staticmethod
     def _answered(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
-        """Of each topic: the heads of what waits and of what is leased, and the tasks."""
+        """Of each topic: both heads, and the tasks; without those that changed hands before a late answer came."""
         place = 3
         for topic in call.topics:
             waiting, leased, count = reply[place : place + 3]
             place += 3
             end = place + 3 * count
             yield topic, (waiting, leased, [
-                (reply[at + 1], record_of(topic, reply[at].decode(), reply[at + 2])) for at in range(place, end, 3)
+                (reply[at + 1], record_of(topic, reply[at].decode(), reply[at + 2]))
+                for at in range(place, end, 3) if reply[at + 2]
             ])  # fmt: skip
             place = end

@@ -2,7 +2,8 @@
 -- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call gave
 --   them out a moment ago, and they were over at once), then for each topic a number
 -- answers: {us, now, the last token before, then for each topic: head of what waits (-1: nothing), head of what is leased (-1),
---   how many, and for each: key, the time at which it woke, body as it now is}
+--   how many, and for each: key, the time at which it woke, body as it now is (in a repeated answer '' for one that
+--   has changed hands since)}
 -- An entry whose body is missing or cannot be read is set aside, and counted as `damaged`.
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = sub(ARGV[next_argument + 1], 1, 255)
@@ -42,11 +43,13 @@ local function hold(body, flags, token, wake)
 end
 
 local reply = {micros, now, tonumber(call('GET', KEYS[1]) or 0)}
-for _, topic in ipairs(topics) do
+local remember, left_out = {micros, now, reply[3]}, {}
+for number, topic in ipairs(topics) do
   local want = tonumber(ARGV[next_argument])
   next_argument = next_argument + 1
   local head_at = #reply + 1
   reply[head_at], reply[head_at + 1], reply[head_at + 2] = -1, -1, 0
+  remember[head_at], remember[head_at + 1], remember[head_at + 2] = -1, -1, 0
   local taken = 0
   if want > 0 then
     local keys = due(topic, want)
@@ -65,11 +68,13 @@ for _, topic in ipairs(topics) do
         call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)
       elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then
-        local held = hold(body, flags, next_token(), wake)
+        local token, place = next_token(), head_at + 3 * taken + 3
+        local held = hold(body, flags, token, wake)
         put(topic, key, state, LEASED, held, until_at)
-        reply[head_at + 3 * taken + 3] = key
-        reply[head_at + 3 * taken + 4] = wake
-        reply[head_at + 3 * taken + 5] = held
+        reply[place], reply[place + 1], reply[place + 2] = key, wake, held
+        remember[place], remember[place + 1], remember[place + 2] = key, wake, ''
+        local count = #left_out
+        left_out[count + 1], left_out[count + 2], left_out[count + 3] = place + 2, number, token
         taken = taken + 1
       end
     end
@@ -78,6 +83,8 @@ for _, topic in ipairs(topics) do
   end
   reply[head_at] = head(topic, WAITING) or -1
   reply[head_at + 1] = head(topic, LEASED) or -1
+  for place = head_at, head_at + 2 do remember[place] = reply[place] end
 end
 commit()
-return answer(reply)
+remember[#reply + 1] = left_out
+return answer(reply, remember)
