@@ -17,7 +17,8 @@ Workloads:
                the last start (`completed_per_s`), and from the first start to the last (`drained_per_s`)
     lateness   200 tasks a second for 10 seconds, each due 2 seconds ahead, one worker: start less due time
     crash      500 tasks due in 3 to 6 seconds, two workers whose handlers take 50 ms, `kill -9` for one of them (with
-               all its processes) at 4 s, or as soon after it as it is in the middle of a task; once, not in rounds.
+               all its processes) at 4 s, or as soon after it as it is in the middle of a task (where a second's
+               tasks are moved together, that is when they are moved); once, not in rounds.
                Counted 60 s after the last due time at the latest:
                `unfired` (no handler was started), `undone` (no handler ended), `lost` (those of them that are nowhere
                in Redis any more), `redelivered` (started again, since the first start had not ended), `duplicated`

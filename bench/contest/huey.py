@@ -2,7 +2,8 @@
 
 Settings: 2 threads, with which it does most (8 where handlers sleep); the scheduler's interval is at its least, a
 second; no results. It has no call for many, and is fastest with 2 callers. A task is taken off before it is executed,
-and nothing brings back what a dead worker held.
+and nothing brings back what a dead worker held; that includes all that its scheduler took out in that second and had
+not yet put into the list.
 """
 
 from __future__ import annotations
