@@ -15,6 +15,8 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _GUARD = 'trap "" HUP INT TERM; read -r dismissed || kill -KILL "$1"'
 _TAIL = 3_000
@@ -77,3 +79,22 @@ class Child:
     def failed(self, why: str) -> ServerFailed:
         tail = self.log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
         return ServerFailed(f"{self._process.args[0]!s} {why}; its log {self.log} ends with\n{tail}")  # type: ignore[index]
+
+
+class Running:
+    """What can be started and stopped, and is both as a context."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
+from tests.servers.child import Running
 from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.waiting import wait_until
 
@@ -45,7 +45,7 @@ class ClusterNode(RedisServer):
             return False
 
 
-class RedisCluster:
+class RedisCluster(Running):
     """Six nodes below `directory`. Any one master may die: its slots are served again after some 3 s.
 
     Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
@@ -54,15 +54,6 @@ class RedisCluster:
 
     def __init__(self, directory: Path) -> None:
         self.nodes: Sequence[ClusterNode] = [ClusterNode(directory / f"node-{one}") for one in range(2 * MASTERS)]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def url(self) -> str:

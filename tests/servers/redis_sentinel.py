@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.servers.child import ServerFailed
+from tests.servers.child import Running, ServerFailed
 from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.resp import Refused, Reply
 from tests.servers.waiting import wait_until
@@ -49,7 +47,7 @@ class Sentinel(RedisServer):
                 self.ask("SENTINEL", "DEBUG", name, period)
 
 
-class RedisSentinel:
+class RedisSentinel(Running):
     """A master with `replicas` followers and three sentinels with a quorum of two, below `directory`.
 
     When the master dies or hangs, another is master some 2 s later. A server that comes back follows the present one.
@@ -59,15 +57,6 @@ class RedisSentinel:
         first = RedisServer(directory / "server-0")
         self.servers = [first, *(RedisServer(directory / f"server-{one + 1}") for one in range(replicas))]
         self.sentinels = [Sentinel(directory / f"sentinel-{one}", first) for one in range(3)]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def url(self) -> str:

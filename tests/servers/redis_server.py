@@ -6,10 +6,9 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
-from tests.servers.child import Child, ServerFailed, program
+from tests.servers.child import Child, Running, ServerFailed, program
 from tests.servers.ports import free_port
 from tests.servers.resp import Connection, Refused, Reply, Word
 
@@ -22,7 +21,7 @@ _TRIES = 5
 _TAKEN = ("Address already in use", "Failed listening on port")
 
 
-class RedisServer:
+class RedisServer(Running):
     """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
 
     It writes an append-only file that is flushed as `appendfsync` says: with "always" every acknowledged write
@@ -52,15 +51,6 @@ class RedisServer:
         self._port = port
         self._chooses = port is None
         self._child: Child | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def port(self) -> int:

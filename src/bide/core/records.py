@@ -224,6 +224,18 @@ class Filter(Struct, frozen=True, kw_only=True):
     wake_before: Millis | None = None
     """Only live tasks with wake_at < this."""
 
+    def admits(self, record: Record) -> bool:
+        """Whether a task that a listing by topic or group came upon has the state and the wake that are asked for."""
+        if self.state is not None and record.state is not self.state:
+            return False
+        if self.wake_from is None and self.wake_before is None:
+            return True
+        return (
+            record.state.live
+            and (self.wake_from is None or record.wake_at >= self.wake_from)
+            and (self.wake_before is None or record.wake_at < self.wake_before)
+        )
+
 
 class Page(Struct, frozen=True, kw_only=True):
     """At most `limit` tasks after `cursor`, which is opaque and comes from the page before."""

@@ -141,19 +141,6 @@ class Listings:
         return [max(later - earlier, 0) for earlier, later in pairwise(ranks)]
 
 
-def matches(record: Record, where: Filter) -> bool:
-    """Whether a member of the filter's group passes the rest of the filter."""
-    if where.state is not None and record.state is not where.state:
-        return False
-    if _rangeless(where):
-        return True
-    return (
-        record.state.live
-        and (where.wake_from is None or record.wake_at >= where.wake_from)
-        and (where.wake_before is None or record.wake_at < where.wake_before)
-    )
-
-
 def _rangeless(where: Filter) -> bool:
     return where.wake_from is None and where.wake_before is None
 

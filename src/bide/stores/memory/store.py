@@ -46,7 +46,7 @@ from bide.core.records import (
 )
 from bide.ports import Heard
 from bide.stores.memory.lines import MakeTimer, TopicTasks
-from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, cursor_of, kind_of, matches, read_cursor
+from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, cursor_of, kind_of, read_cursor
 from bide.stores.memory.tidings import Ears, Log, Subscription
 
 _WAITING, _LEASED = State.WAITING, State.LEASED
@@ -328,7 +328,7 @@ class MemoryStore:
         for entry in self._listings.entries(where, after):
             topic, key = (entry[0], entry[2]) if kind not in (NAMES, GROUPS) else entry[-2:]
             record = self._topics[topic].records[key]
-            if kind != GROUPS or matches(record, where):
+            if kind != GROUPS or where.admits(record):
                 yield entry, record
 
     def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:

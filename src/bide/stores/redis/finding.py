@@ -154,7 +154,7 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
             break
         refs = [_ref_of(member) for member in members]
         for ref, record in zip(refs, await reader.get(refs), strict=True):
-            if record is not None and record.group == where.group and _matches(record, where):
+            if record is not None and record.group == where.group and where.admits(record):
                 shown.append((_Place("group", ref.topic, 0, 0, ref.key), record))
         after = b"(" + members[-1]
     return _page(shown, page.limit)
@@ -164,18 +164,6 @@ def _ref_of(member: bytes) -> Ref:
     """Of an entry of a group: group NUL topic NUL key."""
     topic, _, key = text_of(member).partition("\0")[2].partition("\0")
     return Ref(topic, key)
-
-
-def _matches(record: Record, where: Filter) -> bool:
-    if where.state is not None and record.state is not where.state:
-        return False
-    if where.wake_from is None and where.wake_before is None:
-        return True
-    return (
-        record.state.live
-        and (where.wake_from is None or record.wake_at >= where.wake_from)
-        and (where.wake_before is None or record.wake_at < where.wake_before)
-    )
 
 
 async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:

@@ -58,8 +58,7 @@ class Heads:
 
     def next_wake(self) -> Millis | None:
         """When to ask again; None: nothing waits anywhere."""
-        mine, wakes = self.mine, self.wakes
-        wake = min(wakes[shard] if mine[shard] else wakes[shard] + GRACE for shard in range(len(wakes)))
+        wake = min(map(self.wake, range(len(self.wakes))))
         return None if wake >= NEVER else wake
 
     def due(self, now: Millis) -> list[int]:

@@ -15,8 +15,8 @@ from bide.stores.redis.layout import VERSION, Layout
 from bide.stores.redis.reading import Reader
 
 EVENTS_KEPT = 10_000
-_TRIM = 500
-"""Events beyond the limit before some are dropped: each drop also cleans the index."""
+_AT_ONCE = 500
+"""Events that are written in one call, so that nobody else waits for long."""
 
 _encode = msgspec.msgpack.encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
@@ -100,8 +100,8 @@ async def record(reader: Reader, layout: Layout, events: Sequence[Event], kept: 
     for event in events[-kept:]:
         arguments += [f"{event.topic}\0{event.key}", _encode(event)]
     keys = (layout.common("events"), layout.common("event-refs"))
-    for first in range(0, len(arguments), 2 * _TRIM):
-        part = arguments[first : first + 2 * _TRIM]
+    for first in range(0, len(arguments), 2 * _AT_ONCE):
+        part = arguments[first : first + 2 * _AT_ONCE]
         await reader.ask([(None, ("EVAL", _RECORD, 2, *keys, kept, *part))])
 
 

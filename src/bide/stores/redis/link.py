@@ -14,7 +14,13 @@ from typing import Any
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.redis.errors import Lost, NotSent, said
@@ -51,8 +57,6 @@ class Link:
 
     def __init__(self, name: str, make: Callable[[], AbstractConnection], *, patience: float) -> None:
         self.name = name
-        self.connects = 0
-        """How often it was connected: more than once means that it broke."""
         self._make = make
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -138,13 +142,12 @@ class Link:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._not_before = self._loop.time() + pause
             text = self._why = f"{self.name}: {said(error)}"
-            if type(error).__name__ in ("AuthenticationError", "AuthenticationWrongNumberOfArgsError"):
+            if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError):
                 raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
             raise NotSent(text) from error
         finally:
             self._connecting = None
         self._failures = 0
-        self.connects += 1
         self._connection = connection
         self._reader = self._loop.create_task(self._read(connection), name=f"bide link to {self.name}: read")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
@@ -17,11 +18,9 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
-    Record,
     Redrive,
     Result,
     Settlement,
-    State,
     Verdict,
 )
 from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, flags_of, packed_id, record_of, seed_of
@@ -129,8 +128,7 @@ async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str
             return
         _, now_there, token, *odd = reply
         for place in mine:
-            born = _born(tasks[place], now_there, token)
-            answers[place] = Answer(Result.CREATED, born)
+            answers[place] = lifecycle.schedule(tasks[place], None, now_there, token)
             token += 1
         wrote(answers, mine)
         for first in range(0, len(odd), 4):
@@ -144,15 +142,6 @@ async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str
 
     await caller.run(calls, read, now=now)
     return answers
-
-
-def _born(new: NewTask, now: Millis, token: int) -> Record:
-    due = new.due.resolve(now)
-    due = 0 if due < 0 else LAST_INSTANT if due > LAST_INSTANT else due
-    return Record(
-        new.topic, new.key, new.id, new.group, State.WAITING, due, due if due > now else now, 0, 0, 0, 0, token, None,
-        new.payload, new.options, new.deadline, None, now, None, None,
-    )  # fmt: skip
 
 
 def write_change(change: Change) -> Arguments:

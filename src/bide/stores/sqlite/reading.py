@@ -171,23 +171,11 @@ def _named(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) ->
         else:
             page = damage.read_page(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
         for found in page:
-            if _matches(found[1], where):
+            if where.admits(found[1]):
                 yield found
         if len(page) < enough:
             return
         key = page[-1][1].key
-
-
-def _matches(record: Record, where: Filter) -> bool:
-    if where.state is not None and record.state is not where.state:
-        return False
-    if where.wake_from is None and where.wake_before is None:
-        return True
-    return (
-        record.state.live
-        and (where.wake_from is None or record.wake_at >= where.wake_from)
-        and (where.wake_before is None or record.wake_at < where.wake_before)
-    )
 
 
 def _write_cursor(place: _Place) -> str:

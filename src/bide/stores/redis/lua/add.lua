@@ -55,13 +55,10 @@ local first = next_token()
 local reply = {micros, now, first}
 local place = 0
 for _, topic in ipairs(topics) do
-  local count = tonumber(ARGV[next_argument])
-  local keys, from = {}, next_argument + 1
-  for task = 1, count do keys[task] = ARGV[from + 3 * (task - 1)] end
-  load(topic, keys)
+  local keys, from = share_of(topic, 3)
   local olds, written, added = topic.old, topic.written, bucket(topic.added, WAITING)
   local bodies, entries, least = 0, 0, topic.wake
-  for task = 1, count do
+  for task = 1, #keys do
     local key, how, seed = keys[task], ARGV[from + 1], ARGV[from + 2]
     from = from + 3
     local known = meant[how] or meaning(how)
@@ -100,7 +97,6 @@ for _, topic in ipairs(topics) do
     place = place + 1
   end
   topic.wake = least
-  next_argument = from
 end
 last_token = first + place - 1
 commit()

@@ -51,18 +51,14 @@ end
 
 local reply = {micros, now}
 for _, topic in ipairs(topics) do
-  local count = tonumber(ARGV[next_argument])
-  local keys, from = {}, next_argument + 1
-  for number = 1, count do keys[number] = ARGV[from + 2 * (number - 1)] end
-  load(topic, keys)
-  for number = 1, count do
+  local keys, from = share_of(topic, 2)
+  for number = 1, #keys do
     local word, was, body = change(topic, keys[number], ARGV[from + 1])
     from = from + 2
     reply[#reply + 1] = word
     reply[#reply + 1] = was
     reply[#reply + 1] = body
   end
-  next_argument = from
 end
 commit()
 return answer(reply)

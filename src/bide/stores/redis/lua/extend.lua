@@ -5,11 +5,8 @@ local until_at = now + tonumber(ARGV[next_argument])
 next_argument = next_argument + 1
 local reply = {micros, now}
 for _, topic in ipairs(topics) do
-  local count = tonumber(ARGV[next_argument])
-  local keys, from = {}, next_argument + 1
-  for number = 1, count do keys[number] = ARGV[from + 2 * (number - 1)] end
-  load(topic, keys)
-  for number = 1, count do
+  local keys, from = share_of(topic, 2)
+  for number = 1, #keys do
     local key, asked = keys[number], tonumber(ARGV[from + 1])
     from = from + 2
     local body, kept_it = read(topic, key), 0
@@ -23,7 +20,6 @@ for _, topic in ipairs(topics) do
     end
     reply[#reply + 1] = kept_it
   end
-  next_argument = from
 end
 commit()
 return answer(reply)

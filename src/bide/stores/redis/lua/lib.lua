@@ -125,6 +125,17 @@ local function load(topic, keys)
   end
 end
 
+-- The next topic's share of what was asked, `width` arguments for each key: the keys, whose bodies are loaded, and where
+-- the arguments of the first begin.
+local function share_of(topic, width)
+  local count, from = tonumber(ARGV[next_argument]), next_argument + 1
+  local keys = {}
+  for number = 1, count do keys[number] = ARGV[from + width * (number - 1)] end
+  next_argument = from + width * count
+  load(topic, keys)
+  return keys, from
+end
+
 -- Whether all the parts of a body that a script may look at are there.
 local function sound(body)
   local size, flags = #body, byte(body)

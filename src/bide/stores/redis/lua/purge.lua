@@ -3,12 +3,7 @@
 -- answers: {us, now, how many}
 local reply = {micros, now, 0}
 for _, topic in ipairs(topics) do
-  local count = tonumber(ARGV[next_argument])
-  local keys = {}
-  for number = 1, count do keys[number] = ARGV[next_argument + number] end
-  next_argument = next_argument + count + 1
-  load(topic, keys)
-  for _, key in ipairs(keys) do
+  for _, key in ipairs((share_of(topic, 1))) do
     local body = read(topic, key)
     local state = body and has(byte(body), 7)
     if state and state >= DONE then

@@ -49,16 +49,12 @@ end
 
 local reply, answered = {micros, now}, 2
 for _, topic in ipairs(topics) do
-  local count = tonumber(ARGV[next_argument])
-  local keys, from = {}, next_argument + 1
-  for number = 1, count do keys[number] = ARGV[from + 3 * (number - 1)] end
-  load(topic, keys)
-  for number = 1, count do
+  local keys, from = share_of(topic, 3)
+  for number = 1, #keys do
     answered = answered + 1
     reply[answered] = settle(topic, keys[number], tonumber(ARGV[from + 1]), ARGV[from + 2])
     from = from + 3
   end
-  next_argument = from
 end
 commit()
 return answer(reply)
