@@ -237,6 +237,11 @@ class Route(Struct, frozen=True, kw_only=True):
 class Clock(Protocol):
     """What time it is."""
 
+    @property
+    def grain(self) -> Millis:
+        """What `now` may have rounded off. A length from now begins so much later, lest it be cut short."""
+        ...
+
     def now(self) -> Millis:
         """Whole milliseconds since the epoch, rounded down."""
         ...

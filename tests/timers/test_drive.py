@@ -14,6 +14,8 @@ from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, Ste
 class HandClock:
     """Shows what it is set to; a sleep until anything ahead ends at once, so that every wake-up comes too early."""
 
+    grain: Millis = 1
+
     def __init__(self, now: Millis = 1_000_000) -> None:
         self.time = now
         self.asked = 0

@@ -62,6 +62,12 @@ class In(Struct, frozen=True, gc=False):
 Due: TypeAlias = At | In
 
 
+def uncut(due: Due, grain: Millis) -> Due:
+    """`due` for a clock that rounds down by up to `grain`: a length from now begins at the end of that, so that none is
+    cut short by a part of a millisecond. No length at all is still at once."""
+    return In(due.millis + grain) if grain and type(due) is In and due.millis else due
+
+
 class OnConflict(StrEnum):
     """What `schedule` does when the key is taken. A dead or cancelled task is always replaced."""
 

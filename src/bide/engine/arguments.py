@@ -9,8 +9,9 @@ from typing import TypedDict
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, check_instant, duration, instant
 from bide.core.names import check_name
-from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State
+from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
 from bide.core.retry import RetryPolicy
+from bide.ports import Clock
 
 
 class TaskOptions(TypedDict, total=False):
@@ -46,21 +47,24 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
     return Ref(check_name("topic", topic), check_name("key", key))
 
 
-def due_of(when: When | Length, field: str = "when") -> Due:
-    """An instant (a datetime, ISO text) or a length from now (a timedelta, text such as "15m")."""
+def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
+    """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `uncut`."""
     if isinstance(when, str):
         try:
-            return In(duration(when, field=field))
+            return uncut(In(duration(when, field=field)), grain)
         except BadInput:
             return At(instant(when, field=field))
-    return In(duration(when, field=field)) if isinstance(when, timedelta) else At(instant(when, field=field))
+    if isinstance(when, timedelta):
+        return uncut(In(duration(when, field=field)), grain)
+    return At(instant(when, field=field))
 
 
-def deadline_of(deadline: When | Length | None, due: Due, now: Millis) -> Millis | None:
+def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:
     """A deadline that is not before the task is due."""
     if deadline is None:
         return None
-    not_after = due_of(deadline, "deadline").resolve(now)
+    now = clock.now()
+    not_after = due_of(deadline, "deadline", grain=clock.grain).resolve(now)
     check_instant(not_after, field="deadline", value=deadline)
     if not_after < due.resolve(now):
         raise BadInput("deadline", deadline, "an instant that is not before the task is due")

@@ -24,6 +24,7 @@ from bide.core.records import (
     At,
     Cancel,
     Change,
+    Due,
     Filter,
     In,
     Move,
@@ -35,6 +36,7 @@ from bide.core.records import (
     State,
     Tally,
     Token,
+    uncut,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
@@ -160,7 +162,7 @@ class Client:
         """
         check_topic(topic)
         self._check_payload(topic, payload)
-        due = one_due(at, delay)
+        due = uncut(one_due(at, delay), self.clock.grain)
         inherited = inherited_headers()
         if inherited:
             headers = {**inherited, **(headers or {})}
@@ -172,7 +174,7 @@ class Client:
             encode_payload(payload, self.terms.payload_limit),
             None if group is None else check_name("group", group),
             encode_options(None if retry is None else policy(retry), headers) if retry or headers else b"",
-            deadline_of(deadline, due, self.clock.now()) if deadline is not None else None,
+            deadline_of(deadline, due, self.clock) if deadline is not None else None,
             conflict_of(on_conflict),
         )
 
@@ -212,8 +214,8 @@ class Client:
 
         Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
         """
-        due = one_due(at, delay)
-        return await self._change(Move(topic, key, due, if_token, deadline_of(deadline, due, self.clock.now())))
+        due = uncut(one_due(at, delay), self.clock.grain)
+        return await self._change(Move(topic, key, due, if_token, deadline_of(deadline, due, self.clock)))
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
@@ -228,11 +230,12 @@ class Client:
 
     async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
         """Send a dead task again, as a new life: `redriven`."""
-        return await self._change(Redrive(topic, key, new_id(), In(duration(delay)), if_token))
+        return await self._change(Redrive(topic, key, new_id(), self._after(delay), if_token))
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
-        return await self._session.change_many([Move(*ref_of(ref), due_of(when)) for ref, when in moves])
+        grain = self.clock.grain
+        return await self._session.change_many([Move(*ref_of(ref), due_of(when, grain=grain)) for ref, when in moves])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         return await self._session.change_many([Move(topic, key, _NOW) for topic, key in map(ref_of, refs)])
@@ -241,7 +244,7 @@ class Client:
         return await self._session.change_many([self._cancel(topic, key, None) for topic, key in map(ref_of, refs)])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
-        due = In(duration(delay))
+        due = self._after(delay)
         return await self._session.change_many([Redrive(topic, key, new_id(), due) for topic, key in map(ref_of, refs)])
 
     # --- groups
@@ -351,6 +354,9 @@ class Client:
 
     def _check_payload(self, topic: str, payload: object) -> None:
         """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""
+
+    def _after(self, delay: Length) -> Due:
+        return uncut(In(duration(delay)), self.clock.grain)
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         keep_until = self.terms.retention_of(topic).keep_until(State.CANCELLED, self.clock.now())

@@ -12,6 +12,7 @@ class SystemClock:
     """The wall clock in whole milliseconds, rounded down: so `wake_at <= now()` is never true too early."""
 
     __slots__ = ()
+    grain: Millis = 1
 
     def now(self) -> Millis:
         return time.time_ns() // 1_000_000
@@ -31,6 +32,7 @@ class ScaledClock:
     """
 
     __slots__ = ("_origin", "speed")
+    grain: Millis = 1
 
     def __init__(self, speed: float) -> None:
         if not 0 < speed <= 1_000_000:

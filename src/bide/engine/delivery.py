@@ -59,8 +59,9 @@ class Delivery(Task[Any]):
             async with store.transaction() as joined:
                 with joining(store, joined):
                     yield joined.connection
-                now, keep = self._worker.clock.now(), self._worker.terms.retention_of(record.topic)
-                settled = await joined.settle([completion(record, done, keep, now)], now=now)
+                clock, keep = self._worker.clock, self._worker.terms.retention_of(record.topic)
+                now = clock.now()
+                settled = await joined.settle([completion(record, done, keep, now, clock.grain)], now=now)
                 if self.over or not settled[0]:
                     raise LeaseLost(
                         f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "

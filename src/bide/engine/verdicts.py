@@ -11,7 +11,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.names import new_id
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import In, Record, Settlement, State, Verdict
+from bide.core.records import In, Record, Settlement, State, Verdict, uncut
 from bide.engine.terms import Retention
 from bide.ports import Route
 
@@ -28,33 +28,38 @@ def unfit(record: Record, route: Route, now: Millis) -> str | None:
 
 
 def settlement(
-    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, now: Millis
+    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, now: Millis, grain: Millis
 ) -> Settlement:
-    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised."""
+    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised.
+
+    `now` and `grain` are the clock's.
+    """
     if ended is None:
         return _done(record, keep, now)
     if isinstance(ended, Done):
-        return completion(record, ended, keep, now)
+        return completion(record, ended, keep, now, grain)
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now)
     if isinstance(ended, Defer):
-        if _too_late(record, ended.due.resolve(now)):
+        due = uncut(ended.due, grain)
+        if _too_late(record, due.resolve(now)):
             return dead(record, "deadline: deferred past it", keep, now)
-        return Settlement(record.topic, record.key, record.token, Verdict.DEFER, ended.due)
+        return Settlement(record.topic, record.key, record.token, Verdict.DEFER, due)
     error = _error_text(ended)
     pause = _pause(record, route)
     if pause is None:
         return dead(record, error, keep, now)
-    due = (ended.due if isinstance(ended, Retry) else None) or In(pause)
+    due = uncut((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
     if _too_late(record, due.resolve(now)):
         return dead(record, f"deadline: the next try would be after it; last error: {error}", keep, now)
     return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)
 
 
-def completion(record: Record, done: Done, keep: Retention, now: Millis) -> Settlement:
+def completion(record: Record, done: Done, keep: Retention, now: Millis, grain: Millis) -> Settlement:
     """The end with success, or the start of the next life."""
     if done.again is not None:
-        return Settlement(record.topic, record.key, record.token, Verdict.DONE, done.again, next_id=new_id())
+        again = uncut(done.again, grain)
+        return Settlement(record.topic, record.key, record.token, Verdict.DONE, again, next_id=new_id())
     return _done(record, keep, now)
 
 

@@ -279,8 +279,8 @@ class Worker:
             ended = Retry("the handler was cancelled")
         elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
             _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
-        route = self._lanes[record.topic].route
-        self._settler.put(delivery, settlement(record, ended, route, self.terms.retention_of(record.topic), now))
+        route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
+        self._settler.put(delivery, settlement(record, ended, route, keep, now, self.clock.grain))
 
     def completed(self, delivery: Delivery) -> None:
         """The handler's own transaction has settled it."""

@@ -11,6 +11,9 @@ FIRST_INSTANT: Millis = 1_800_000_000_000
 class ManualClock:
     """A `Clock` for tests: `now()` answers the same until `advance` is called. It never goes back by itself."""
 
+    grain: Millis = 0
+    """It stands at a whole millisecond, and so a length from now ends to the millisecond."""
+
     def __init__(self, now: Millis = FIRST_INSTANT) -> None:
         self._now = now
 

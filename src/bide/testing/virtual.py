@@ -88,6 +88,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class VirtualClock:
     """A `Clock` that reads a virtual loop: `start` plus what its `time()` says."""
 
+    grain: Millis = 0
+    """Its loop stops where a timer is due, which is at a whole millisecond."""
+
     def __init__(self, loop: VirtualLoop, start: Millis = FIRST_INSTANT) -> None:
         self._loop = loop
         self._start = start

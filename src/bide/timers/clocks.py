@@ -11,6 +11,7 @@ class WallClock:
     """Milliseconds since the epoch, rounded down. May be set, also back."""
 
     __slots__ = ()
+    grain: Millis = 1
 
     def now(self) -> Millis:
         return time.time_ns() // 1_000_000

@@ -279,7 +279,7 @@ class Drive(_Driven[Item]):
 
     def after(self, item: Item, delay: Millis) -> None:
         """The same, `delay` ms from now: not a part of a millisecond less, and at most one millisecond more."""
-        self.add(item, self._clock.now() + delay + 1)
+        self.add(item, self._clock.now() + delay + self._clock.grain)
 
     def cancel(self, item: Item) -> bool:
         """Forget it; False: it was not there, or its callback has begun."""

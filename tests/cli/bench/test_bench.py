@@ -123,7 +123,7 @@ def test_another_store_is_refused(store: str, part: str) -> None:
 
 
 def examine(starts: Sequence[Start], settles: Sequence[Settled]) -> check.Findings:
-    return check.examine({"a": 10, "b": 10}, starts, settles)
+    return check.examine({"a": 10_000_000, "b": 10_000_000}, starts, settles)
 
 
 def start(key: str, token: int, at: float, planned_at: int = 10) -> Start:

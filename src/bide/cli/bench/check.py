@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from bide.cli.bench.worker import Settled, Start
 
-_NANOSECONDS = 1_000_000
+NANOSECONDS = 1_000_000
+"""In a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Findings:
     last_start: int = 0
     last_settled: int = 0
     lateness: Sequence[float] = field(default_factory=list)
-    """Of every start, sorted: when the handler began, less the `wake_at` that it was leased for."""
+    """Of every start, sorted: when the handler began, less the instant before which the caller did not want it."""
 
     def faults(self, *, crash: bool = False) -> list[str]:
         """What is wrong beyond the counted fields."""
@@ -37,7 +38,7 @@ class Findings:
 
 
 def examine(expected: Mapping[str, int], starts: Iterable[Start], settles: Iterable[Settled]) -> Findings:
-    """Hold what was done against `expected`: each key, with the millisecond before which it must not start.
+    """Hold what was done against `expected`: each key, with the nanosecond before which it must not start.
 
     Keys that are not expected (another run's, on a shared store) are passed over.
     """
@@ -50,8 +51,8 @@ def examine(expected: Mapping[str, int], starts: Iterable[Start], settles: Itera
     ordered = sorted((start for start in starts if start.key in expected), key=lambda start: start.at)
     lateness: list[float] = []
     for start in ordered:
-        lateness.append((start.at - start.planned_at * _NANOSECONDS) / _NANOSECONDS)
-        if start.at < max(start.planned_at, expected[start.key]) * _NANOSECONDS:
+        lateness.append((start.at - expected[start.key]) / NANOSECONDS)
+        if start.at < max(start.planned_at * NANOSECONDS, expected[start.key]):
             early += 1
         if start.key in seen:
             if start.at > settled.get(start.key, start.at):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bide.cli.bench.check import Findings, examine
+from bide.cli.bench.check import NANOSECONDS, Findings, examine
 from bide.cli.bench.crew import BenchFault, ProcessCrew, crew_of, settled, stage
 from bide.cli.bench.filling import fill
 from bide.cli.bench.limits import BATCH, limit_of, random_keys
@@ -56,7 +56,7 @@ async def burst(plan: Plan) -> Report:
             await asyncio.sleep(due / 1000 - time.time())
             await settled(crew, count, plan=plan, within=30 + count / _SLOWEST, what="settled")
             await crew.stop()
-            found = examine(dict.fromkeys(keys, due), *crew.log())
+            found = examine(dict.fromkeys(keys, due * NANOSECONDS), *crew.log())
         figures = {
             "first_ms": _since(found.first_start, due),
             "last_ms": _since(found.last_start, due),
@@ -102,7 +102,7 @@ async def crash(plan: Plan) -> Report:
                     break
             await crew.stop()
             starts, settles = crew.log()
-            found = examine(expected, starts, settles)
+            found = examine({key: at * NANOSECONDS for key, at in expected.items()}, starts, settles)
             lost = found.lost
             if lost:
                 acknowledged = {settle.key for settle in settles}

@@ -13,7 +13,7 @@ import msgspec
 from bide.app import Bide
 from bide.cli.bench import call_at as call_at_module
 from bide.cli.bench.call_at import Load
-from bide.cli.bench.check import Findings, examine
+from bide.cli.bench.check import NANOSECONDS, Findings, examine
 from bide.cli.bench.crew import BenchFault, crew_of, settled, stage
 from bide.cli.bench.filling import fill
 from bide.cli.bench.limits import limit_of, random_keys
@@ -71,7 +71,7 @@ async def _one(plan: Plan, app: Bide, log: Log, word: str) -> tuple[Findings, li
 
 
 async def _schedule(plan: Plan, app: Bide, keys: list[str], word: str, ahead: int) -> dict[str, int]:
-    """Schedule them at the plan's rate, whatever each takes; for each the millisecond that it must not precede."""
+    """Schedule them at the plan's rate, whatever each takes; for each the nanosecond that it must not precede."""
     loop = asyncio.get_running_loop()
     expected: dict[str, int] = {}
     calls: list[asyncio.Task[Answer]] = []
@@ -80,7 +80,7 @@ async def _schedule(plan: Plan, app: Bide, keys: list[str], word: str, ahead: in
         pause = begun + number / plan.rate - loop.time()
         if pause > 0:
             await asyncio.sleep(pause)
-        expected[key] = time.time_ns() // 1_000_000 + ahead
+        expected[key] = time.time_ns() + ahead * NANOSECONDS
         calls.append(loop.create_task(_call(app, key, word)))
         if number % 50 == 0:
             plan.progress(f"ahead {word}: scheduling", number, len(keys))

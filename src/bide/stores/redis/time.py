@@ -64,6 +64,7 @@ class StoreClock:
     """The clock of the engine on a store that has one of its own."""
 
     __slots__ = ("_time",)
+    grain: Millis = 1
 
     def __init__(self, server: ServerTime) -> None:
         self._time = server
