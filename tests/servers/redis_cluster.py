@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,9 @@ SLOTS = 16_384
 MASTERS = 3
 NODE_TIMEOUT = 1_500
 """Milliseconds without an answer after which a node counts as failed; a replica is master about as long after that."""
+
+
+_FOR_EVER = 100_000_000
 
 
 class ClusterNode(RedisServer):
@@ -46,14 +50,17 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(Running):
-    """Six nodes below `directory`. Any one master may die: its slots are served again after some 3 s.
+    """Six nodes below `directory`, with the `options` of `RedisServer`.
 
+    Any one master may die: its slots are served again after some 3 s.
     Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
     A start takes about 2 s, since a node that starts as a master waits so long before it serves.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.nodes: Sequence[ClusterNode] = [ClusterNode(directory / f"node-{one}") for one in range(2 * MASTERS)]
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.nodes: Sequence[ClusterNode] = [
+            ClusterNode(directory / f"node-{one}", **options) for one in range(2 * MASTERS)
+        ]
 
     @property
     def url(self) -> str:
@@ -83,6 +90,23 @@ class RedisCluster(Running):
         """All nodes that run are ended."""
         for node in self.nodes:
             node.kill()  # in order it would take each the time to tell its replica; what was acknowledged is on disk
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Meanwhile no replica takes over, however long a master is away. What is new gets about more slowly, too.
+
+        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
+        """
+        self._give_up_after(_FOR_EVER)
+        try:
+            yield
+            self.await_whole()  # else one that is just back is still missed
+        finally:
+            self._give_up_after(NODE_TIMEOUT)
+
+    def _give_up_after(self, milliseconds: int) -> None:
+        for node in filter(lambda node: node.running, self.nodes):
+            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds)
 
     def _join(self) -> None:
         first, *others = self.nodes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.servers.child import Running, ServerFailed
 from tests.servers.redis_server import HOST, RedisServer
@@ -15,6 +17,7 @@ QUORUM = 2
 DOWN_AFTER = 1_000
 """Milliseconds without an answer after which a sentinel takes a server for dead."""
 FAILOVER_TIMEOUT = 3_000
+_FOR_EVER = 100_000_000
 _PERIODS = {"publish-period": 200, "info-period": 500, "ask-period": 200, "tilt-period": 1_000}
 """Milliseconds between what sentinels do again and again, and how long they trust nothing after a pause of their own:
 shorter than the 2 s, 10 s, 1 s and 30 s that they come with, so that tests are."""
@@ -50,12 +53,13 @@ class Sentinel(RedisServer):
 class RedisSentinel(Running):
     """A master with `replicas` followers and three sentinels with a quorum of two, below `directory`.
 
-    When the master dies or hangs, another is master some 2 s later. A server that comes back follows the present one.
+    `options` are those of `RedisServer`, for the servers that hold data. When the master dies or hangs, another is
+    master some 2 s later. A server that comes back follows the present one.
     """
 
-    def __init__(self, directory: Path, *, replicas: int = 2) -> None:
-        first = RedisServer(directory / "server-0")
-        self.servers = [first, *(RedisServer(directory / f"server-{one + 1}") for one in range(replicas))]
+    def __init__(self, directory: Path, *, replicas: int = 2, **options: Any) -> None:
+        self.servers = [RedisServer(directory / f"server-{one}", **options) for one in range(1 + replicas)]
+        first = self.servers[0]
         self.sentinels = [Sentinel(directory / f"sentinel-{one}", first) for one in range(3)]
 
     @property
@@ -116,6 +120,20 @@ class RedisSentinel(Running):
     def await_whole(self, *, patience: float = 30.0) -> None:
         """Until every sentinel sees the others, and every server alive. Raises `ServerFailed` after `patience` s."""
         wait_until(self._whole, "the sentinels to see each other and all servers", patience=patience)
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Meanwhile nobody is taken for dead, however long it is away."""
+        self._give_up_after(_FOR_EVER)
+        try:
+            yield
+            self.await_whole()
+        finally:
+            self._give_up_after(DOWN_AFTER)
+
+    def _give_up_after(self, milliseconds: int) -> None:
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     def _whole(self) -> bool:
         for sentinel in self.sentinels:

@@ -1,20 +1,29 @@
-"""What the fault tests of the Redis store share: stores that are opened and closed, also behind a proxy that fails."""
+"""What the fault tests of the Redis store share: the deployments, and stores that are opened there and closed again.
+
+Who uses any of these fixtures runs on every deployment: one server, Sentinel, Cluster. Where a fault does not exist on
+one of them, the test says so: `parametrize("deployment", ["single"])`, with the reason. `test_promises` lists which
+promise is shown where.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
+from tests.servers.keyspace import delete_keys
 from tests.servers.redis_cluster import RedisCluster
+from tests.stores.redis.deployments import DEPLOYMENTS, Servers
+from tests.stores.redis.proxies import Proxies
 
 from bide.stores.redis import RedisStore
-from bide.testing.proxy import FaultProxy
+
+_SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}
 
 
 class OpensStore(Protocol):
@@ -36,29 +45,78 @@ async def open_store(redis_namespace: str) -> AsyncIterator[OpensStore]:
         yield open_it
 
 
+@pytest.fixture(params=DEPLOYMENTS)
+def deployment(request: pytest.FixtureRequest) -> str:
+    """single, sentinel and cluster, one after the other."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def shared_url(deployment: str, request: pytest.FixtureRequest) -> str:
+    """Of servers that others use too, for tests that do nothing to them."""
+    url: str = request.getfixturevalue(_SHARED[deployment])
+    return url
+
+
 @pytest.fixture(scope="session")
-def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """A private cluster for all tests that leave it whole: its slots may be moved, its nodes paused for a moment."""
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Servers]]:
+    """Private servers of a deployment, for all tests that leave them whole; each is started at its first use."""
+    with ExitStack() as stack:
+        started: dict[str, Servers] = {}
+
+        def start(deployment: str) -> Servers:
+            if deployment not in started:
+                folder = tmp_path_factory.mktemp(f"lasting-{deployment}")
+                started[deployment] = _started(stack, Servers(deployment, folder, appendfsync="always"))
+            return started[deployment]
+
+        yield start
+
+
+def _started(stack: ExitStack, servers: Servers) -> Servers:
     try:
-        with RedisCluster(tmp_path_factory.mktemp("lasting-cluster")) as cluster:
-            yield cluster
+        stack.enter_context(servers.running)
     except ServerMissing as error:
         not_installed(error)
+    return servers
+
+
+@pytest.fixture
+def own_servers(deployment: str, tmp_path: Path) -> Iterator[Servers]:
+    """Servers of the test's own, to be left in whatever state."""
+    with ExitStack() as stack:
+        yield _started(stack, Servers(deployment, tmp_path / deployment))
+
+
+@pytest.fixture
+def servers(deployment: str, lasting: Callable[[str], Servers], redis_namespace: str) -> Iterator[Servers]:
+    """To be paused, killed and started again, set up otherwise: whatever leaves them whole when it ends."""
+    there = lasting(deployment)
+    yield there
+    delete_keys(there.url, redis_namespace)
+
+
+@pytest.fixture
+def lasting_cluster(lasting: Callable[[str], Servers]) -> RedisCluster:
+    """The lasting servers that are a Cluster: its slots may be moved."""
+    cluster = lasting("cluster").running
+    assert isinstance(cluster, RedisCluster)
+    return cluster
 
 
 @pytest_asyncio.fixture
-async def proxy(redis_url: str) -> AsyncIterator[FaultProxy]:
-    """In front of the shared server."""
-    async with FaultProxy("127.0.0.1", urlsplit(redis_url).port or 0) as opened:
+async def proxies(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxies]:
+    """In front of the shared servers."""
+    async with Proxies(shared_url, monkeypatch) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture
-async def through(proxy: FaultProxy, open_store: OpensStore) -> Callable[..., Any]:
-    """Opens a store behind the proxy. It goes by the caller's clock, and gives up a silent connection after 0.2 s."""
+async def through(proxies: Proxies, open_store: OpensStore) -> Callable[..., Any]:
+    """Opens a store behind the proxies. It goes by the caller's clock, and gives up a silent connection after 0.2 s."""
 
     async def open_it(**options: Any) -> RedisStore:
-        given = {"clock": "caller", "silence": 0.2, "patience": 5.0, **options}
-        return await open_store(f"redis://127.0.0.1:{proxy.port}/0", **given)
+        return await open_store(proxies.url, **{"clock": "caller", "silence": 0.2, "patience": 5.0, **options})
 
     return open_it

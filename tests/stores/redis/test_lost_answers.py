@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from functools import partial
 
 import pytest
+from tests.servers.redis_server import HOST
+from tests.stores.redis.deployments import DEPLOYMENTS
+from tests.stores.redis.proxies import Proxies
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
 from bide.stores.redis.scripts import script
-from bide.testing.proxy import Act, Chunk, FaultProxy
+from bide.testing.proxy import Act, Chunk
 from bide.testing.store_suite.acts import (
     HOUR,
     MINUTE,
@@ -158,7 +161,20 @@ STORIES: list[tuple[str, Story]] = [
     ("change", cancels), ("change", moves), ("change", redrives),
     ("lease", leases), ("extend", extends), ("settle", settles), ("settle", settles_many), ("purge", purges),
 ]  # fmt: skip
-every_story = pytest.mark.parametrize(("kind", "story"), STORIES, ids=[story.__name__ for _, story in STORIES])
+OF_MANY: list[tuple[str, Story]] = [
+    ("add", schedules_many), ("lease", leases), ("settle", settles_many), ("purge", purges),
+]  # fmt: skip
+"""Stories of calls to many shards: where the servers are several, these are what may go otherwise."""
+
+
+def told(*places: tuple[str, list[tuple[str, Story]]]) -> pytest.MarkDecorator:
+    cases = [(deployment, kind, story) for deployment, stories in places for kind, story in stories]
+    names = [f"{deployment}-{story.__name__}" for deployment, _, story in cases]
+    return pytest.mark.parametrize(("deployment", "kind", "story"), cases, ids=names)
+
+
+every_story = told(*((deployment, STORIES) for deployment in DEPLOYMENTS))
+stories_of_many = told(("single", STORIES), ("sentinel", OF_MANY), ("cluster", OF_MANY))
 
 
 def by_key(record: Record) -> str:
@@ -168,28 +184,28 @@ def by_key(record: Record) -> str:
 @every_story
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY, Act.HOLD], ids=lambda act: act.value)
 async def test_a_call_that_meets_a_fault_is_done_once(
-    through: Opens, proxy: FaultProxy, kind: str, story: Story, act: Act
+    through: Opens, proxies: Proxies, kind: str, story: Story, act: Act
 ) -> None:
     """Cut before the call arrives; its answer lost; half-open, so that nothing ever comes."""
     store = await through()
     faults = []
-    await story(store, lambda: faults.append(proxy.fault(act, when=asks(kind))))
+    await story(store, lambda: faults.append(proxies.fault(act, when=asks(kind))))
     assert [fault.hits for fault in faults] == [1], "it has come about"
 
 
-@every_story
+@stories_of_many
 async def test_a_call_that_loses_three_answers_in_a_row_is_done_once(
-    through: Opens, proxy: FaultProxy, kind: str, story: Story
+    through: Opens, proxies: Proxies, kind: str, story: Story
 ) -> None:
     store = await through()
     faults = []
-    await story(store, lambda: faults.append(proxy.fault(Act.LOSE_REPLY, when=asks(kind), times=3)))
+    await story(store, lambda: faults.append(proxies.fault(Act.LOSE_REPLY, when=asks(kind), times=3)))
     assert [fault.hits for fault in faults] == [3]
 
 
-@every_story
+@stories_of_many
 async def test_a_call_whose_answer_breaks_off_is_done_once(
-    through: Opens, proxy: FaultProxy, kind: str, story: Story
+    through: Opens, proxies: Proxies, kind: str, story: Story
 ) -> None:
     """The connection ends in the middle of the answers: some are read, the others asked for again."""
     store = await through()
@@ -201,91 +217,89 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
             if chunk.to_server:
                 state["armed"] |= asks(kind)(chunk.data)
             elif state["armed"]:
-                proxy.hook = None
+                proxies.watch(None)
                 return Act.CUT
             return Act.FORWARD
 
-        proxy.hook = hook
-        proxy.slow(200_000)
+        proxies.watch(hook)
+        proxies.slow(200_000)
 
     await story(store, breaks)
 
 
-@every_story
-async def test_slow_is_only_slow(through: Opens, proxy: FaultProxy, kind: str, story: Story) -> None:
+@stories_of_many
+async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, story: Story) -> None:
     store = await through()
-    await story(store, lambda: proxy.delay(0.02))
+    await story(store, lambda: proxies.delay(0.02))
     assert all(caller.resent == 0 for caller in store._open().callers.values()), "nothing was given up"
 
 
-async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxy: FaultProxy) -> None:
+async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxies: Proxies) -> None:
     store = await through(silence=0.4)
     await put_one(store, new("before"))
-    proxy.hold()
+    proxies.hold()
     loop = asyncio.get_running_loop()
     began = loop.time()
     scheduling = loop.create_task(put_one(store))
     await asyncio.sleep(0.2)
-    await proxy.heal()
+    await proxies.heal()
     await scheduling
     assert 0.4 <= loop.time() - began < 1.2
 
 
-async def test_a_repeated_answer_does_not_tell_the_time(through: Opens, proxy: FaultProxy) -> None:
+async def test_a_repeated_answer_does_not_tell_the_time(through: Opens, proxies: Proxies) -> None:
     """It says what time it was when it was first given, which is not now."""
     store = await through(clock="server", silence=0.5)
     await put_one(store)
     clock = store.clock()
     assert clock is not None
     before = clock.seconds_until(0) + asyncio.get_running_loop().time()
-    proxy.fault(Act.HOLD, to_server=False)
+    proxies.fault(Act.HOLD, to_server=False)
     await put_one(store)
     assert abs(clock.seconds_until(0) + asyncio.get_running_loop().time() - before) < 0.1
 
 
-async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(
-    through: Opens, proxy: FaultProxy, redis_url: str
-) -> None:
+async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(through: Opens, proxies: Proxies) -> None:
     """A copy of a call that was under way for long: doing it now would undo what came after it."""
     store = await through()
-    seen: list[bytes] = []
+    seen: list[tuple[int, bytes]] = []
 
-    def keep(chunk: Chunk) -> Act:
+    def keep(port: int, chunk: Chunk) -> Act:
         if chunk.to_server and asks("add")(chunk.data):
-            seen.append(chunk.data)
+            seen.append((port, chunk.data))
         return Act.FORWARD
 
-    proxy.hook = keep
+    for port, proxy in proxies.each.items():
+        proxy.hook = partial(keep, port)
     await put_one(store, new(payload=b"older"))
     newer = await put_one(store, new(payload=b"newer"))
-    with socket.create_connection(("127.0.0.1", urlsplit(redis_url).port or 0)) as late:
-        late.sendall(seen[0])
+    (port, first), (_, second) = seen
+    with socket.create_connection((HOST, port)) as late:
+        late.sendall(first)
         assert late.recv(1_000).startswith(b"-BIDEOLD")
-        late.sendall(seen[1])
+        late.sendall(second)
         assert late.recv(1_000).startswith(b"*"), "a copy of the newest is answered as it was"
     assert await see(store, newer) == newer, "and neither has done anything"
 
 
-async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(
-    through: Opens, proxy: FaultProxy
-) -> None:
+async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(through: Opens, proxies: Proxies) -> None:
     store = await through(patience=0.4)
     await put_one(store, new("before"))
-    await proxy.refuse()
-    proxy.cut()
-    await until(lambda: proxy.open_connections == 0, "the connection to be gone")
+    await proxies.refuse()
+    proxies.cut()
+    await until(lambda: proxies.open_connections == 0, "the connection to be gone")
     with pytest.raises(StoreUnavailable):
         await put_one(store, new("never"))
-    await proxy.heal()
+    await proxies.heal()
     await put_one(store, new("between"))
-    proxy.fault(Act.LOSE_REPLY, when=asks("add"), times=None)
+    proxies.fault(Act.LOSE_REPLY, when=asks("add"), times=None)
     with pytest.raises(OutcomeUnknown):
         await put_one(store, new("maybe"))
-    await proxy.heal()
+    await proxies.heal()
     assert {"before", "between"} <= set(keys(await listed(store, Filter()))) <= {"before", "between", "maybe"}
 
 
-async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, proxy: FaultProxy) -> None:
+async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, proxies: Proxies) -> None:
     """The next call of the same kind gets its own answer, and not that of the one that nobody waits for any more."""
     store = await through()
     for number in range(30):
@@ -297,7 +311,7 @@ async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, prox
         assert record == await see(store, record)
 
 
-async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: Opens, proxy: FaultProxy) -> None:
+async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: Opens, proxies: Proxies) -> None:
     """Connections are cut every 30 ms, in either direction: every key is created once, leased once, settled once."""
     store = await through()
 
@@ -305,9 +319,9 @@ async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: O
         for number in range(20):
             await asyncio.sleep(0.03)
             if number % 3:
-                proxy.fault((Act.CUT, Act.LOSE_REPLY)[number % 2], when=lambda data: b"EVALSHA" in data)
+                proxies.fault((Act.CUT, Act.LOSE_REPLY)[number % 2], when=lambda data: b"EVALSHA" in data)
             else:
-                proxy.fault(Act.CUT, to_server=False, when=lambda data: data.startswith(b"*"))
+                proxies.fault(Act.CUT, to_server=False, when=lambda data: data.startswith(b"*"))
 
     async def schedule(number: int) -> None:
         await asyncio.sleep(0.002 * number)
