@@ -1,6 +1,6 @@
 """The one sleep of a worker: until the next wake, exact, capped, and cut short by tidings of an earlier one.
 
-Timers fire early or late (uvloop's fire up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason
+Timers ring early or late (uvloop's up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason
 to look at the clock: not there yet, arm again. Nothing is ever delivered because a timer fired, only because the clock
 says so. A lost tiding costs lateness of at most the cap, never a task.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from bide.core.instants import Millis
+from bide.engine.alarm import Alarm, new_alarm
 from bide.ports import Clock
 
 
@@ -23,7 +24,7 @@ class Waker:
         self._heard: Millis | None = None
         self._kicked = False
         self._sleeper: asyncio.Future[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._wake: Millis | None = None
         self._latest = 0.0
 
@@ -60,20 +61,26 @@ class Waker:
             self._sleeper = None
             if self._alarm is not None:
                 self._alarm.cancel()
-                self._alarm = None
+
+    def close(self) -> None:
+        """The end of all sleep."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
 
     def _arm(self) -> None:
         """Set the alarm for the wake or the cap; when the time has come, end the sleep."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._sleeper is None:
+            return
         left = self._latest - self._loop.time()
         if self._wake is not None:
             left = min(left, self._clock.seconds_until(self._wake))
         if left <= 0:
             self._end()
         else:
-            self._alarm = self._loop.call_later(left, self._arm)
+            if self._alarm is None:
+                self._alarm = new_alarm(self._arm)
+            self._alarm.set(left)
 
     def _end(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():

@@ -128,6 +128,7 @@ class Worker:
         self._waker.kick()
         if self._tasks:
             await asyncio.wait(self._tasks[:1])
+        self._waker.close()
         if self._listening is not None:
             await self._listening.close()
         self._give_back()
