@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -162,6 +163,18 @@ class RedisServer(Running):
         """The same port, the same data; stopped before, if it runs."""
         self.stop()
         self.start()
+
+    @contextmanager
+    def configured(self, **directives: str | int) -> Iterator[None]:
+        """A start in it has these lines of its configuration too, with - for _."""
+        configuration = self.directory / "redis.conf"
+        before = configuration.read_bytes()
+        lines = [f"{name.replace('_', '-')} {rest}\n" for name, rest in directives.items()]
+        configuration.write_bytes(before + "".join(lines).encode())
+        try:
+            yield
+        finally:
+            configuration.write_bytes(before)
 
     def pause(self) -> None:
         """Stops in the middle of whatever it does, with its connections open, until `resume`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import RedisSentinel
+from tests.servers.redis_sentinel import SERVICE, RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.resp import Reply, Word
 from tests.servers.waiting import wait_until
@@ -53,6 +53,10 @@ class Servers:
             case one:
                 return [one]
 
+    @property
+    def sentinels(self) -> Sequence[RedisServer]:
+        return self.running.sentinels if isinstance(self.running, RedisSentinel) else ()
+
     def ask(self, *words: Word) -> list[Reply]:
         """Each master's reply. Raises `OSError`, `Refused`."""
         return [master.ask(*words) for master in self.masters]
@@ -87,6 +91,20 @@ class Servers:
             case _:
                 raise ValueError("a server alone has no other to take its place")
         return old
+
+    def change_places(self) -> None:
+        """A master and its replica, both alive."""
+        match self.running:
+            case RedisSentinel() as watched:
+                old: RedisServer = watched.master
+                watched.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+                watched.await_master(other_than=old)
+            case RedisCluster() as cluster:
+                replica = cluster.replica_of(cluster.masters[0])
+                replica.ask("CLUSTER", "FAILOVER")
+                wait_until(lambda: replica.is_master, "the replica to be the master")
+            case _:
+                raise ValueError("a server alone has no replica")
 
     @contextmanager
     def set_up(self, **directives: str | int) -> Iterator[None]:

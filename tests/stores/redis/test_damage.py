@@ -10,12 +10,15 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from redis.cluster import RedisCluster
+from redis.sentinel import Sentinel
 from tests.stores.redis.conftest import OpensStore
 
 from bide.core.errors import StoreCorrupt
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Move, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
+from bide.stores.redis.address import address_of
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite.acts import (
     HOUR,
@@ -35,12 +38,24 @@ from bide.testing.store_suite.acts import (
 )
 
 
+def client_of(url: str) -> Any:
+    """A client of redis-py, which leaves much untyped."""
+    address = address_of(url)
+    host, port = address.hosts[0]
+    if address.kind == "cluster":
+        return RedisCluster(host=host, port=port)
+    if address.kind == "sentinel":
+        sentinel: Any = Sentinel
+        return sentinel(list(address.hosts)).master_for(address.service)
+    return redis.Redis.from_url(url)
+
+
 class BackDoor:
     """A client that writes past the store, into the one shard of its namespace."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.layout = Layout(namespace, 1)
-        self.client: Any = redis.Redis.from_url(url)
+        self.client = client_of(url)
         bodies, *indexes = self.layout.topic(0, "t")
         self.bodies = bodies
         self.indexes = indexes
@@ -64,8 +79,8 @@ class BackDoor:
 
 
 @pytest.fixture
-def back_door(redis_url: str, redis_namespace: str) -> Iterator[BackDoor]:
-    door = BackDoor(redis_url, redis_namespace)
+def back_door(shared_url: str, redis_namespace: str) -> Iterator[BackDoor]:
+    door = BackDoor(shared_url, redis_namespace)
     yield door
     door.client.close()
 
@@ -79,9 +94,9 @@ async def damaged(store: RedisStore) -> list[str]:
 
 
 async def test_an_entry_without_a_body_is_set_aside_and_counted(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
 ) -> None:
-    store = await opened(open_store, redis_url)
+    store = await opened(open_store, shared_url)
     await put(store, *(new(key) for key in "abc"))
     assert await damaged(store) == []
     back_door.lose_body("b")
@@ -92,9 +107,9 @@ async def test_an_entry_without_a_body_is_set_aside_and_counted(
 
 
 async def test_a_lost_lease_without_a_body_is_set_aside_too(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
 ) -> None:
-    store = await opened(open_store, redis_url)
+    store = await opened(open_store, shared_url)
     await put(store, *(new(key) for key in "ab"))
     await lease(store, 2)
     back_door.lose_body("a")
@@ -104,9 +119,9 @@ async def test_a_lost_lease_without_a_body_is_set_aside_too(
 
 @pytest.mark.parametrize("index", [0, 1])
 async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, index: int
+    open_store: OpensStore, shared_url: str, back_door: BackDoor, index: int
 ) -> None:
-    store = await opened(open_store, redis_url)
+    store = await opened(open_store, shared_url)
     await put(store, new("later", due=At(NOW + HOUR)), new("held"))
     held = await take(store)
     for key in ("later", "held"):
@@ -136,9 +151,9 @@ async def everything(store: RedisStore, now: int) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(data=some.data())
 async def test_a_body_of_any_bytes_stops_nobody_and_can_be_replaced(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, data: some.DataObject
+    open_store: OpensStore, shared_url: str, back_door: BackDoor, data: some.DataObject
 ) -> None:
-    store = await opened(open_store, redis_url)
+    store = await opened(open_store, shared_url)
     await put(store, new("a"), new("z"), new("odd", group="g", options=b"o", deadline=NOW + HOUR))
     sane = back_door.body_of("odd")
     kind = data.draw(some.sampled_from(["bytes", "cut", "changed"]))
@@ -166,9 +181,9 @@ def wrong(back_door: BackDoor, key: bytes) -> Iterator[None]:
 
 
 async def test_keys_of_another_kind_are_reported_as_such(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
 ) -> None:
-    store = await opened(open_store, redis_url)
+    store = await opened(open_store, shared_url)
     bodies, waiting, *_ = back_door.layout.topic(0, "t")
     for key, read in (
         (bodies, lambda: store.get([Ref("t", "k")])),
@@ -184,7 +199,9 @@ async def test_keys_of_another_kind_are_reported_as_such(
     assert len((await lease(store, 1)).tasks) == 1
 
 
-async def test_what_is_no_worker_does_not_stop_one(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:
-    store = await opened(open_store, redis_url)
+async def test_what_is_no_worker_does_not_stop_one(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, shared_url)
     back_door.client.execute_command("HSET", back_door.layout.common("workers"), "odd", b"\xff\xfe")
     assert await store.announce("w", ["t"], until=NOW + 1, now=NOW) == {"w": ["t"]}

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.servers.fixtures import StartsRedis
 from tests.servers.redis_cluster import ClusterNode, RedisCluster
 from tests.servers.redis_server import HOST, RedisServer
 from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
 
 from bide.core.errors import StoreUnavailable
@@ -23,71 +23,96 @@ def went_well(load: Load) -> None:
     assert (load.lost, load.again, load.early, load.errors) == (set(), [], [], {}), load.report()
 
 
-async def test_the_scripts_are_thrown_away_again_and_again(redis_server: StartsRedis, open_store: OpensStore) -> None:
-    server = redis_server()
-    async with Load(await open_store(server.url)) as load:
+async def test_the_scripts_are_thrown_away_again_and_again(servers: Servers, open_store: OpensStore) -> None:
+    async with Load(await open_store(servers.url)) as load:
         for _ in range(20):
             await asyncio.sleep(0.03)
-            server.ask("SCRIPT", "FLUSH")
+            servers.ask("SCRIPT", "FLUSH")
     went_well(load)
 
 
 @pytest.mark.parametrize("kind", ["normal", "pubsub"])
 async def test_connections_are_killed_every_tenth_of_a_second(
-    redis_server: StartsRedis, open_store: OpensStore, kind: str
+    servers: Servers, open_store: OpensStore, kind: str
 ) -> None:
-    server = redis_server()
-    stores = [await open_store(server.url) for _ in range(2)]
+    """Those of the Sentinels too, to the master and to themselves."""
+    stores = [await open_store(servers.url) for _ in range(2)]
     for store in stores:
         await store.listen(["t"], lambda topic, wake: None)
-    async with Load(*stores) as load:
-        for _ in range(10):
-            await asyncio.sleep(0.1)
-            server.ask("CLIENT", "KILL", "TYPE", kind)
+    with servers.patient():
+        async with Load(*stores) as load:
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                for one in (*servers.masters, *servers.sentinels):
+                    one.ask("CLIENT", "KILL", "TYPE", kind)
     went_well(load)
     assert load.gap < 1
     if kind == "pubsub":
         assert all(caller.resent == 0 for store in stores for caller in store._open().callers.values())
 
 
-async def test_a_server_that_may_only_be_read_for_a_while(redis_server: StartsRedis, open_store: OpensStore) -> None:
+# Under Sentinel and in a Cluster nobody makes a master a replica and then a master again: another is made, see below.
+@pytest.mark.parametrize("deployment", ["single"])
+async def test_a_server_that_may_only_be_read_for_a_while(servers: Servers, open_store: OpensStore) -> None:
     """READONLY: it was made a replica, and is made a master again."""
-    server = redis_server()
-    async with Load(await open_store(server.url)) as load:
+    async with Load(await open_store(servers.url)) as load:
         await asyncio.sleep(0.2)
-        server.ask("REPLICAOF", HOST, 1)
+        servers.ask("REPLICAOF", HOST, 1)
         await asyncio.sleep(0.5)
-        server.ask("REPLICAOF", "NO", "ONE")
+        servers.ask("REPLICAOF", "NO", "ONE")
         await asyncio.sleep(0.3)
     went_well(load)
 
 
-async def test_a_server_that_stays_read_only_is_unavailable(redis_server: StartsRedis, open_store: OpensStore) -> None:
+@pytest.mark.parametrize("deployment", ["single"])  # elsewhere there is another server to ask
+async def test_a_server_that_stays_read_only_is_unavailable(servers: Servers, open_store: OpensStore) -> None:
     """Nothing was done, and it is known that nothing was done."""
-    server = redis_server()
-    store = await open_store(server.url, patience=0.3)
-    server.ask("REPLICAOF", HOST, 1)
-    with pytest.raises(StoreUnavailable, match="read only"):
-        await store.add([new()], now=0)
+    store = await open_store(servers.url, patience=0.3)
+    servers.ask("REPLICAOF", HOST, 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="read only"):
+            await store.add([new()], now=0)
+    finally:
+        servers.ask("REPLICAOF", "NO", "ONE")
+
+
+@pytest.mark.parametrize("deployment", ["sentinel", "cluster"])  # a single server has no replica to change places with
+async def test_a_master_and_its_replica_change_places(servers: Servers, open_store: OpensStore) -> None:
+    """As for an upgrade: the old master lives on, refuses or redirects, and has connections to it."""
+    stores = [await open_store(servers.url) for _ in range(2)]
+    async with Load(*stores) as load:
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(servers.change_places)
+        await asyncio.sleep(0.3)
+    await asyncio.to_thread(servers.await_whole)
+    assert len(load.acknowledged) > 50
+    assert (load.early, load.errors) == ([], {}), load.report()
+    assert load.gap < 3
+    if servers.deployment == "cluster":  # where the old one stops first; a Sentinel's goes on until it is told
+        assert (load.lost, load.again) == (set(), []), load.report()
 
 
 @pytest.mark.faults
-async def test_a_server_that_still_loads_its_data(redis_server: StartsRedis, open_store: OpensStore) -> None:
+async def test_a_server_that_still_loads_its_data(servers: Servers, open_store: OpensStore) -> None:
     """LOADING: it answers, and is not ready yet."""
-    server = redis_server(options={"key-load-delay": "100"})
-    store = await open_store(server.url)
+    store = await open_store(servers.url)
     for first in range(0, 3_000, 10):
         await store.add([new(f"{first + number}", due=In(0)) for number in range(10)], now=0)
-    await asyncio.to_thread(server.kill)
-    server.launch()
-    try:
-        await until_it_says(server, "LOADING")
-        [answer] = await store.add([new("after")], now=0)
-        assert answer.ok
-        assert store._open().callers["add"].resent > 0
-    finally:
-        await asyncio.to_thread(server.await_ready)
-    assert (await store.tally()).number() == 3_001
+    with servers.patient():
+        master = servers.masters[0]
+        await asyncio.to_thread(master.kill)
+        try:
+            with master.configured(key_load_delay=100):
+                master.launch()
+                await until_it_says(master, "LOADING")
+            keys = [f"after-{number}" for number in range(30)]
+            answers = await store.add([new(key) for key in keys], now=0)
+            assert all(answer.ok for answer in answers)
+            assert store._open().callers["add"].resent > 0
+        finally:
+            await asyncio.to_thread(master.await_ready)
+            await asyncio.to_thread(servers.await_whole)
+    assert (await store.tally()).number() == 3_030
 
 
 async def until_it_says(server: RedisServer, word: str) -> None:

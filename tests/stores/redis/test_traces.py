@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import pytest
 from tests.servers.fixtures import StartsRedis
-from tests.servers.redis_server import RedisServer
 from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import Servers
 
 from bide.core.errors import StoreMismatch
 from bide.core.records import At, Cancel, Filter, In, OnConflict, Redrive, State
@@ -34,16 +33,9 @@ from bide.testing.store_suite.acts import (
 )
 
 
-def all_keys(server: RedisServer) -> dict[str, int]:
-    """Every key, and in how many milliseconds it ends; -1: never."""
-    names = cast(list[str], server.ask("KEYS", "*"))
-    return {name: cast(int, server.ask("PTTL", name)) for name in names}
-
-
-async def test_nothing_is_left_behind(redis_server: StartsRedis, open_store: OpensStore) -> None:
+async def test_nothing_is_left_behind(servers: Servers, redis_namespace: str, open_store: OpensStore) -> None:
     """Whichever way a task ended: the layout and two numbers for each shard, and answers that end by themselves."""
-    server = redis_server()
-    store = await open_store(server.url, namespace="ns", query="&shards=2", clock="caller")
+    store = await open_store(servers.url, query="&shards=2", clock="caller")
     kept = NOW + MINUTE
     everyone = [new(f"{number}", topic=topic, group=f"g{number % 3}", deadline=NOW + HOUR, options=b"o")
                 for topic in ("a", "b") for number in range(40)]  # fmt: skip
@@ -71,9 +63,9 @@ async def test_nothing_is_left_behind(redis_server: StartsRedis, open_store: Ope
     assert await store.announce("w", [], until=NOW, now=NOW) == {}
     while await store.purge(now=kept, limit=10):
         pass
-    left = all_keys(server)
+    left = {name: ends for name, ends in servers.keys().items() if redis_namespace in name}
     lasting = {name for name, ends in left.items() if ends == -1}
-    assert lasting == {"{ns}:layout", "{ns:0}:n", "{ns:1}:n"}
+    assert lasting == {f"{{{redis_namespace}}}:layout", f"{{{redis_namespace}:0}}:n", f"{{{redis_namespace}:1}}:n"}
     assert all(":a:" in name and 0 < ends <= 60_000 for name, ends in left.items() if name not in lasting)
 
 

@@ -56,8 +56,8 @@ class Crew:
 
 
 @pytest.fixture
-def url(redis_url: str, redis_namespace: str) -> str:
-    return f"{redis_url}?namespace={redis_namespace}"
+def url(shared_url: str, redis_namespace: str) -> str:
+    return f"{shared_url}?namespace={redis_namespace}"
 
 
 async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(url: str) -> None:
