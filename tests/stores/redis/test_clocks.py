@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
-from tests.servers.fixtures import StartsRedis
+from tests.servers.child import ServerMissing
+from tests.servers.fixtures import not_installed
 from tests.servers.server_clock import ServerClock
 from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import Servers
 
 from bide import Bide, Task
 from bide.core.records import In
@@ -38,45 +42,84 @@ class Watched:
         return self.at[key] - began - delay
 
 
+@pytest.fixture(scope="module")
+def start_shifted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[Servers, ServerClock]]]:
+    """Servers of a deployment that go by a clock which can be set, the Sentinels by the machine's; for all tests here.
+
+    All of a Cluster's go by the same one: each shard goes by its own node's (docs/redis.md, Clocks).
+    """
+    with ExitStack() as stack:
+        started: dict[str, tuple[Servers, ServerClock]] = {}
+
+        def start(deployment: str) -> tuple[Servers, ServerClock]:
+            if deployment not in started:
+                folder = tmp_path_factory.mktemp(f"shifted-{deployment}")
+                try:
+                    clock = ServerClock(folder)
+                    servers = Servers(deployment, folder / "servers", environment=clock.environment)
+                    stack.enter_context(servers.running)
+                except ServerMissing as error:
+                    not_installed(error)
+                stack.enter_context(servers.patient())  # nodes whose clock was set take the others for dead
+                started[deployment] = servers, clock
+            return started[deployment]
+
+        yield start
+
+
+@pytest.fixture
+def shifted(
+    deployment: str, start_shifted: Callable[[str], tuple[Servers, ServerClock]]
+) -> Iterator[tuple[Servers, ServerClock]]:
+    servers, clock = start_shifted(deployment)
+    yield servers, clock
+    clock.shift(0)
+
+
 @pytest.mark.parametrize("ahead", [-5 * HOUR, 5 * HOUR], ids=["behind", "ahead"])
 async def test_a_server_that_is_hours_off_keeps_every_delay(
-    redis_server: StartsRedis, server_clock: ServerClock, ahead: int
+    shifted: tuple[Servers, ServerClock], redis_namespace: str, ahead: int
 ) -> None:
-    server_clock.shift(ahead)
-    watched = Watched(redis_server(environment=server_clock.environment).url)
+    servers, clock = shifted
+    clock.shift(ahead)
+    watched = Watched(f"{servers.url}?namespace={redis_namespace}")
     async with watched.app, watched.app.worker():
+        assert abs(watched.app.clock.now() / 1_000 - time.time() - ahead) < 1, "the clock that counts"
         late = [await watched.after(f"{number}", 0.1) for number in range(5)]
     assert min(late) > -0.002
     assert max(late) < 0.15
 
 
-async def test_a_server_whose_clock_is_set_while_it_runs(redis_server: StartsRedis, server_clock: ServerClock) -> None:
+async def test_a_server_whose_clock_is_set_while_it_runs(
+    shifted: tuple[Servers, ServerClock], redis_namespace: str
+) -> None:
     """Ahead: what lay within the hour is due. Back: what waits has longer to wait. New delays are right at once."""
-    watched = Watched(redis_server(environment=server_clock.environment).url)
+    servers, clock = shifted
+    watched = Watched(f"{servers.url}?namespace={redis_namespace}")
     async with watched.app, watched.app.worker():
         assert await watched.after("before", 0.05) < 0.2
         await watched.app.schedule("work", None, key="half an hour", delay="30m")
-        server_clock.shift(HOUR)
+        clock.shift(HOUR)
         await until(lambda: "half an hour" in watched.at, "what is due by the clock that was set")
         assert -0.002 < await watched.after("ahead", 0.1) < 0.2
         await watched.app.schedule("work", None, key="later", delay="200ms")
-        server_clock.shift(0)
+        clock.shift(0)
         assert -0.002 < await watched.after("back", 0.1) < 1.3, "at most the longest sleep"
         assert -0.002 < await watched.after("and again", 0.1) < 0.2
         assert "later" not in watched.at, "an hour and a bit from now, by the server's clock"
-        server_clock.shift(HOUR)
+        clock.shift(HOUR)
         await until(lambda: "later" in watched.at, "the last")
 
 
 @pytest.mark.parametrize("off", [-9 * HOUR, 9 * HOUR], ids=["behind", "ahead"])
 async def test_a_client_whose_clock_is_hours_wrong_is_neither_early_nor_late(
-    redis_url: str, redis_namespace: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, off: int
+    shared_url: str, redis_namespace: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, off: int
 ) -> None:
-    right = await open_store(redis_url)
+    right = await open_store(shared_url)
     real, real_ns = time.time, time.time_ns
     monkeypatch.setattr(time, "time", lambda: real() + off)
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + off * 10**9)
-    watched = Watched(f"{redis_url}?namespace={redis_namespace}")
+    watched = Watched(f"{shared_url}?namespace={redis_namespace}")
     async with watched.app, watched.app.worker():
         assert -0.002 < await watched.after("own", 0.1) < 0.2
         began = time.monotonic()
@@ -86,9 +129,9 @@ async def test_a_client_whose_clock_is_hours_wrong_is_neither_early_nor_late(
         assert abs(watched.app.clock.now() / 1000 - real()) < 1
 
 
-async def test_a_lease_is_not_given_before_its_time_whoever_asks(redis_url: str, open_store: OpensStore) -> None:
+async def test_a_lease_is_not_given_before_its_time_whoever_asks(shared_url: str, open_store: OpensStore) -> None:
     """By a caller that believes it to be tomorrow, too."""
-    store = await open_store(redis_url)
+    store = await open_store(shared_url)
     await store.add([new("soon", due=In(300)), new("now", due=In(0))], now=0)
     began = time.monotonic()
     tomorrow = int(time.time() + 24 * HOUR) * 1000
