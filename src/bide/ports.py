@@ -178,10 +178,14 @@ class TellsTime(Protocol):
 
 @runtime_checkable
 class Parted(Protocol):
-    """A store of several parts, each of which may be away while the others work."""
+    """A store of several parts, each of which may be away, or busy, while the others work."""
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """Tasks with the same number fail together; the others are not kept waiting for them."""
+        """Tasks with the same number are told to it together; no others are kept waiting for them.
+
+        One batch of each part is under way at a time, so that with several of them the caller makes the next batch
+        while the store does the last.
+        """
         ...
 
 

