@@ -32,13 +32,15 @@ def cull(url: str, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("deployment", "seconds"), [("redis_url", 4), ("redis_sentinel_url", 3), ("redis_cluster_url", 3)]
+    ("url", "seconds"),
+    [("redis_url", 4), ("redis_sentinel_url", 3), ("redis_cluster_url", 3)],
+    ids=["single", "sentinel", "cluster"],
 )
 def test_workers_on_redis_die_and_nothing_acknowledged_is_lost(
-    request: pytest.FixtureRequest, deployment: str, seconds: int
+    request: pytest.FixtureRequest, url: str, seconds: int
 ) -> None:
     """P1, P2, P3, P4, P10 and P12, while one of two workers is killed every second."""
-    report = cull(request.getfixturevalue(deployment), "--seconds", f"{seconds}", "--rate", "500", "--every", "1")
+    report = cull(request.getfixturevalue(url), "--seconds", f"{seconds}", "--rate", "500", "--every", "1")
     assert report["kills"] >= seconds - 1
     assert report["load"]["scheduled"] > 480 * seconds
     answers = report["load"]["answers"]

@@ -98,11 +98,17 @@ def servers(deployment: str, lasting: Callable[[str], Servers], redis_namespace:
 
 
 @pytest.fixture
-def lasting_cluster(lasting: Callable[[str], Servers]) -> RedisCluster:
-    """The lasting servers that are a Cluster: its slots may be moved."""
-    cluster = lasting("cluster").running
-    assert isinstance(cluster, RedisCluster)
-    return cluster
+def lasting_cluster(servers: Servers) -> RedisCluster:
+    """`servers`, where the deployment is a Cluster."""
+    assert isinstance(servers.running, RedisCluster)
+    return servers.running
+
+
+@pytest.fixture
+def own_cluster(own_servers: Servers) -> RedisCluster:
+    """`own_servers`, where the deployment is a Cluster."""
+    assert isinstance(own_servers.running, RedisCluster)
+    return own_servers.running
 
 
 @pytest_asyncio.fixture

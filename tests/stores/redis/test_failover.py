@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import RedisSentinel
 from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
 
 from bide.core.errors import PartlyFailed, StoreError
@@ -17,6 +17,7 @@ from bide.stores.redis import RedisStore
 from bide.testing.store_suite.acts import keys, new, until
 
 pytestmark = pytest.mark.faults
+in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere all tasks are on one server
 
 
 def told(load: Load, what: str) -> None:
@@ -24,63 +25,54 @@ def told(load: Load, what: str) -> None:
     sys.stderr.write(f"\n{what}: {load.report()}\n")
 
 
+@pytest.mark.parametrize("deployment", ["sentinel", "cluster"])  # a single server has nobody to take over
 @pytest.mark.parametrize("replicas", [0, 1])
-async def test_sentinel_makes_another_master(
-    redis_sentinel: RedisSentinel, open_store: OpensStore, replicas: int
-) -> None:
+async def test_a_replica_takes_over(own_servers: Servers, open_store: OpensStore, replicas: int) -> None:
     query = f"&wait_replicas={replicas}"
-    stores = [await open_store(redis_sentinel.url, query=query, silence=0.5) for _ in range(2)]
+    stores = [await open_store(own_servers.url, query=query, silence=0.5) for _ in range(2)]
     async with Load(*stores) as load:
         await asyncio.sleep(0.5)
-        old = await asyncio.to_thread(lambda: redis_sentinel.master)
-        await asyncio.to_thread(old.kill)
-        await asyncio.to_thread(redis_sentinel.await_master, other_than=old)
+        dead = await asyncio.to_thread(own_servers.fail_over)
+        if own_servers.deployment == "cluster":
+            await asyncio.to_thread(dead.start)  # as the only replica of the new one, so that there is one to wait for
+            await asyncio.to_thread(own_servers.await_whole)
         await asyncio.sleep(0.7)
-    told(load, f"Sentinel, wait_replicas={replicas}")
-    assert len(load.acknowledged) > 100
-    assert load.gap < 5
-    assert load.errors == {}
-    if replicas:
-        assert (load.lost, load.again) == (set(), [])
-
-
-@pytest.mark.parametrize("replicas", [0, 1])
-async def test_a_replica_takes_over_in_a_cluster(
-    redis_cluster: RedisCluster, open_store: OpensStore, replicas: int
-) -> None:
-    query = f"&wait_replicas={replicas}"
-    stores = [await open_store(redis_cluster.url, query=query, silence=0.5) for _ in range(2)]
-    async with Load(*stores) as load:
-        await asyncio.sleep(0.5)
-        old = redis_cluster.masters[0]
-        await asyncio.to_thread(old.kill)
-        await asyncio.to_thread(redis_cluster.await_whole)
-        await asyncio.to_thread(old.start)  # as a replica of the new one, so that there is one to wait for
-        await asyncio.to_thread(redis_cluster.await_whole)
-        await asyncio.sleep(0.7)
-    told(load, f"Cluster, wait_replicas={replicas}")
+    told(load, f"{own_servers.deployment}, wait_replicas={replicas}")
     assert len(load.acknowledged) > 100
     assert load.errors == {}
+    if own_servers.deployment == "sentinel":  # while in a Cluster the others go on, and the load waits for all of them
+        assert load.gap < 5
     if replicas:
         assert (load.lost, load.again) == (set(), [])
 
 
 def parts(store: RedisStore, count: int) -> dict[int, list[str]]:
-    """Keys of topic t, by the part of the store that they rest in."""
+    """Keys of topic t, by the server that they rest on."""
     found: dict[int, list[str]] = {}
     for number in range(count):
-        found.setdefault(store.part_of("t", f"{number}"), []).append(f"{number}")
+        found.setdefault(_server(store, f"{number}"), []).append(f"{number}")
     return found
 
 
-async def test_a_dead_node_fails_its_own_callers_only(redis_cluster: RedisCluster, open_store: OpensStore) -> None:
+@in_a_cluster
+async def test_no_part_of_the_store_is_on_two_servers(own_cluster: RedisCluster, open_store: OpensStore) -> None:
+    store = await open_store(own_cluster.url)
+    servers: dict[int, set[int]] = {}
+    for number in range(300):
+        servers.setdefault(store.part_of("t", f"{number}"), set()).add(_server(store, f"{number}"))
+    assert len(servers) > 3
+    assert {len(those) for those in servers.values()} == {1}
+
+
+@in_a_cluster
+async def test_a_dead_node_fails_its_own_callers_only(own_cluster: RedisCluster, open_store: OpensStore) -> None:
     """No replica takes over: that part is unavailable once `patience` is over, and the others answer at once."""
-    store = await open_store(redis_cluster.url, silence=0.3, patience=1.0)
+    store = await open_store(own_cluster.url, silence=0.3, patience=1.0)
     by_part = parts(store, 300)
     assert len(by_part) == 3
-    dead = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
-    mine = store.part_of("t", next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
-    await asyncio.to_thread(redis_cluster.replica_of(dead).kill)
+    dead = own_cluster.master_of(own_cluster.slot_of(store._open().layout.tags[0]))
+    mine = _server(store, next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
+    await asyncio.to_thread(own_cluster.replica_of(dead).kill)
     await asyncio.to_thread(dead.kill)
     loop = asyncio.get_running_loop()
 
@@ -105,10 +97,11 @@ async def test_a_dead_node_fails_its_own_callers_only(redis_cluster: RedisCluste
     with pytest.raises(PartlyFailed) as partly:
         await store.add(everything, now=0)
     assert [isinstance(answer, StoreError) for answer in partly.value.answers] == [
-        store.part_of("t", task.key) == mine for task in everything
+        _server(store, task.key) == mine for task in everything
     ]
 
 
+@in_a_cluster
 async def test_what_a_slow_node_leases_late_is_handed_out_by_the_next_lease(
     lasting_cluster: RedisCluster, open_store: OpensStore
 ) -> None:
@@ -131,15 +124,16 @@ async def test_what_a_slow_node_leases_late_is_handed_out_by_the_next_lease(
     assert {task.attempt for task in second.tasks} == {1}
 
 
+@in_a_cluster
 @pytest.mark.parametrize("how", ["killed", "paused"])
 async def test_a_lease_does_not_wait_for_a_dead_node(
-    redis_cluster: RedisCluster, open_store: OpensStore, how: str
+    own_cluster: RedisCluster, open_store: OpensStore, how: str
 ) -> None:
     """What the other nodes have is handed out while one is away, whether it refuses or says nothing."""
-    store = await open_store(redis_cluster.url, silence=1.0)
+    store = await open_store(own_cluster.url, silence=1.0)
     by_part = parts(store, 300)
-    dead = redis_cluster.master_of(redis_cluster.slot_of(store._open().layout.tags[0]))
-    mine = store.part_of("t", next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
+    dead = own_cluster.master_of(own_cluster.slot_of(store._open().layout.tags[0]))
+    mine = _server(store, next(key for keys in by_part.values() for key in keys if _shard(store, key) == 0))
     alive = {key for part, keys in by_part.items() if part != mine for key in keys}
     await store.lease({"t": 1}, now=0, until=60_000, holder="w")
     await asyncio.to_thread(dead.kill if how == "killed" else dead.pause)
@@ -162,3 +156,7 @@ async def test_a_lease_does_not_wait_for_a_dead_node(
 
 def _shard(store: RedisStore, key: str) -> int:
     return store._open().layout.shard_of("t", key)
+
+
+def _server(store: RedisStore, key: str) -> int:
+    return store._open().nodes.part_of(_shard(store, key))

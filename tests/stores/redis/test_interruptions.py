@@ -129,6 +129,9 @@ async def until_it_says(server: RedisServer, word: str) -> None:
     raise AssertionError(f"it never says {word}")
 
 
+in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere there are no slots
+
+
 def migrate(source: ClusterNode, target: ClusterNode, slot: int) -> None:
     """Every key that is there now."""
     while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
@@ -140,6 +143,7 @@ def slot_of(cluster: RedisCluster, store: RedisStore, shard: int) -> int:
     return cluster.slot_of(store._open().layout.tags[shard])
 
 
+@in_a_cluster
 async def test_a_slot_moves_to_another_server_under_load(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """ASK, TRYAGAIN while it moves, and MOVED when it has."""
     stores: list[Any] = [await open_store(lasting_cluster.url) for _ in range(2)]
@@ -161,6 +165,7 @@ async def test_a_slot_moves_to_another_server_under_load(lasting_cluster: RedisC
     assert load.gap < 1, "the other shards notice nothing"
 
 
+@in_a_cluster
 async def test_a_slot_that_nobody_serves_for_a_while(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """CLUSTERDOWN for its tasks, and for those of no other slot."""
     store = await open_store(lasting_cluster.url)

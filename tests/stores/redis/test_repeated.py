@@ -11,8 +11,8 @@ from bide.stores.redis.caller import Call
 KEYS = [f"k{number}" for number in range(5)]
 
 
-async def test_a_late_answer_gives_nothing_that_is_no_longer_held(redis_url: str, redis_namespace: str) -> None:
-    store = RedisStore(f"{redis_url}?namespace={redis_namespace}&shards=1")
+async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: str, redis_namespace: str) -> None:
+    store = RedisStore(f"{shared_url}?namespace={redis_namespace}&shards=1")
     await store.open()
     try:
         now = await store.time()
