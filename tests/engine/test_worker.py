@@ -24,10 +24,10 @@ def test_each_delivery_starts_at_its_own_millisecond(virtual: Tell) -> None:
             fired.append((task.key, world.elapsed))
 
         async with app, app.worker():
-            for key, delay in (("week", "7d"), ("soon", "20ms"), ("hour", "1h"), ("now", "0s")):
+            for key, delay in (("day", "1d"), ("soon", "20ms"), ("hour", "1h"), ("now", "0s")):
                 await post.schedule(None, key=key, delay=delay)
-            await world.until(lambda: len(fired) == 4, 8 * 86_400)
-        assert fired == [("now", 0), ("soon", 20), ("hour", 3_600_000), ("week", 604_800_000)]
+            await world.until(lambda: len(fired) == 4, 2 * 86_400)
+        assert fired == [("now", 0), ("soon", 20), ("hour", 3_600_000), ("day", 86_400_000)]
 
     virtual(story)
 
