@@ -7,6 +7,8 @@
 
 ARGS ?=
 SETUP := sh scripts/setup
+# tests wait more than they work: tests/together.py; ARGS="-n 0" for one at a time, as a debugger needs it
+AT_ONCE := -n 3 --dist loadscope --no-loadscope-reorder
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' Makefile
@@ -18,7 +20,7 @@ run: ## show it at work: live scenarios on a SQLite file, each with its own time
 test: ## run every test
 	@$(SETUP) test
 	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: tests that need these are skipped"; }
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest $(AT_ONCE) $(ARGS)
 
 lint: ## check style, format and types
 	@$(SETUP) lint

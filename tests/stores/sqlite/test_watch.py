@@ -43,6 +43,7 @@ asyncio.run(main())
 
 
 @pytest.mark.real_time
+@pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_task_put_by_another_process_is_heard_of_in_time(path: str, way: str) -> None:
     store = SqliteStore(path, watch=way)
@@ -72,6 +73,7 @@ async def test_a_task_put_by_another_process_is_heard_of_in_time(path: str, way:
 
 
 @pytest.mark.real_time
+@pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_idle_watcher_costs_next_to_nothing(path: str, way: str) -> None:
     store = SqliteStore(path, watch=way)
