@@ -19,7 +19,7 @@ import pytest
 
 from bide import Bide, Task
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.alone]
 
 WAVE = 50
 MICROSECOND = timedelta(microseconds=1)
