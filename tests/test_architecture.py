@@ -51,8 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
-STORE_PARTS = {"sorted_chunks"}
-"""Modules of stores/ that are no backend but a data structure, which a backend may share."""
+STORE_PARTS = {"named_queries", "server_time", "sorted_chunks"}
+"""Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 
 STANDARD_IN_CORE = {
     "__future__", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions", "functools", "itertools",
@@ -64,16 +64,16 @@ STANDARD_FOR_IDS = {"os", "time"}
 """And core/names.py alone: an id is a time and noise, and says nothing about when anything happens."""
 
 OTHERS: dict[str, set[str]] = {
-    "stores": {"msgspec", "apsw", "redis", "hiredis"},
+    "stores": {"msgspec", "apsw", "redis", "hiredis", "asyncpg"},
     "cli": {"msgspec", "click", "rich", "uvloop", "redis"},
     "service": {"msgspec"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
 
 HEAVY = (
-    "apsw", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic", "pygments", "pytest", "rich",
-    "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.redis",
-    "bide.stores.sqlite", "bide.testing", "hiredis", "redis",
+    "apsw", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic", "pygments", "pytest",
+    "rich", "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.postgres",
+    "bide.stores.redis", "bide.stores.sqlite", "bide.testing", "hiredis", "redis",
 )  # fmt: skip
 """What `import bide` must not load: each is needed by some programs only, and costs all of them."""
 
