@@ -1,0 +1,100 @@
+"""`rediss://`: everything over TLS, tidings too; a server that cannot prove who it is, is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.child import ServerMissing
+from tests.servers.fixtures import not_installed
+from tests.servers.ports import free_port
+from tests.servers.redis_server import HOST, RedisServer
+from tests.stores.redis.conftest import OpensStore
+
+from bide.core.errors import StoreUnavailable
+from bide.core.names import new_id
+from bide.core.records import In, NewTask, Settlement, Verdict
+from bide.testing.store_suite.acts import until
+
+NOW = 0
+"""Which the server's own clock goes before."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening waits for seconds, in case the server is about to start."""
+    monkeypatch.setattr("bide.stores.redis.store._AT_FIRST", 0.3)
+
+
+def certify(folder: Path) -> None:
+    """An authority of our own, and a key for 127.0.0.1 that it has signed."""
+    if shutil.which("openssl") is None:
+        not_installed(ServerMissing("openssl is not installed: apt-get install openssl"))
+    names = folder / "names"
+    names.write_text(f"subjectAltName=IP:{HOST}\n", encoding="ascii")
+
+    def openssl(*words: str | Path) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=authority")
+    openssl("req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=redis")
+    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-extfile", names, "-out", "server.crt")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The URL of a server that wants certificates of its clients, and where these are."""
+    folder = tmp_path_factory.mktemp("tls")
+    certify(folder)
+    port = free_port()
+    options = {
+        "tls-port": str(port),
+        "tls-cert-file": str(folder / "server.crt"),
+        "tls-key-file": str(folder / "server.key"),
+        "tls-ca-cert-file": str(folder / "ca.crt"),
+    }
+    try:
+        with RedisServer(folder / "data", options=options):
+            yield f"rediss://{HOST}:{port}/0", folder
+    except ServerMissing as error:
+        not_installed(error)
+
+
+def proofs(folder: Path) -> str:
+    return f"&ssl_ca_certs={folder / 'ca.crt'}&ssl_certfile={folder / 'server.crt'}&ssl_keyfile={folder / 'server.key'}"
+
+
+async def test_tasks_and_tidings_go_over_tls(secure: tuple[str, Path], open_store: OpensStore) -> None:
+    url, folder = secure
+    store = await open_store(url, query=proofs(folder))
+    writing = await open_store(url, query=proofs(folder))
+    heard: list[str] = []
+    await store.listen(["t"], lambda topic, wake: heard.append(topic))
+    await writing.add([NewTask("t", "k", new_id(), In(0), b"{}")], now=NOW)
+    await until(lambda: bool(heard), "being told")
+    [held] = (await store.lease({"t": 10}, now=NOW, until=NOW + 60_000, holder="w")).tasks
+    assert await store.settle([Settlement("t", "k", held.token, Verdict.DONE)], now=NOW) == [True]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [("", "certificate verify failed"), ("&ssl_cert_reqs=none", HOST)],  # the server just hangs up on us
+    ids=["nobody vouches for the server", "nobody vouches for us"],
+)
+async def test_who_is_not_vouched_for_is_refused(
+    secure: tuple[str, Path], open_store: OpensStore, query: str, said: str
+) -> None:
+    with pytest.raises(StoreUnavailable, match=said):
+        await open_store(secure[0], query=query)
+
+
+async def test_no_tls_there(secure: tuple[str, Path], open_store: OpensStore) -> None:
+    """As if the port were mistaken: an error that names it, not a hang."""
+    plain = secure[0].replace("rediss://", "redis://")
+    with pytest.raises(StoreUnavailable, match=plain.removeprefix("redis://").removesuffix("/0")):
+        await open_store(plain)
