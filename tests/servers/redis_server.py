@@ -12,6 +12,7 @@ from typing import Literal
 from tests.servers.child import Child, Running, ServerFailed, program
 from tests.servers.ports import free_port
 from tests.servers.resp import Connection, Refused, Reply, Word
+from tests.servers.waiting import wait_until
 
 HOST = "127.0.0.1"
 PACKAGES = "redis-server"
@@ -175,6 +176,12 @@ class RedisServer(Running):
             yield
         finally:
             configuration.write_bytes(before)
+
+    def forget_history(self) -> None:
+        """Its append-only file says what is there now, and not how it came about. Raises `ServerFailed`."""
+        self.ask("BGREWRITEAOF")
+        over = {"aof_rewrite_in_progress": "0", "aof_rewrite_scheduled": "0"}
+        wait_until(lambda: over.items() <= self.info("persistence").items(), "the append-only file to be written anew")
 
     def pause(self) -> None:
         """Stops in the middle of whatever it does, with its connections open, until `resume`."""

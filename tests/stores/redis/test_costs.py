@@ -165,7 +165,7 @@ _OTHERS = ("SLOWLOG", "CONFIG", "PING", "INFO", "PUBLISH", "REPLCONF", "CLUSTER"
 
 
 def spent(log: Reply) -> int:
-    """The microseconds of what a server did for the store."""
+    """The microseconds of what a server did for the store, begun ones counted."""
     assert isinstance(log, list)
     total = 0
     for entry in log:
@@ -173,5 +173,5 @@ def spent(log: Reply) -> int:
         _, _, micros, words, *_ = entry
         assert isinstance(words, list)
         assert isinstance(micros, int)
-        total += micros if str(words[0]).upper() not in _OTHERS else 0
+        total += micros + 1 if str(words[0]).upper() not in _OTHERS else 0
     return total
