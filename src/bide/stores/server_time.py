@@ -39,7 +39,7 @@ class ServerTime:
         there = micros / 1e6
         low, high = there - received, there - sent
         if self._at >= 0:
-            wider = _DRIFT * (received - self._at)
+            wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they came in
             old_low, old_high = self._low - wider, self._high + wider
             if low <= old_high and old_low <= high:  # else somebody set a clock
                 low, high = max(low, old_low), min(high, old_high)
