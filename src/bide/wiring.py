@@ -12,10 +12,11 @@ from bide.settings import Settings
 
 _ACCEPTED = (
     'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
-    '"redis+sentinel://...", "redis+cluster://..." or "memory:"'
+    '"redis+sentinel://...", "redis+cluster://...", "postgresql://host:5432/database" or "memory:"'
 )
 _REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
-_LATER = ("postgresql", "mysql", "http", "https")
+_POSTGRES = ("postgresql", "postgres")
+_LATER = ("mysql", "http", "https")
 
 
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
@@ -30,6 +31,8 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return _sqlite(url, settings)
     if parts.scheme in _REDIS:
         return _redis(url, own_clock=own_clock)
+    if parts.scheme in _POSTGRES:
+        return _postgres(url, settings, own_clock=own_clock)
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
     raise BadInput("store", without_secrets(url), _ACCEPTED)
@@ -82,3 +85,17 @@ def _redis(url: str, *, own_clock: bool) -> Callable[[], Store]:
 
     RedisStore(url)  # what is wrong with the URL is said now, not at the first use
     return lambda: RedisStore(url, clock="server" if own_clock else "caller")
+
+
+def _postgres(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
+    try:
+        from bide.stores.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise MissingExtra("postgres", url.partition(":")[0] + ":") from error
+
+    PostgresStore(url)  # what is wrong with the URL is said now, not at the first use
+    # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
+    cap = max(settings.max_sleep, 1_000)
+    return lambda: PostgresStore(url, clock="server" if own_clock else "caller", cap=cap)

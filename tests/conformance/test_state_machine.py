@@ -12,6 +12,7 @@ import pytest
 
 from bide.ports import Store, Timer
 from bide.stores.memory import MemoryStore
+from bide.stores.postgres import PostgresStore
 from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
@@ -61,6 +62,23 @@ def test_a_redis_cluster_answers_as_memory_does(redis_cluster_url: str, redis_na
 
 def test_redis_under_sentinel_answers_as_memory_does(redis_sentinel_url: str, redis_namespace: str) -> None:
     assert play_redis(redis_sentinel_url, redis_namespace, 16, games=45) >= 3_000
+
+
+class MigratedStore(PostgresStore):
+    """Makes its tables when it is opened, as no other program should: a game begins with an empty store."""
+
+    async def open(self) -> None:
+        await self.migrate()
+        await super().open()
+
+
+def test_postgres_answers_as_memory_does(postgres_url: str, postgres_schema: str) -> None:
+    played = count()
+
+    def subject() -> Store:
+        return MigratedStore(f"{postgres_url}?schema={postgres_schema}_{next(played)}", clock="caller")
+
+    assert play(subject, games=60, moves=100) >= 4_000
 
 
 def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:

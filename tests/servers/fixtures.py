@@ -17,19 +17,26 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import pytest
 from tests.servers.child import ServerMissing
 from tests.servers.keyspace import delete_keys
+from tests.servers.postgres_server import PostgresServer, ask
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import SharedServers
 
-Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel)
+Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer)
 
 
 class StartsRedis(Protocol):
     """Starts a private server, with the options of `RedisServer`."""
 
     def __call__(self, **options: Any) -> RedisServer: ...
+
+
+class StartsPostgres(Protocol):
+    """Starts a private server, with the options of `PostgresServer`."""
+
+    def __call__(self, **options: Any) -> PostgresServer: ...
 
 
 def not_installed(error: ServerMissing) -> NoReturn:
@@ -115,6 +122,43 @@ def redis_sentinel(tmp_path: Path) -> Iterator[RedisSentinel]:
     """A private master with two replicas and three sentinels, in half a second."""
     with ExitStack() as started:
         yield _entered(started, RedisSentinel(tmp_path / "sentinel"))
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """postgresql://USER@HOST:PORT/DATABASE of a server that others use too: TEST_POSTGRES_URL, or our own."""
+    given = os.environ.get("TEST_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    with ExitStack() as started:
+        yield _entered(started, PostgresServer(tmp_path_factory.mktemp("postgres"))).url
+
+
+@pytest.fixture
+def postgres_schema(postgres_url: str) -> Iterator[str]:
+    """What the names of a test's schemas begin with, nobody else's; they are dropped after it."""
+    name = "t" + secrets.token_hex(5)
+    yield name
+    drop = (
+        "DO $$ DECLARE one text; BEGIN FOR one IN SELECT nspname FROM pg_namespace WHERE nspname LIKE '"
+        f"{name}%' LOOP EXECUTE format('DROP SCHEMA %I CASCADE', one); END LOOP; END $$"
+    )
+    ask(postgres_url, drop)
+
+
+@pytest.fixture
+def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
+    """Starts private servers, which the test may pause and kill; they end with it."""
+    with ExitStack() as started:
+        count = 0
+
+        def start(**options: Any) -> PostgresServer:
+            nonlocal count
+            count += 1
+            return _entered(started, PostgresServer(tmp_path / f"postgres-{count}", **options))
+
+        yield start
 
 
 def _entered(started: ExitStack, server: Server) -> Server:

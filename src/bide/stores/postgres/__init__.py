@@ -1,0 +1,5 @@
+"""The store in PostgreSQL: tasks beside your own tables, and in your own transactions."""
+
+from bide.stores.postgres.store import PostgresStore
+
+__all__ = ["PostgresStore"]

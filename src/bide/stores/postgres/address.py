@@ -1,0 +1,66 @@
+"""Store URLs of PostgreSQL, as asyncpg and libpq read them, and what of them is bide's own.
+
+    postgresql://[user[:password]@]host[:port][,host:port...]/database        postgres:// is the same
+
+`?schema=bide` (the default) is the schema that the tables are in, `?prefix=` (default: none) what their names begin
+with, and `?pooler=transaction` says that a proxy stands between that gives each transaction another connection
+(PgBouncer's `pool_mode = transaction`): then nothing is prepared, and nobody can listen. Everything else goes to the
+driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput
+
+SCHEMES = ("postgresql", "postgres")
+SCHEMA = "bide"
+_ACCEPTED = '"postgresql://user:password@host:5432/database", with options such as "?schema=bide&prefix=shop_"'
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PREFIX = re.compile(r"(?:[a-z_][a-z0-9_]{0,39})?")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """What a URL says."""
+
+    dsn: str
+    """For the driver: without what is ours."""
+    schema: str = SCHEMA
+    prefix: str = ""
+    pooled: bool = False
+    """A transaction-pooling proxy stands between."""
+    shown: str = ""
+    """Without what is secret."""
+
+
+def address_of(url: str) -> Address:
+    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or parts.fragment:
+        raise BadInput("store", parts.scheme, _ACCEPTED)
+    ours: dict[str, str] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "prefix", "pooler"):
+            ours[name] = value
+        else:
+            theirs.append((name, value))
+    schema, prefix, pooler = ours.get("schema", SCHEMA), ours.get("prefix", ""), ours.get("pooler", "session")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise BadInput("schema", schema, "1 to 63 of a-z, 0-9 and _, the first no digit, and not pg_...")
+    if not _PREFIX.fullmatch(prefix):
+        raise BadInput("prefix", prefix, "up to 40 of a-z, 0-9 and _, the first no digit")
+    if pooler not in ("session", "transaction"):
+        raise BadInput("pooler", pooler, '"transaction", or "session" (the default, also for none)')
+    where = f"{parts.netloc.rpartition('@')[2] or 'localhost'}{parts.path}"
+    return Address(
+        dsn=urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), "")),
+        schema=schema,
+        prefix=prefix,
+        pooled=pooler == "transaction",
+        shown=f"{where} {schema}.{prefix}*" if prefix else f"{where} {schema}",
+    )

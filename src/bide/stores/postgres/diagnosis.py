@@ -1,0 +1,116 @@
+"""What `doctor` looks at: settings of the server that cost tasks or time, the table's health, and the clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bide.ports import Finding
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.queries import Names
+from bide.stores.postgres.schema import found_version, wanted
+from bide.stores.postgres.wakes import Hearing
+from bide.stores.server_time import ServerTime
+
+_DEAD = 500_000
+"""Dead rows from which on a lease is noticeably slower."""
+_LONG = 600
+"""Seconds of a transaction after which vacuum has been held back for too long."""
+
+
+async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
+    """Each look is one small query."""
+
+    async def work(call: Call) -> list[Finding]:
+        connection = call.connection
+        return [
+            await _server(connection, address),
+            await _schema(connection, address),
+            await _durability(connection),
+            _listening(address, hearing),
+            await _bloat(connection, address),
+            await _horizon(connection),
+            _clock(time),
+        ]
+
+    return await lane.read(work)
+
+
+async def _server(connection: Any, address: Address) -> Finding:
+    version = await connection.fetchval("SELECT current_setting('server_version')")
+    number = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
+    return Finding(
+        number >= 120_000,
+        f"{address.shown}: PostgreSQL {version}",
+        "" if number >= 120_000 else "bide is tested with PostgreSQL 14 and newer",
+    )
+
+
+async def _schema(connection: Any, address: Address) -> Finding:
+    found = await found_version(connection, address)
+    ok = found >= wanted()
+    return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
+
+
+async def _durability(connection: Any) -> Finding:
+    fsync, commit = [
+        await connection.fetchval("SELECT current_setting($1)", name) for name in ("fsync", "synchronous_commit")
+    ]
+    if fsync == "off":
+        return Finding(False, "fsync is off: a power cut may destroy the database", "set it on", severe=True)
+    if commit == "off":
+        return Finding(
+            False,
+            "synchronous_commit is off: a crash may lose the newest of what was acknowledged",
+            "set it on for bide's user (ALTER ROLE ... SET synchronous_commit = on)",
+        )
+    return Finding(True, f"synchronous_commit is {commit}")
+
+
+def _listening(address: Address, hearing: Hearing) -> Finding:
+    if address.pooled:
+        return Finding(
+            False,
+            "a transaction-pooling proxy stands between: nobody can listen, so workers look five times a second",
+            "give workers a URL that goes to the server itself",
+        )
+    if hearing.polls:
+        return Finding(
+            False,
+            "the subscription does not hear its own echo: workers look five times a second",
+            "is there a proxy that pools transactions? Go around it, or say so with ?pooler=transaction",
+        )
+    what = f"; the subscription was replaced {hearing.replaced} times" if hearing.replaced else ""
+    return Finding(True, f"LISTEN works{what}")
+
+
+async def _bloat(connection: Any, address: Address) -> Finding:
+    table = Names(address.schema, address.prefix).parts["task"]
+    live, dead = await connection.fetchrow(
+        "SELECT n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE relid = $1::text::regclass", table
+    ) or (0, 0)
+    ok = dead < _DEAD
+    return Finding(
+        ok,
+        f"about {live} rows and {dead} dead ones",
+        "" if ok else "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
+    )
+
+
+async def _horizon(connection: Any) -> Finding:
+    age = await connection.fetchval(
+        "SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::bigint FROM pg_stat_activity "
+        "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
+    )
+    ok = age < _LONG
+    return Finding(
+        ok,
+        f"the oldest transaction is {age} s old" if age else "no old transaction",
+        "" if ok else "it keeps vacuum from cleaning up, and leases get slower: end it (pg_stat_activity shows who)",
+    )
+
+
+def _clock(time: ServerTime) -> Finding:
+    off = abs(time.skew) > 1
+    advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
+    return Finding(ok=not off, what=f"this machine's clock is {time.skew:+.3f} s off the server's", advice=advice)

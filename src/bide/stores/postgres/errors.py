@@ -1,0 +1,99 @@
+"""From what the driver reports to what bide raises: the one place that knows both.
+
+Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
+NotSent       there is no connection, or nothing that writes at its end: trying again is safe
+Again         it was refused and undone for what others did meanwhile: the same batch once more
+(a StoreError) it will not be done, for the reason that it says
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from bide.core.errors import (
+    BadInput,
+    BideError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreUnavailable,
+)
+
+_AGAIN = frozenset({"40001", "40P01", "55P03"})
+"""Serialization failure, deadlock, lock not available."""
+_ELSEWHERE = frozenset({"25006", "57P03", "53300"})
+"""Read-only (it was a replica, or has become one), starting up or shutting down, too many clients: not done."""
+_ENDED = frozenset({"57P01", "57P02", "57P05", "08000", "08003", "08006", "08001", "08004", "08P01"})
+"""The connection is of no use any more."""
+_FULL = frozenset({"53100"})
+_DAMAGED = frozenset({"XX001", "XX002"})
+_MISSING = frozenset({"42P01", "42703", "42883", "3F000"})
+_RIGHTS = frozenset({"42501"})
+_ACCOUNT = frozenset({"28000", "28P01"})
+_NOT_STORABLE = frozenset({"22021", "22P05", "22003"})
+_POOLED = frozenset({"26000", "42P05"})
+"""A prepared statement is gone, or was there already: another client's connection has been handed to us."""
+
+
+class NotSent(Exception):
+    """Nothing was done, and it may pass."""
+
+
+class Lost(Exception):
+    """The connection broke, or nothing came in time, after it was sent."""
+
+
+class Again(Exception):
+    """Undone by the server, because of others: try again."""
+
+
+def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
+    """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    if isinstance(error, BideError | NotSent | Lost | Again):
+        return error
+    if isinstance(error, asyncpg.PostgresError):
+        return _said_by_server(error, where, adding=adding)
+    if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
+        return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
+        return Lost(f"{where}: {said(error)}")
+    assert isinstance(error, Exception)
+    return error
+
+
+def _said_by_server(error: asyncpg.PostgresError, where: str, *, adding: bool) -> Exception:
+    code = error.sqlstate or ""
+    text = f"{where}: {error}"
+    found: StoreError
+    if code in _AGAIN:
+        return Again(text)
+    if code in _ELSEWHERE:
+        return NotSent(text)
+    if code in _ENDED or isinstance(error, asyncpg.PostgresConnectionError):
+        return Lost(text)
+    if code in _FULL or (code.startswith("53") and adding):
+        what = "free some of its disk; what is there still drains"
+        return StoreFull(f"{text}: {what}") if adding else StoreUnavailable(f"{text}: {what}")
+    if code in _DAMAGED:
+        found = StoreCorrupt(f"{text}; look with pg_amcheck, REINDEX a damaged index, or restore a backup")
+    elif code in _MISSING:
+        found = StoreMismatch(f"{text}; run `bide migrate`")
+    elif code in _RIGHTS:
+        found = StoreUnavailable(f"{text}; grant this user what running bide needs")
+    elif code in _ACCOUNT:
+        found = StoreUnavailable(f"{text}; check the user and the password in the URL")
+    elif code in _NOT_STORABLE:
+        return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
+    elif code in _POOLED:
+        found = StoreUnavailable(f"{text}; is there a transaction-pooling proxy? Then give ?pooler=transaction")
+    elif code == "3D000":
+        found = StoreUnavailable(f"{text}; create the database, then run `bide migrate`")
+    else:
+        found = StoreUnavailable(text)
+    return found
+
+
+def said(error: BaseException) -> str:
+    """What an error says, or what it is if it says nothing."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,238 @@
+"""One connection for one kind of call, which sends each call once however often that takes.
+
+Each kind (scheduling, leasing, settling, extending, reading) has a lane of its own, so that settling does not wait for
+the commit of a schedule. A lane connects when it is first used, and again when the connection broke.
+
+A writing call carries the lane's name and a number that only rises; the statement writes both, with the answer, into
+the caller's row, in the same transaction as the work (`gate` in `queries.sql`). So when an answer was lost the call is
+sent again: if it was done, the gate is shut and the answer is read back, else it is done now. What is still not known
+when `patience` is over is OutcomeUnknown, for these tasks alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import asyncpg
+
+from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
+from bide.stores.server_time import ServerTime
+
+_log = logging.getLogger("bide.postgres")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+T = TypeVar("T")
+Connection: Any = asyncpg.Connection
+Row = Sequence[Any]
+
+PLANNER = {
+    # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
+    # plans that are right for every size are allowed
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+SESSION = {
+    **PLANNER,
+    "application_name": "bide",
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": "60000",
+}
+
+
+async def connect(address: Address, *, within: float) -> Any:
+    """A new connection, set up for our statements. Raises NotSent, StoreUnavailable."""
+    try:
+        return await asyncpg.connect(
+            address.dsn,
+            timeout=within,
+            statement_cache_size=0 if address.pooled else 200,
+            # a proxy that hands connections around refuses settings, or would hand them on to others
+            server_settings=None if address.pooled else SESSION,
+        )
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        found = meaning(error, address.shown)
+        if isinstance(found, Lost):
+            found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
+        raise found from error
+
+
+class Call:
+    """One call on its way: the connection, and what the gate is told."""
+
+    __slots__ = ("_lane", "connection", "number", "queries", "sent")
+
+    def __init__(self, lane: Lane, connection: Any, number: int) -> None:
+        self._lane = lane
+        self.connection = connection
+        self.number = number
+        self.queries = lane.queries
+        self.sent = False
+
+    @property
+    def caller(self) -> str:
+        return self._lane.name
+
+    async def fetch(self, query: str, *arguments: Any) -> list[Any]:
+        """The rows of a named query."""
+        self.sent = True
+        rows: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
+        return rows
+
+    async def timed(self, query: str, *arguments: Any) -> list[Any]:
+        """The same, of a query that says in `micros` what time it is there."""
+        sent = time.monotonic()
+        rows = await self.fetch(query, *arguments)
+        if rows and self._lane.time is not None:
+            self._lane.time.saw(rows[0]["micros"], sent, time.monotonic())
+        return rows
+
+    async def begin(self, how: str = "") -> None:
+        await self.connection.execute(f"BEGIN {how}")
+
+    async def commit(self) -> None:
+        await self.connection.execute("COMMIT")
+
+
+Work = Callable[[Call], Awaitable[T]]
+
+
+class Shut(Exception):
+    """The gate is shut: this call was done before, or its caller has no row yet."""
+
+
+class Lane:
+    """The connection, whose turn it is, and the number of the last call. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        queries: Mapping[str, str],
+        *,
+        patience: float,
+        silence: float,
+        time: ServerTime | None = None,
+    ) -> None:
+        """`time`: whom to tell what time it is there; None where the caller's clock counts."""
+        self.name = name
+        self.queries = queries
+        self.time = time
+        self.resent = 0
+        """Calls that had to be sent more than once."""
+        self._address = address
+        self.patience = patience
+        self._silence = silence
+        self._turn = asyncio.Lock()
+        self._number = 0
+        self._connection: Any = None
+        self._closed = False
+
+    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+        """`work`, once. It raises Shut where the gate did; then `repeated` makes its answer from the caller's row.
+
+        Raises what `errors.meaning` finds; StoreUnavailable: not done; OutcomeUnknown.
+        """
+        async with self._turn:
+            self._number += 1
+            return await self._insist(work, repeated, adding=adding)
+
+    async def read(self, work: Work[T]) -> T:
+        """`work` that may be done twice without harm."""
+        async with self._turn:
+            return await self._insist(work, None)
+
+    async def _insist(
+        self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]] | None, *, adding: bool = False
+    ) -> T:
+        ends = time.monotonic() + self.patience
+        pause, maybe = _FIRST_PAUSE, False
+        while True:
+            call: Call | None = None
+            try:
+                call = Call(self, await self._connected(), self._number)
+                async with asyncio.timeout(self._silence):
+                    try:
+                        return await work(call)
+                    except Shut:
+                        return await self._look_back(call, repeated, maybe=maybe)
+            except Exception as error:
+                found = meaning(error, self._address.shown, adding=adding)
+                if isinstance(found, Again):
+                    await self._undo()
+                elif isinstance(found, Lost | NotSent):
+                    # refused: whatever was in front of the refusal is undone
+                    maybe = maybe or (isinstance(found, Lost) and call is not None and call.sent)
+                    await self._drop()
+                else:
+                    await self._undo()
+                    if found is error:
+                        raise
+                    raise found from error
+                why = found
+            except BaseException:
+                await self._drop()  # the statement may be under way still, and a transaction open
+                raise
+            left = ends - time.monotonic()
+            if left <= 0:
+                text = str(why)
+                raise OutcomeUnknown(text) if maybe and repeated is not None else StoreUnavailable(text)
+            self.resent += 1
+            _log.debug("%s is sent again: %s", self.name, why)
+            await asyncio.sleep(min(left, pause * (0.5 + random.random())))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _look_back(self, call: Call, repeated: Callable[[Row, Call], Awaitable[T]] | None, *, maybe: bool) -> T:
+        """What the gate was shut for."""
+        await self._undo()
+        rows = await call.fetch("repeated", self.name)
+        if not rows:
+            if maybe:  # nobody heard of it for ten minutes, and its row was forgotten
+                raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+            await call.fetch("new_caller", self.name)
+            raise Again("its caller was not known yet")
+        [row] = rows
+        if row["number"] != call.number or repeated is None:
+            raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
+        return await repeated(row, call)
+
+    async def _connected(self) -> Any:
+        if self._closed:
+            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._address, within=self._silence)
+        return self._connection
+
+    async def _undo(self) -> None:
+        """Leave the transaction, if one is open."""
+        connection = self._connection
+        if connection is not None and not connection.is_closed() and connection.is_in_transaction():
+            try:
+                async with asyncio.timeout(self._silence):
+                    await connection.execute("ROLLBACK")
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await self._drop()
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.terminate()
+
+    async def close(self) -> None:
+        """Whatever is under way is finished first."""
+        async with self._turn:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            if connection is not None and not connection.is_closed():
+                with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                    await connection.close(timeout=self._silence)

@@ -1,0 +1,86 @@
+"""Leasing: one statement takes what is due of each topic, and says when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from bide.core.instants import Millis
+from bide.core.records import Leased, Record, State, Topic
+from bide.stores.postgres.lane import Call, Lane, Row, Shut
+from bide.stores.postgres.queries import MOST
+from bide.stores.postgres.rows import WOKE, record_of
+
+_BEFORE = 4
+"""Columns in front of the record's: now, micros, wake, skipped."""
+_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016)
+"""Seconds between looks at what others have locked: a verb takes a few round trips."""
+_LATER: Millis = 20
+"""When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
+
+
+async def lease(lane: Lane, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str) -> Leased:
+    """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
+
+    What others have locked is passed over. If there is nothing else, it is looked for again a few times: whoever locks
+    a task has decided something about it in a moment.
+    """
+    if not any(want > 0 for want in wants.values()):
+        return await look(lane, wants, now)
+    for pause in _PAUSES:
+        leased, skipped = await _lease(lane, wants, now, lasts, holder)
+        if leased.tasks or not skipped:
+            return leased
+        await asyncio.sleep(pause)
+    leased, _ = await _lease(lane, wants, now, lasts, holder)
+    return leased
+
+
+async def _lease(
+    lane: Lane, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+) -> tuple[Leased, bool]:
+    topics = sorted(wants)
+    counts = [min(wants[topic], MOST[-1]) for topic in topics]
+    form = f"lease_{next(most for most in MOST if most >= max(counts))}"
+
+    async def take(call: Call) -> tuple[Leased, bool]:
+        rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder)
+        if not rows:
+            raise Shut
+        there, _, wake, skipped = rows[0][:_BEFORE]
+        if skipped:
+            wake = there + _LATER if wake is None else min(wake, there + _LATER)
+        if rows[0]["topic"] is None:
+            return Leased([], wake, there), skipped
+        rows.sort(key=lambda row: row[_BEFORE + WOKE])
+        return Leased([record_of(row, _BEFORE) for row in rows], wake, there), skipped
+
+    async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
+        return await _again(row, call), False
+
+    return await lane.run(take, taken)
+
+
+async def _again(row: Any, call: Call) -> Leased:
+    """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
+    there = row["now"]
+    tokens = dict(zip(zip(row["topics"] or (), row["keys"] or (), strict=True), row["tokens"] or (), strict=True))
+    rows = await call.fetch("tasks_by_names", list(row["topics"] or ()), list(row["keys"] or ()))
+    held: list[tuple[Millis, Record]] = []
+    for one in rows:
+        record = record_of(one, 1)
+        if record.state is State.LEASED and record.token == tokens[record.topic, record.key]:
+            held.append((one[1 + WOKE], record))
+    held.sort(key=lambda one: one[0])
+    return Leased([record for _, record in held], there, there)
+
+
+async def look(lane: Lane, wants: Mapping[Topic, int], now: Millis | None) -> Leased:
+    """Only the next wake."""
+
+    async def work(call: Call) -> Leased:
+        [row] = await call.timed("look_for_wake", now, list(wants))
+        return Leased([], row["wake"], row["now"])
+
+    return await lane.read(work)

@@ -1,0 +1,98 @@
+-- What bide keeps in PostgreSQL: version 1. Statements are parted by lines of two dashes and a semicolon. {name} stands
+-- for a table of the chosen schema with the chosen prefix, "{prefix}..." for a name that lies in the schema by itself.
+
+-- One row per task.
+-- row: never changes over all lives of a key, so that pages can tell equal times apart by it.
+-- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
+-- at: the wake_at of what lives, the finished_at of what has ended. woke_at: the wake_at that a lease was given for
+-- (for the order of what is given out), or the last wake_at of what has ended.
+-- Names sort by their bytes (COLLATE "C"): the order of characters everywhere else in bide, and the quickest.
+-- fillfactor: a task is updated twice in its life, and the new version is found sooner on the page of the old one.
+-- Autovacuum comes after 10,000 dead rows whatever the size, and does not pause: the table turns over within minutes,
+-- and what is left lying is stepped over by each lease.
+CREATE TABLE {task} (
+    row         bigint GENERATED ALWAYS AS IDENTITY,
+    token       bigint NOT NULL,
+    at          bigint NOT NULL,
+    due_at      bigint NOT NULL,
+    planned_at  bigint NOT NULL,
+    created_at  bigint NOT NULL,
+    deadline    bigint,
+    woke_at     bigint,
+    keep_until  bigint,
+    attempt     integer NOT NULL,
+    failures    integer NOT NULL,
+    losses      integer NOT NULL,
+    state       smallint NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    id          text COLLATE "C" NOT NULL,
+    group_name  text COLLATE "C",
+    holder      text COLLATE "C",
+    error       text,
+    options     bytea NOT NULL,
+    payload     bytea NOT NULL,
+    CONSTRAINT "{prefix}task_name" PRIMARY KEY (topic, key)
+) WITH (
+    fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
+    autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.1,
+    autovacuum_vacuum_cost_delay = 0
+)
+--;
+-- What is due, oldest first, and the next wake. Waiting, leased and ended have an index each: a task is in one of them
+-- at a time, so that a transition writes no more entries than with one, and none has to step over the others' rows.
+CREATE INDEX "{prefix}task_waiting" ON {task} (topic, at, row) WHERE state = 0
+--;
+-- What a lost holder left, and when the next lease ends.
+CREATE INDEX "{prefix}task_leased" ON {task} (topic, at, row) WHERE state = 1
+--;
+-- Lists and counts of what has ended.
+CREATE INDEX "{prefix}task_ended" ON {task} (topic, state, at, row) WHERE state >= 2
+--;
+-- What purge may forget; only what has ended is kept until some time.
+CREATE INDEX "{prefix}task_kept" ON {task} (keep_until) WHERE keep_until IS NOT NULL
+--;
+-- The members of a group.
+CREATE INDEX "{prefix}task_group" ON {task} (group_name, topic, key) WHERE group_name IS NOT NULL
+--;
+-- Fencing tokens: a counter that is raised to the clock in microseconds. A rolled-back transaction leaves a gap, which
+-- harms nothing: tokens only have to rise.
+CREATE SEQUENCE {token} AS bigint
+--;
+-- The last call of each caller and its answer, written with the work itself: so a call that is sent again, because its
+-- answer was lost, is recognised. One row per kind of call and process.
+CREATE TABLE {caller} (
+    name        text COLLATE "C" PRIMARY KEY,
+    number      bigint NOT NULL,
+    seen        bigint NOT NULL,
+    now         bigint,
+    tokens      bigint[],
+    topics      text[],
+    keys        text[],
+    answer      bytea
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
+--;
+ALTER TABLE {caller}
+    ALTER COLUMN tokens SET STORAGE EXTERNAL, ALTER COLUMN topics SET STORAGE EXTERNAL,
+    ALTER COLUMN keys SET STORAGE EXTERNAL, ALTER COLUMN answer SET STORAGE EXTERNAL
+--;
+-- Who works on what, until when.
+CREATE TABLE {worker} (holder text COLLATE "C" PRIMARY KEY, topics text[] NOT NULL, until bigint NOT NULL)
+    WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
+--;
+-- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
+CREATE TABLE {event} (
+    line        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at          bigint NOT NULL,
+    topic       text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    id          text NOT NULL,
+    kind        text NOT NULL,
+    attempt     integer NOT NULL,
+    who         text,
+    what        text NOT NULL,
+    was         bigint,
+    wake_at     bigint
+)
+--;
+CREATE INDEX "{prefix}event_name" ON {event} (topic, key, line)

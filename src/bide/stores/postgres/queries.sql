@@ -1,0 +1,335 @@
+-- Every statement, with the reason for its form. {task} and the like are tables; {record} stands for the columns of a
+-- Record in its order, and then `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
+--
+-- What writes begins with two parts. {clock}: what time it is, $1 or else the server's; it also raises the counter of
+-- tokens to the clock, unless somebody else is just doing so. {gate}: one row if call $3 of caller $2 is new, none if it
+-- was done before; $2 null (a transaction that is not ours) always passes. The gate locks the caller's row, so that a
+-- call sent again waits for the end of the first one.
+--
+-- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
+-- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`lane`);
+-- and rows that were locked are found again by their place (ctid).
+
+-- name: insert_tasks
+-- What is already there is left alone, and the answer says which. $4.. one array per column; $13 what to tell.
+-- `keys` is null where all were new: the tokens are in the order of the arrays.
+WITH {clock}, {gate},
+inserted AS (
+    INSERT INTO {task} (
+        topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
+        group_name, options, payload
+    )
+    SELECT topic, key, 0, greatest(due_at, now), due_at, {new_token}, 0, 0, 0, 0, now, deadline, id, group_name,
+        options, payload
+    FROM gate, clock, LATERAL (
+        SELECT *, least(greatest(CASE WHEN relative THEN due + now ELSE due END, 0), 253402300799999) AS due_at
+        FROM unnest(
+            $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
+            $12::bytea[]
+        ) AS given (topic, key, due, relative, deadline, id, group_name, options, payload)
+    ) AS new
+    ON CONFLICT (topic, key) DO NOTHING
+    RETURNING topic, key, token
+),
+answer AS MATERIALIZED (
+    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
+        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
+    FROM inserted
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
+        keys = answer.keys, answer = NULL
+    FROM gate, clock, answer WHERE c.name = $2
+)
+SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', said)) FROM unnest($13::text[]) AS said)
+FROM gate, clock, answer
+
+-- name: lock_tasks
+-- Those of the names that are there, locked in the order that they are given in, each with a token for what follows.
+-- Always one row for each name, so that the clock comes with it.
+WITH {clock}, {gate}
+SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}
+FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
+LEFT JOIN LATERAL (
+    SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE
+) AS t ON true
+
+-- name: write_tasks
+-- What was decided about locked rows: whole new states, moves (which touch little), what is forgotten; with it, if it
+-- is the last of a call, the answer to keep for a caller whose connection breaks now.
+WITH put AS (
+    UPDATE {task} AS t SET
+        id = p.id, group_name = p.group_name, state = p.state, due_at = p.due_at, at = p.at,
+        planned_at = p.planned_at, attempt = p.attempt, failures = p.failures, losses = p.losses, token = p.token,
+        holder = p.holder, payload = p.payload, options = p.options, deadline = p.deadline, error = p.error,
+        created_at = p.created_at, woke_at = p.woke_at, keep_until = p.keep_until
+    FROM unnest(
+        $1::text[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
+        $9::integer[], $10::integer[], $11::integer[], $12::bigint[], $13::text[], $14::bytea[], $15::bytea[],
+        $16::bigint[], $17::text[], $18::bigint[], $19::bigint[], $20::bigint[]
+    ) AS p (
+        topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, payload,
+        options, deadline, error, created_at, woke_at, keep_until
+    )
+    WHERE t.topic = p.topic AND t.key = p.key
+),
+moved AS (
+    UPDATE {task} AS t SET due_at = m.due_at, at = m.at, token = m.token, deadline = m.deadline
+    FROM unnest($21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::bigint[])
+        AS m (topic, key, due_at, at, token, deadline)
+    WHERE t.topic = m.topic AND t.key = m.key
+),
+forgotten AS (
+    DELETE FROM {task} AS t USING unnest($27::text[], $28::text[]) AS f (topic, key)
+    WHERE t.topic = f.topic AND t.key = f.key
+),
+kept AS (
+    UPDATE {caller} SET
+        number = $30, seen = $31, now = $31, tokens = NULL, topics = NULL, keys = NULL, answer = $32::bytea
+    WHERE name = $29::text AND $30::bigint IS NOT NULL
+)
+SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
+
+-- name: lease
+-- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
+-- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
+-- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
+-- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
+-- none, the head. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
+-- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
+WITH {clock}, {gate},
+want AS MATERIALIZED (SELECT topic, most FROM unnest($4::text[], $5::integer[]) AS want (topic, most)),
+waiting AS MATERIALIZED (
+    SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
+        SELECT place, at FROM (
+            SELECT ctid AS place, at FROM {task}
+            WHERE topic = want.topic AND state = 0 AND at <= clock.now ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+        ) AS first LIMIT want.most
+    ) AS due WHERE want.most > 0
+),
+lost AS MATERIALIZED (
+    SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
+        SELECT place, at FROM (
+            SELECT ctid AS place, at FROM {task}
+            WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+        ) AS first LIMIT want.most
+    ) AS due WHERE want.most > 0
+),
+taken AS MATERIALIZED (
+    SELECT place, topic FROM (
+        SELECT place, topic, most, row_number() OVER (PARTITION BY topic ORDER BY at) AS number
+        FROM (SELECT * FROM waiting UNION ALL SELECT * FROM lost) AS due
+    ) AS ordered WHERE number <= most
+),
+leased AS (
+    UPDATE {task} AS t SET
+        state = 1, at = clock.now + $6, woke_at = t.at, attempt = t.attempt + 1, holder = $7,
+        planned_at = CASE WHEN t.state = 1 THEN t.planned_at ELSE t.at END,
+        losses = t.losses + CASE WHEN t.state = 1 THEN 1 ELSE 0 END,
+        token = greatest({new_token}, t.token + 1)
+    FROM clock WHERE t.ctid = ANY (ARRAY(SELECT place FROM taken))
+    RETURNING {record:t}
+),
+heads AS MATERIALIZED (
+    SELECT least(
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1),
+        CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
+    ) AS wake, EXISTS (
+        SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at <= clock.now ORDER BY at
+        OFFSET got.waiting LIMIT 1
+    ) OR EXISTS (
+        SELECT FROM {task} WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at
+        OFFSET got.lost LIMIT 1
+    ) AS skipped
+    FROM gate, clock, want, LATERAL (
+        SELECT (SELECT count(*) FROM waiting WHERE topic = want.topic) AS waiting,
+            (SELECT count(*) FROM lost WHERE topic = want.topic) AS lost
+    ) AS got
+    WHERE want.most > 0 AND (SELECT count(*) FROM taken WHERE topic = want.topic) < want.most
+    UNION ALL
+    SELECT least(
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
+    ), false
+    FROM gate, want WHERE want.most <= 0
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
+        keys = answer.keys, answer = NULL
+    FROM gate, clock, (
+        SELECT array_agg(token) AS tokens, array_agg(topic) AS topics, array_agg(key) AS keys FROM leased
+    ) AS answer
+    WHERE c.name = $2
+)
+SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake,
+    (SELECT coalesce(bool_or(skipped), false) FROM heads)
+        OR (SELECT count(*) FROM leased) < (SELECT count(*) FROM taken) AS skipped,
+    leased.*
+FROM gate CROSS JOIN clock LEFT JOIN leased ON true
+
+-- name: look_for_wake
+-- A lease that wants nothing: two seeks per topic, and nothing is written.
+WITH clock AS MATERIALIZED (
+    SELECT micros / 1000 AS now, micros FROM (
+        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
+    ) AS told
+)
+SELECT now, micros, (
+    SELECT min(least(
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
+    )) FROM unnest($2::text[]) AS want (topic)
+) AS wake
+FROM clock
+
+-- name: extend_leases
+-- Done twice it is the same as done once, so it has no gate.
+WITH {clock}
+UPDATE {task} AS t SET at = clock.now + $2
+FROM clock, unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token)
+WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state = 1
+RETURNING clock.micros, t.topic, t.key, t.token
+
+-- name: settle_done
+-- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours.
+WITH {clock}, {gate},
+deleted AS (
+    DELETE FROM {task} AS t USING gate, unnest($4::text[], $5::text[], $6::bigint[]) AS l (topic, key, token)
+    WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state = 1
+    RETURNING t.topic, t.key, t.token
+),
+answer AS MATERIALIZED (
+    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
+        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
+    FROM deleted
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
+        keys = answer.keys, answer = NULL
+    FROM gate, clock, answer WHERE c.name = $2
+)
+SELECT now, micros, tokens, topics, keys FROM gate, clock, answer
+
+-- name: repeated
+SELECT now, tokens, topics, keys, answer, number FROM {caller} WHERE name = $1
+
+-- name: new_caller
+INSERT INTO {caller} (name, number, seen)
+VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
+
+-- name: forget_callers
+-- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
+DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
+
+-- name: raise_tokens
+-- Where the caller's clock counts, which may leap: before the statement that goes by it, and waiting for one's turn.
+SELECT CASE WHEN (SELECT last_value FROM {token}) < $1 THEN setval('{token}', $1) END
+FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
+
+-- name: purge
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
+)
+DELETE FROM {task} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {task} WHERE keep_until <= (SELECT now FROM clock) ORDER BY keep_until LIMIT $2
+    FOR UPDATE SKIP LOCKED
+))
+
+-- name: tasks_by_names
+SELECT n.place, {record:t} FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n (topic, key, place)
+CROSS JOIN LATERAL (SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1) AS t
+
+-- name: page_by_name
+SELECT {record} FROM {task} WHERE topic = $1 AND key > $2 ORDER BY key LIMIT $3
+
+-- name: page_by_group
+SELECT {record} FROM {task} WHERE group_name = $1 AND topic = $2 AND key > $3 ORDER BY key LIMIT $4
+
+-- name: page_of_state
+-- One state of one topic by its time, and by row among equal times, from after a place: one seek.
+SELECT {record} FROM {task}
+WHERE topic = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER BY at, row LIMIT $5
+
+-- name: next_topic
+-- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
+SELECT min(topic) FROM {task} WHERE topic > $1
+
+-- name: next_topic_of_group
+SELECT topic FROM {task} WHERE group_name = $1 AND topic > $2 ORDER BY topic LIMIT 1
+
+-- name: counts
+-- Each state of each topic; counting stops at the limit, so that a tally costs the same at ten million.
+WITH RECURSIVE topics AS (
+    (SELECT min(topic) AS topic FROM {task})
+    UNION ALL
+    SELECT (SELECT min(t.topic) FROM {task} AS t WHERE t.topic > topics.topic) FROM topics WHERE topic IS NOT NULL
+)
+SELECT topic,
+    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 0 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 1 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 2 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 3 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 4 LIMIT $1) AS few)
+FROM topics WHERE topic IS NOT NULL
+
+-- name: forecast
+SELECT span.topic, (
+    SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic = span.topic AND state = 0 AND at >= span.low AND at < span.high LIMIT $1
+    ) AS few
+)
+FROM unnest($2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY AS span (topic, low, high, place) ORDER BY place
+
+-- name: announce
+INSERT INTO {worker} (holder, topics, until) VALUES ($1, $2, $3)
+ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.until
+
+-- name: leave
+DELETE FROM {worker} WHERE holder = $1
+
+-- name: forget_workers
+-- As many rows as there are workers: no index is worth it. Whoever is just announcing is not waited for.
+DELETE FROM {worker} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {worker} WHERE until <= $1 FOR UPDATE SKIP LOCKED))
+
+-- name: workers
+SELECT holder, topics FROM {worker} WHERE until > $1
+
+-- name: insert_events
+INSERT INTO {event} (at, topic, key, id, kind, attempt, who, what, was, wake_at)
+SELECT * FROM unnest(
+    $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::text[], $8::text[], $9::bigint[],
+    $10::bigint[]
+)
+
+-- name: event_span
+-- First and last line: a seek to each end of the table.
+SELECT coalesce(min(line), 0), coalesce(max(line), 0) FROM {event}
+
+-- name: trim_events
+DELETE FROM {event} WHERE line <= $1
+
+-- name: events
+SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM {event} ORDER BY line DESC LIMIT $1
+
+-- name: events_by_name
+SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM {event}
+WHERE topic = $1 AND key = $2 ORDER BY line DESC LIMIT $3
+
+-- name: time
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: notify
+SELECT pg_notify('{channel}', $1)
+
+-- name: has_migrations
+SELECT to_regclass('{migration}') IS NOT NULL
+
+-- name: migrations
+SELECT number, checksum FROM {migration} ORDER BY number
+
+-- name: put_migration
+INSERT INTO {migration} (number, name, checksum) VALUES ($1, $2, $3)

@@ -1,0 +1,54 @@
+"""Between a Record and its row: by position, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bide.core.records import Record, State
+
+STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
+"""By code, as in the table."""
+CODES = {state: code for code, state in enumerate(STATES)}
+WIDTH = 21
+"""The columns of `{record}`: the fields of a Record, then the row's number."""
+WOKE = 18
+"""While leased: the wake that it was leased for."""
+ROW = 20
+_ENDED = 2
+"""The first code of a state in which nothing is still to happen."""
+
+
+def record_of(row: Sequence[Any], start: int = 0) -> Record:
+    """The record in `row` from position `start` on."""
+    (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
+     payload, options, deadline, error, created_at, woke_at, keep_until, _) = row[start : start + WIDTH]  # fmt: skip
+    ended = state >= _ENDED
+    return Record(
+        topic, key, identity, group, STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
+        losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
+    )  # fmt: skip
+
+
+def values_of(record: Record) -> tuple[Any, ...]:
+    """The values of a row for the query `write_tasks`, in its order."""
+    at, woke_at = record.wake_at, None
+    if record.finished_at is not None:
+        at, woke_at = record.finished_at, record.wake_at
+    return (
+        record.topic, record.key, record.id, record.group, CODES[record.state], record.due_at, at, record.planned_at,
+        record.attempt, record.failures, record.losses, record.token, record.holder, record.payload, record.options,
+        record.deadline, record.error, record.created_at, woke_at, record.keep_until,
+    )  # fmt: skip
+
+
+def storable(text: str | None) -> str | None:
+    """`text` of anybody's (an error) as PostgreSQL can hold it: without NUL and lone surrogates."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """One list for each column, as `unnest` takes them."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

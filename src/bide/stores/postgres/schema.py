@@ -1,0 +1,152 @@
+"""The schema, its versions, and how it comes about: numbered migrations, each once, by one client at a time.
+
+Only a program that may create tables migrates; whoever runs tasks checks, and refuses what is missing or older. A newer
+schema is accepted: migrations only ever add what older code can live with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.stores.named_queries import read_statements
+from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.errors import Lost, NotSent, meaning
+from bide.stores.postgres.lane import connect
+from bide.stores.postgres.queries import Names, queries_of
+
+_HERE = Path(__file__).parent / "migrations"
+_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_PATIENCE = 30.0
+
+_BOOK = """CREATE TABLE {migration} (
+    number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now()
+)"""
+
+
+class Migration(NamedTuple):
+    """One step."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return sha256(self.text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def migrations() -> Sequence[Migration]:
+    """All that this code knows, in order."""
+    found = []
+    for path in sorted(_HERE.glob("*.sql")):
+        named = _NAME.fullmatch(path.name)
+        assert named is not None, path.name
+        found.append(Migration(int(named[1]), named[2], path.read_text("utf-8")))
+    return tuple(found)
+
+
+def wanted() -> int:
+    """The version that this code works with."""
+    return migrations()[-1].number
+
+
+async def found_version(connection: Any, address: Address) -> int:
+    """The version that is there, 0 for none. Raises StoreMismatch where a migration is not the one that we know."""
+    queries = queries_of(address.schema, address.prefix)
+    if not await connection.fetchval(queries["has_migrations"]):
+        return 0
+    known = {one.number: one.checksum for one in migrations()}
+    version = 0
+    for number, checksum in await connection.fetch(queries["migrations"]):
+        if number in known and known[number] != checksum:
+            raise StoreMismatch(
+                f"{address.shown}: migration {number} was made by another version of its file; this schema was "
+                "written by a bide that was never released, or by hand: give another schema or prefix"
+            )
+        version = number
+    return version
+
+
+async def check(connection: Any, address: Address) -> None:
+    """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
+    version = await found_version(connection, address)
+    if version < wanted():
+        what = (
+            f"its schema is version {version}, this bide works with {wanted()}" if version else "no bide schema there"
+        )
+        raise StoreMismatch(
+            f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and other "
+            "processes may go on)"
+        )
+
+
+def statements(address: Address, since: int = 0) -> list[str]:
+    """What `migrate` would run after version `since`, for whoever wants to read it first; making the schema apart."""
+    names = Names(address.schema, address.prefix)
+    written = [names.write(_BOOK)] if since == 0 else []
+    for one in migrations():
+        if one.number > since:
+            written += [names.write(text) for text in read_statements(one.text)]
+    return written
+
+
+async def apply(connection: Any, address: Address) -> list[str]:
+    """Bring the schema to what this code wants, in one transaction under an advisory lock; the names of the steps."""
+    names = Names(address.schema, address.prefix)
+    queries = queries_of(address.schema, address.prefix)
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", names.lock - 1)
+        if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", names.parts["schema"]):
+            await connection.execute(names.write("CREATE SCHEMA {schema}"))
+        version = await found_version(connection, address)  # now that nobody else is about to change it
+        for statement in statements(address, version):
+            await connection.execute(statement)
+        done = [one for one in migrations() if one.number > version]
+        for one in done:
+            await connection.execute(queries["put_migration"], one.number, one.name, one.checksum)
+    return [f"{one.number:04} {one.name}" for one in done]
+
+
+async def migrate(url: str) -> list[str]:
+    """Make or complete the schema that `url` names; the names of the steps that were missing. Any number may at once.
+
+    Needs the right to create tables in the schema, and, if the schema is not there, to create one in the database.
+    Raises StoreUnavailable, StoreMismatch.
+    """
+    address = address_of(url)
+    try:
+        connection = await connect(address, within=_PATIENCE)
+        try:
+            return await apply(connection, address)
+        finally:
+            await connection.close(timeout=_PATIENCE)
+    except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        found = meaning(error, address.shown)
+        raise _plain(found) from error
+
+
+async def versions(url: str) -> tuple[int, int]:
+    """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
+    address = address_of(url)
+    try:
+        connection = await connect(address, within=_PATIENCE)
+        try:
+            return await found_version(connection, address), wanted()
+        finally:
+            await connection.close(timeout=_PATIENCE)
+    except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        found = meaning(error, address.shown)
+        raise _plain(found) from error
+
+
+def _plain(found: Exception) -> Exception:
+    return StoreUnavailable(str(found)) if isinstance(found, NotSent | Lost) else found

@@ -1,0 +1,315 @@
+"""The PostgreSQL store: one row per task, beside your own tables.
+
+**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; whatever has to look at
+a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to seven connections,
+one for each kind of call, opened when first used.
+"""
+
+from __future__ import annotations
+
+import time as steady
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.records import (
+    Change,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    Tally,
+    Topic,
+)
+from bide.ports import Clock, Finding, Heard, Listening
+from bide.stores.postgres import diagnosis, journal, leasing, operations, reading, schema
+from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.wakes import POLL, Hearing, Telling
+from bide.stores.server_time import ServerTime, StoreClock
+
+EVENTS_KEPT = 10_000
+_LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
+_AT_FIRST = 3.0
+"""Seconds that opening waits for a server that cannot be reached."""
+_PURGED_AT_ONCE = 2_000
+LONGEST_PATIENCE = 45.0
+
+
+class _Opened:
+    """What an open store has. Made by `open`, let go of by `close`."""
+
+    def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:
+        self.names = Names(address.schema, address.prefix)
+        self.time = ServerTime()
+        self.name = uuid4().hex[:16]
+        queries = queries_of(address.schema, address.prefix)
+        self.lanes = {
+            kind: Lane(
+                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
+                time=self.time if by_server else None,
+            )
+            for kind in _LANES
+        }  # fmt: skip
+        self.telling = Telling(cap)
+        self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
+        self.raised: Millis = -1
+        """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
+
+    async def close(self) -> None:
+        await self.hearing.close()
+        for lane in self.lanes.values():
+            await lane.close()
+
+
+class _Told:
+    """The wakes of one call: which messages go with it, and what to say in this process once it is done."""
+
+    def __init__(self, opened: _Opened, now: Callable[[], Millis]) -> None:
+        self._opened = opened
+        self._now = now
+        self._wakes: Mapping[Topic, Millis] = {}
+
+    def __call__(self, wakes: Mapping[Topic, Millis]) -> list[str]:
+        self._wakes = wakes
+        return self._opened.telling.messages(wakes, self._now())
+
+    def done(self) -> None:
+        if self._wakes:
+            self._opened.hearing.tell(self._wakes)
+
+
+class PostgresStore:
+    """Tasks in PostgreSQL, at `url`; see `address` for what that may say. `schema.migrate` makes the tables.
+
+    `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
+    tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
+    `silence`: seconds that one statement may take. `cap`: how far ahead a wake is still told of: the longest that any
+    worker sleeps.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Literal["server", "caller"] = "server",
+        patience: float = 10.0,
+        silence: float = 10.0,
+        cap: Millis = 60_000,
+        events_kept: int = EVENTS_KEPT,
+    ) -> None:
+        self._address: Address = address_of(url)
+        self._url = url
+        if clock not in ("server", "caller"):
+            raise BadInput("clock", clock, '"server" or "caller"')
+        if not 0 < patience <= LONGEST_PATIENCE:
+            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
+        self._by_server = clock == "server"
+        self._patience = patience
+        self._silence = silence
+        self._cap = cap
+        self._events_kept = events_kept
+        self._opened: _Opened | None = None
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._address.shown})"
+
+    # --- open and close
+
+    async def open(self) -> None:
+        """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
+        if self._opened is not None:
+            return
+        opened = _Opened(
+            self._address,
+            by_server=self._by_server,
+            patience=min(_AT_FIRST, self._patience),
+            silence=self._silence,
+            cap=self._cap,
+        )
+        try:
+
+            async def look(call: Call) -> None:
+                await schema.check(call.connection, self._address)
+
+            await opened.lanes["read"].read(look)
+            await self._look_at_the_clock(opened)
+        except BaseException:
+            await opened.close()
+            raise
+        for lane in opened.lanes.values():
+            lane.patience = self._patience
+        if self._by_server:
+            opened.time.warn_of_skew(self._address.shown)
+        self._opened = opened
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await opened.close()
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+        return self._opened
+
+    async def _look_at_the_clock(self, opened: _Opened) -> None:
+        async def work(call: Call) -> None:
+            sent = steady.monotonic()
+            [(micros,)] = await call.fetch("time")
+            opened.time.saw(micros, sent, steady.monotonic())
+
+        await opened.lanes["read"].read(work)
+
+    def _now(self, now: Millis) -> Millis | None:
+        """What a statement is told: nothing where it is to look at the server's clock."""
+        return None if self._by_server else now
+
+    def _about(self, now: Millis) -> Millis:
+        """What time it is there, as far as is known without asking."""
+        return int(self._open().time.seconds() * 1000) if self._by_server else now
+
+    async def _ready(self, now: Millis) -> _Opened:
+        """Where the caller's clock counts, the counter is raised to it before the first call that goes by it."""
+        opened = self._open()
+        if not self._by_server and now > opened.raised:
+
+            async def work(call: Call) -> None:
+                await call.fetch("raise_tokens", now * 1000)
+
+            await opened.lanes["read"].read(work)
+            opened.raised = max(now, opened.raised)
+        return opened
+
+    # --- clients
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        return await self._write("add", operations.add, tasks, now)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write("change", operations.change, changes, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write("settle", operations.settle, outcomes, now)
+
+    async def _write(self, kind: str, operation: Any, asked: Sequence[Any], now: Millis) -> list[Any]:
+        opened = await self._ready(now) if asked else self._open()
+        answers: list[Any] = []
+        for part in operations.slices(asked):
+            told = _Told(opened, lambda: self._about(now))
+            answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
+            told.done()
+        return answers
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        opened = await self._ready(now) if leases else self._open()
+        answers: list[bool] = []
+        for part in operations.slices(leases):
+            answers += await operations.extend(opened.lanes["extend"], part, self._now(now), until - now)
+        return answers
+
+    # --- look
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        opened = self._open()
+        found: list[Record | None] = []
+        for first in range(0, len(refs), operations.AT_ONCE):
+            found += await reading.get(opened.lanes["read"], refs[first : first + operations.AT_ONCE])
+        return found
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await reading.find(self._open().lanes["read"], where, page)
+
+    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+        return await reading.tally(self._open().lanes["read"], edges)
+
+    # --- workers
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        opened = await self._ready(now)
+        leased = await leasing.lease(opened.lanes["lease"], wants, self._now(now), until - now, holder)
+        if opened.hearing.polls and self._by_server:
+            soon = leased.now + POLL
+            wake = soon if leased.next_wake is None else min(soon, leased.next_wake)
+            return Leased(leased.tasks, wake, leased.now)
+        return leased
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        opened = self._open()
+        ours = [lane.name for lane in opened.lanes.values()]
+        purged = 0
+
+        async def work(call: Call) -> int:
+            asked = min(limit - purged, _PURGED_AT_ONCE)
+            status: str = await call.connection.execute(call.queries["purge"], self._now(now), asked)
+            return int(status.split()[-1])
+
+        async def forget(call: Call) -> None:
+            await call.fetch("forget_callers", ours)
+
+        lane = opened.lanes["keep"]
+        while purged < limit:
+            forgotten = await lane.read(work)
+            purged += forgotten
+            if forgotten < _PURGED_AT_ONCE:
+                break
+        await lane.read(forget)
+        return purged
+
+    # --- Notifies
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        return await self._open().hearing.listen(topics, heard)
+
+    # --- Shares
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        return await journal.announce(self._open().lanes["keep"], holder, topics, until, now)
+
+    # --- KeepsEvents
+
+    async def record(self, events: Sequence[Event]) -> None:
+        opened = self._open()
+        if events:
+            await journal.record(opened.lanes["keep"], events, self._events_kept)
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        return await journal.events(self._open().lanes["read"], ref, limit, self._events_kept)
+
+    # --- TellsTime
+
+    async def time(self) -> Millis:
+        opened = self._open()
+        await self._look_at_the_clock(opened)
+        return int(opened.time.seconds() * 1000)
+
+    def clock(self) -> Clock | None:
+        return StoreClock(self._open().time) if self._by_server else None
+
+    # --- HasSchema
+
+    async def schema_version(self) -> tuple[int, int]:
+        """What is there (0: nothing), and what this code wants."""
+        return await schema.versions(self._url)
+
+    async def migrate(self) -> None:
+        """Bring the schema to what this code wants; needs the right to create tables."""
+        await schema.migrate(self._url)
+
+    # --- Diagnoses
+
+    async def diagnose(self) -> list[Finding]:
+        opened = self._open()
+        return await diagnosis.diagnose(opened.lanes["keep"], self._address, opened.hearing, opened.time)

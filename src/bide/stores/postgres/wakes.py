@@ -1,0 +1,192 @@
+"""Telling of earlier wakes, and hearing of them: LISTEN and NOTIFY, as sparingly as they have to be used.
+
+A NOTIFY takes a lock at commit that is one for the whole server, so that commits which notify go one by one, and a
+chatty table has stopped others' databases. So there is one message per batch, only for what wakes before the `cap` (a
+worker sleeps no longer anyway), and none where listeners already know of an earlier wake that is still well ahead.
+
+A subscription can die without a word: the connection half-open, or a proxy in between that gave it to somebody else. So
+the ear listens to itself: every few seconds it is sent an echo on another connection, and one that does not hear it is
+replaced, and counted. While there is no ear that hears, workers poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from bide.core.errors import StoreError
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.ports import Heard
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.errors import NotSent, said
+from bide.stores.postgres.lane import Call, Lane, connect
+
+_log = logging.getLogger("bide.postgres")
+ECHO_EVERY = 4.0
+"""Seconds between echoes; one that does not come back until the next is due means that the ear is deaf."""
+POLL: Millis = 200
+"""How often a worker looks while nobody hears."""
+_PAUSE = 0.2
+_LONGEST = 7_000
+"""Bytes of one message; PostgreSQL takes 8000."""
+_AHEAD: Millis = 250
+"""A wake that was told of counts as known while it is so far ahead: a commit may take that long."""
+_REMEMBERED = 10_000
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class Telling:
+    """Which wakes of which topics are worth a message."""
+
+    def __init__(self, cap: Millis) -> None:
+        self._cap = cap
+        self._known: dict[Topic, Millis] = {}
+
+    def messages(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
+        """What to send for the earliest wakes of a batch."""
+        worth = {}
+        for topic, wake in wakes.items():
+            known = self._known.get(topic)
+            if wake > now + self._cap or (known is not None and now + _AHEAD < known <= wake):
+                continue
+            worth[topic] = wake
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[topic] = wake
+        if not worth:
+            return []
+        text = _encode(worth).decode()
+        if len(text.encode()) <= _LONGEST:
+            return [text]
+        return [_encode({topic: wake}).decode() for topic, wake in worth.items()]
+
+
+class Listener:
+    """One subscription of a worker; all of a process share the ear."""
+
+    def __init__(self, topics: frozenset[Topic], heard: Heard, listeners: list[Listener]) -> None:
+        self.topics = topics
+        self.heard = heard
+        self._listeners = listeners
+        listeners.append(self)
+
+    async def close(self) -> None:
+        if self in self._listeners:
+            self._listeners.remove(self)
+
+
+class Hearing:
+    """Who listens, and the ear, had from the first listener on."""
+
+    def __init__(self, address: Address, channel: str, name: str, echo: Lane, *, patience: float) -> None:
+        self.replaced = 0
+        """How often the ear was found deaf or cut off, and replaced."""
+        self.hears = False
+        """Whether the last echo came back, or the connection is new and none is due yet."""
+        self._address = address
+        self._channel = channel
+        self._name = name
+        self._echo_lane = echo
+        self._patience = patience
+        self._listeners: list[Listener] = []
+        self._task: asyncio.Task[None] | None = None
+        self._subscribed = asyncio.Event()
+        self._echoed = asyncio.Event()
+
+    @property
+    def polls(self) -> bool:
+        """Whether somebody listens who may hear nothing."""
+        return bool(self._listeners) and not self.hears
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+        listener = Listener(frozenset(topics), heard, self._listeners)
+        try:
+            if not self._address.pooled:
+                if self._task is None:
+                    self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._patience):
+                        await self._subscribed.wait()
+        except BaseException:
+            await listener.close()
+            raise
+        return listener
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Whoever listens to these topics in this process is to ask then."""
+        for listener in tuple(self._listeners):
+            for topic, wake in wakes.items():
+                if topic in listener.topics and listener in self._listeners:
+                    try:
+                        listener.heard(topic, wake)
+                    except Exception:  # noqa: BLE001 - one listener's defect is not the others'
+                        _log.exception("a listener of %s failed", topic)
+
+    async def _run(self) -> None:
+        first = True
+        while True:
+            if not first:
+                self.replaced += 1
+                await asyncio.sleep(_PAUSE)
+            first = False
+            try:
+                await self._hear()
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
+                _log.info("the subscription ended (%s); another is made", said(error))
+            finally:
+                self.hears = False
+
+    async def _hear(self) -> None:
+        connection = await connect(self._address, within=self._patience)
+        ended = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: ended.set())
+            await connection.add_listener(self._channel, self._take)
+            self.hears = True
+            self._subscribed.set()
+            while not ended.is_set():
+                await self._echo()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ECHO_EVERY):
+                        await ended.wait()
+        finally:
+            self._subscribed.clear()
+            connection.terminate()
+
+    async def _echo(self) -> None:
+        """Say something to oneself on another connection, and hear it. Raises TimeoutError, StoreError."""
+        self._echoed.clear()
+
+        async def work(call: Call) -> None:
+            await call.fetch("notify", self._name)
+
+        await self._echo_lane.read(work)
+        async with asyncio.timeout(ECHO_EVERY):
+            await self._echoed.wait()
+
+    def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:
+        if not text.startswith("{"):
+            if text == self._name:
+                self._echoed.set()
+            return
+        try:
+            wakes = _decode(text)
+        except msgspec.MsgspecError:
+            _log.warning("this is no wake, and was not told by bide: %r", text[:80])
+            return
+        self.tell(wakes)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
