@@ -42,11 +42,11 @@ def test_workers_on_redis_die_and_nothing_acknowledged_is_lost(
     """P1, P2, P3, P4, P10 and P12, while one of two workers is killed every second."""
     report = cull(request.getfixturevalue(url), "--seconds", f"{seconds}", "--rate", "500", "--every", "1")
     assert report["kills"] >= seconds - 1
-    assert report["load"]["scheduled"] > 480 * seconds
+    assert report["load"]["scheduled"] > 400 * seconds
     answers = report["load"]["answers"]
     assert answers["cancel"]["cancelled"] > 25 * seconds
     assert answers["reschedule"]["moved"] + answers["fire_now"]["moved"] > 25 * seconds
-    assert report["deliveries"] > 350 * seconds
+    assert report["deliveries"] > 300 * seconds
 
 
 def test_a_file_has_its_workers_killed_too(tmp_path: Path) -> None:
