@@ -98,7 +98,7 @@ async def test_an_idle_worker_asks_each_shard_once_a_second(servers: Servers, re
             await until(lambda: worker.stats.done == 1, "the worker")
             await asyncio.sleep(0.1)
             before = scripts_run(servers)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.2)
             asked = scripts_run(servers) - before
     assert 16 <= asked <= 2 * 16 + 4
 

@@ -47,9 +47,9 @@ async def test_a_server_that_stands_still_is_waited_for(servers: Servers, open_s
             await asyncio.sleep(0.3)
             master = servers.masters[0]
             master.pause()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.7)
             master.resume()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.3)
     assert (load.lost, load.again, load.early, load.errors) == (set(), [], [], {}), load.report()
     assert load.gap < 2.5
 

@@ -80,7 +80,7 @@ async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(url: 
         await crew.hire(kinds[0])
         scheduling = asyncio.create_task(schedule())
         for count in (5, 2, 20, 1):
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.25)
             there = len(crew._running)
             # whoever is new works on everything, so that no topic is without a worker
             await asyncio.gather(*(crew.hire(kinds[one % 3]) for one in range(max(1, count - there))))
@@ -102,7 +102,7 @@ async def test_others_take_what_a_busy_worker_cannot(url: str) -> None:
     """Its slots are taken, so its shards are served by whoever has room, once the head is 50 ms overdue."""
     crew, client = Crew(url), Bide(url)
     async with client:
-        busy = await crew.hire(["t"], concurrency=1, lasts=2.0)
+        busy = await crew.hire(["t"], concurrency=1, lasts=1.5)
         await client.schedule("t", None, key="long", delay="0s")
         await until(lambda: crew.done["t/long"] == 1, "the long one to begin")
         await crew.hire(["t"])
@@ -169,11 +169,11 @@ async def test_a_worker_that_stands_still_for_longer_than_its_lease(url: str) ->
                 if number in (100, 200):
                     child.send_signal(signal.SIGSTOP)
                 if number == 150:
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(0.7)
                     child.send_signal(signal.SIGCONT)
                 await asyncio.sleep(0.002)
             began = time.monotonic()
-            await until(lambda: (time.monotonic() - began) > 1.0, "the second stop to outlast the lease")
+            await until(lambda: (time.monotonic() - began) > 0.7, "the second stop to outlast the lease")
             child.send_signal(signal.SIGCONT)
             await until(lambda: len(settled()) == 300, "all of them")
             await asyncio.sleep(0.2)
