@@ -112,7 +112,7 @@ def test_people_get_a_table() -> None:
     assert "growth" in ended.output
 
 
-@pytest.mark.parametrize(("store", "part"), [("postgresql://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
+@pytest.mark.parametrize(("store", "part"), [("mysql://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
 def test_another_store_is_refused(store: str, part: str) -> None:
     ended = run(store, "--workload", "timers", "--n", "10")
     assert ended.exit_code != 0

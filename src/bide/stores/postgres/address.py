@@ -11,7 +11,7 @@ driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from msgspec import Struct
 
@@ -56,9 +56,10 @@ def address_of(url: str) -> Address:
         raise BadInput("prefix", prefix, "up to 40 of a-z, 0-9 and _, the first no digit")
     if pooler not in ("session", "transaction"):
         raise BadInput("pooler", pooler, '"transaction", or "session" (the default, also for none)')
+    query = f"?{urlencode(theirs)}" if theirs else ""
     where = f"{parts.netloc.rpartition('@')[2] or 'localhost'}{parts.path}"
     return Address(
-        dsn=urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), "")),
+        dsn=f"postgresql://{parts.netloc}{parts.path}{query}",
         schema=schema,
         prefix=prefix,
         pooled=pooler == "transaction",

@@ -69,7 +69,7 @@ async def connect(address: Address, *, within: float) -> Any:
 class Call:
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_lane", "connection", "number", "queries", "sent")
+    __slots__ = ("_begun", "_lane", "connection", "number", "queries", "sent")
 
     def __init__(self, lane: Lane, connection: Any, number: int) -> None:
         self._lane = lane
@@ -77,6 +77,8 @@ class Call:
         self.number = number
         self.queries = lane.queries
         self.sent = False
+        """Whether something was sent that may be done although no answer came: within a transaction only its end."""
+        self._begun = False
 
     @property
     def caller(self) -> str:
@@ -84,7 +86,7 @@ class Call:
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
         """The rows of a named query."""
-        self.sent = True
+        self.sent = self.sent or not self._begun
         rows: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
         return rows
 
@@ -97,9 +99,11 @@ class Call:
         return rows
 
     async def begin(self, how: str = "") -> None:
+        self._begun = True
         await self.connection.execute(f"BEGIN {how}")
 
     async def commit(self) -> None:
+        self.sent = True
         await self.connection.execute("COMMIT")
 
 

@@ -30,7 +30,7 @@ from bide.stores.postgres.lane import Call, Lane, connect
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
-"""Seconds between echoes; one that does not come back until the next is due means that the ear is deaf."""
+"""Seconds between echoes; one that does not come back within twice that means that the ear is deaf."""
 POLL: Millis = 200
 """How often a worker looks while nobody hears."""
 _PAUSE = 0.2
@@ -169,8 +169,8 @@ class Hearing:
         async def work(call: Call) -> None:
             await call.fetch("notify", self._name)
 
-        await self._echo_lane.read(work)
-        async with asyncio.timeout(ECHO_EVERY):
+        async with asyncio.timeout(2 * ECHO_EVERY):  # the lane may be busy for a moment
+            await self._echo_lane.read(work)
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:

@@ -1,0 +1,207 @@
+"""Every statement goes by its indexes: also on a table that was just filled, of which the planner knows nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from bide.stores.postgres import schema
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.lane import SESSION, connect
+from bide.stores.postgres.queries import Names, queries_of
+from bide.testing.store_suite.acts import NOW
+
+ROWS = 30_000
+"""Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""
+
+_FILL = """INSERT INTO {task} (topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at,
+    id, group_name, options, payload, keep_until)
+SELECT 't' || n % 3, n::text, CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 THEN 1 ELSE 2 + n % 3 END,
+    $1::bigint - 1000000 + (n * 7919::bigint) % 2000000, 0, n, 0, 0, 0, 0, 0, n::text,
+    CASE WHEN n % 7 = 0 THEN 'g' END, '', '',
+    CASE WHEN n % 100 >= 95 THEN $1::bigint + n END
+FROM generate_series(1, $2::integer) AS n"""
+
+NAMES = (["t0", "t1"], ["3", "1"])
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "insert_tasks": (NOW, "c", 1, *NAMES, [0, 0], [True, True], [None, None], ["x", "y"], [None, None],
+                     [b"", b""], [b"", b""], []),
+    "lock_tasks": (NOW, "c", 1, *NAMES),
+    "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],
+                    [None], [None], [0], [None], [None], ["t1"], ["1"], [1], [1], [1], [None], ["t1"], ["4"],
+                    "c", 1, NOW, b"", []),
+    **{f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w") for most in (16, 256)},
+    "look_for_wake": (NOW, ["t0", "t1"]),
+    "extend_leases": (NOW, 5, *NAMES, [1, 2]),
+    "settle_done": (NOW, "c", 1, *NAMES, [1, 2]),
+    "purge": (NOW, 100),
+    "tasks_by_names": NAMES,
+    "page_by_name": ("t0", "", 100),
+    "page_by_group": ("g", "t0", "", 100),
+    **{f"page_of_state_{state}": ("t0", NOW, 5, 2**62, 100) for state in range(5)},
+    "next_topic": ("",),
+    "next_topic_of_group": ("g", ""),
+    "counts": (100,),
+    "forecast": (100, ["t0"], [0], [2**62]),
+}  # fmt: skip
+"""Every statement that touches the table of tasks."""
+
+TABLES = {"task"}
+
+
+@pytest_asyncio.fixture
+async def connection(url: str) -> AsyncIterator[Any]:
+    """As the store has it, to tables that are empty."""
+    await schema.migrate(url)
+    address = address_of(url)
+    made = await connect(address, within=10)
+    await made.execute("SET plan_cache_mode = force_generic_plan")
+    names = Names(address.schema, address.prefix)
+    await made.execute(names.write("ALTER TABLE {task} SET (autovacuum_enabled = off)"))
+    made_queries = queries_of(address.schema, address.prefix)
+    await made.execute(made_queries["new_caller"].replace("$1", "'c'"))
+    yield Surveyed(made, made_queries, names)
+    await made.close()
+
+
+class Surveyed:
+    """A connection, and how its statements would be carried out."""
+
+    def __init__(self, connection: Any, queries: Any, names: Names) -> None:
+        self.connection = connection
+        self.queries = queries
+        self.names = names
+        self.prepared: set[str] = set()
+
+    async def fill(self, rows: int = ROWS) -> None:
+        await self.connection.execute(self.names.write(_FILL), NOW, rows)
+
+    async def prepare(self, query: str) -> None:
+        """Once, and carried out once, so that its plan is kept."""
+        text = re.sub(r"\$(\d+)", r"$\1", self.queries[query])
+        await self.connection.execute(f"PREPARE {query} AS {text}")
+        self.prepared.add(query)
+        await self.plan(query)
+
+    async def plan(self, query: str) -> dict[str, Any]:
+        """Carried out and undone: the plan with what came of it."""
+        if query not in self.prepared:
+            await self.prepare(query)
+        given = ", ".join(literal(one) for one in ARGUMENTS[query])
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {query} ({given})")
+        finally:
+            await transaction.rollback()
+        found: dict[str, Any] = json.loads(text)[0]["Plan"]
+        return found
+
+
+def literal(value: Any) -> str:
+    """As SQL."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'"
+    if isinstance(value, list):
+        return f"'{{{', '.join('NULL' if one is None else element(one) for one in value)}}}'"
+    return f"'{value}'"
+
+
+def element(value: Any) -> str:
+    return f'"\\\\x{value.hex()}"' if isinstance(value, bytes) else f'"{value}"'
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for part in plan.get("Plans", ()) for node in nodes(part))]
+
+
+def offences(plan: dict[str, Any]) -> list[str]:
+    """What reads more of the table than it should: scans of all, and sorts of many."""
+    found = []
+    for node in nodes(plan):
+        kind, table = node["Node Type"], node.get("Relation Name")
+        rows = node["Actual Rows"] * node["Actual Loops"]
+        if table in TABLES and "Index" not in kind and kind not in ("Tid Scan", "ModifyTable"):
+            found.append(f"{kind} of {table}")
+        if kind in ("Sort", "Incremental Sort") and rows > 1_000:
+            found.append(f"a sort of {rows} rows")
+        if table in TABLES and node.get("Rows Removed by Filter", 0) * node["Actual Loops"] > 100:
+            found.append(f"{kind} of {table} throws {node['Rows Removed by Filter']} rows away")
+    return found
+
+
+async def check_all(surveyed: Surveyed) -> None:
+    wrong = {query: found for query in ARGUMENTS if (found := offences(await surveyed.plan(query)))}
+    assert not wrong
+
+
+async def test_no_statement_scans_a_table_without_statistics(connection: Surveyed) -> None:
+    await connection.fill()
+    assert await connection.connection.fetchval("SELECT count(*) FROM pg_stats WHERE tablename = 'task'") == 0
+    await check_all(connection)
+
+
+async def test_a_plan_that_was_made_for_an_empty_table_is_right_for_a_full_one(connection: Surveyed) -> None:
+    for query in ARGUMENTS:
+        await connection.prepare(query)
+    await connection.fill()
+    await check_all(connection)
+
+
+async def test_no_statement_scans_an_analyzed_table(connection: Surveyed) -> None:
+    await connection.fill()
+    await connection.connection.execute(connection.names.write("ANALYZE {task}"))
+    await check_all(connection)
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["not analyzed", "analyzed"])
+async def test_a_lease_is_right_for_a_planner_that_may_do_all(connection: Surveyed, analyzed: bool) -> None:
+    await connection.fill()
+    if analyzed:
+        await connection.connection.execute(connection.names.write("ANALYZE {task}"))
+    for name in SESSION:
+        if name.startswith("enable_"):
+            await connection.connection.execute(f"RESET {name}")
+            await connection.connection.execute(f"SET {name} = on")
+    for query in ("lease_16", "tasks_by_names", "insert_tasks", "lock_tasks", "look_for_wake"):
+        assert offences(await connection.plan(query)) == [], query
+
+
+async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
+    address = address_of(url)
+    names = Names(address.schema, address.prefix)
+    about = {name for name, text in queries_of(address.schema, address.prefix).items() if names.parts["task"] in text}
+    assert {name for name in about if not name.startswith("lease_")} == {
+        name for name in ARGUMENTS if not name.startswith("lease_")
+    }
+
+
+def test_every_query_is_used(root: Path) -> None:
+    folder = root / "src" / "bide" / "stores" / "postgres"
+    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'"(\w+)"', code))
+    names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
+    assert names - used <= {"page_of_state", "lease"}, "these two are named with a number"
+
+
+async def test_the_pages_of_a_state_are_one_seek(connection: Surveyed) -> None:
+    await connection.fill()
+    for state in range(5):
+        plan = await connection.plan(f"page_of_state_{state}")
+        [scan] = [node for node in nodes(plan) if node["Node Type"] == "Index Scan"]
+        assert "ROW(at" in scan["Index Cond"], "the place to go on from is part of the seek"
+
+
+def test_asyncpg_is_what_it_is_tested_with() -> None:
+    assert tuple(int(part) for part in asyncpg.__version__.split(".")[:2]) >= (0, 29)

@@ -1,0 +1,96 @@
+"""Tidings: few, of what matters, and nothing is late for long where they cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.stores.postgres.conftest import OpensStore
+
+from bide.core.records import In
+from bide.stores.postgres import wakes
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.queries import Names
+from bide.stores.postgres.wakes import Telling
+from bide.testing.proxy import FaultProxy
+from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one, until
+
+
+def test_only_what_wakes_before_the_cap_is_told() -> None:
+    telling = Telling(cap=1_000)
+    assert telling.messages({"t": NOW + 1_001}, NOW) == []
+    assert telling.messages({"t": NOW + 1_000, "u": NOW + 2_000}, NOW) == [f'{{"t":{NOW + 1_000}}}']
+
+
+def test_what_listeners_know_is_not_told_again() -> None:
+    telling = Telling(cap=60_000)
+    assert telling.messages({"t": NOW + 5_000}, NOW)
+    assert telling.messages({"t": NOW + 5_000}, NOW) == [], "they will look then anyhow"
+    assert telling.messages({"t": NOW + 6_000}, NOW) == []
+    assert telling.messages({"t": NOW + 4_000}, NOW), "earlier"
+    assert telling.messages({"t": NOW + 6_000}, NOW + 3_900), "they may look before this is committed"
+    assert telling.messages({"t": NOW + 6_000}, NOW + 5_000) == []
+    assert telling.messages({"t": NOW + 6_000}, NOW + 5_900)
+    assert telling.messages({"t": NOW}, NOW)
+    assert telling.messages({"t": NOW}, NOW), "what is due now is told each time"
+
+
+def test_many_topics_are_told_in_messages_that_the_server_takes() -> None:
+    said = Telling(cap=60_000).messages({f"{number:0200}": NOW for number in range(100)}, NOW)
+    assert len(said) == 100
+    assert all(len(one.encode()) < 8_000 for one in said)
+
+
+async def test_a_batch_sends_one_message(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    address = address_of(url)
+    heard: list[str] = []
+    connection = await asyncpg.connect(address.dsn)
+    try:
+        channel = Names(address.schema, address.prefix).channel
+        await connection.add_listener(channel, lambda *said: heard.append(said[3]))
+        await put(store, *(new(str(number)) for number in range(1_000)))
+        await put(store, *(new(f"far {number}", due=In(DAY)) for number in range(10)))
+        await until(lambda: bool(heard), "a message")
+        await asyncio.sleep(0.05)
+        assert heard == [f'{{"t":{NOW}}}']
+    finally:
+        await connection.close()
+
+
+@pytest.mark.faults
+async def test_an_ear_that_is_deaf_is_replaced(
+    through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakes, "ECHO_EVERY", 0.3)
+    store = await through(silence=0.5)
+    other = await open_store(url)
+    heard: list[tuple[str, int]] = []
+    listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
+    await put_one(other)
+    await until(lambda: bool(heard), "a first message")
+    proxy.hold()
+    hearing = store._opened.hearing
+    await until(lambda: hearing.replaced > 0 and not hearing.hears, "the ear to be found deaf")
+    await proxy.heal()
+    await until(lambda: hearing.hears, "another ear")
+    heard.clear()
+    await put_one(other, new("later"))
+    await until(lambda: bool(heard), "a message after that")
+    await listening.close()
+
+
+async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensStore) -> None:
+    store = await open_store(f"{url}&pooler=transaction", clock="server")
+    listening = await store.listen(["t"], lambda topic, wake: None)
+    leased = await lease(store)
+    assert leased.next_wake is not None
+    assert leased.next_wake <= leased.now + wakes.POLL
+    found = [one for one in await store.diagnose() if "pooling" in one.what]
+    assert found
+    assert not found[0].ok
+    await listening.close()
+    assert (await lease(store)).next_wake is None
