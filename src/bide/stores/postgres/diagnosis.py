@@ -23,7 +23,8 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
 
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
-        return [
+        await call.begin()
+        found = [
             await _server(connection, address),
             await _schema(connection, address),
             await _durability(connection),
@@ -32,6 +33,8 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
             await _horizon(connection),
             _clock(time),
         ]
+        await call.commit()
+        return found
 
     return await lane.read(work)
 

@@ -63,6 +63,8 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
 
 
 def _said_by_server(error: asyncpg.PostgresError, where: str, *, adding: bool) -> Exception:
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return Again(f"{where}: {error}")  # somebody migrates: it is prepared anew
     code = error.sqlstate or ""
     text = f"{where}: {error}"
     found: StoreError

@@ -47,6 +47,7 @@ SESSION = {
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": "60000",
 }
+_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in PLANNER.items())
 
 
 async def connect(address: Address, *, within: float) -> Any:
@@ -69,7 +70,7 @@ async def connect(address: Address, *, within: float) -> Any:
 class Call:
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_begun", "_lane", "connection", "number", "queries", "sent")
+    __slots__ = ("_lane", "begun", "connection", "number", "queries", "sent")
 
     def __init__(self, lane: Lane, connection: Any, number: int) -> None:
         self._lane = lane
@@ -78,7 +79,7 @@ class Call:
         self.queries = lane.queries
         self.sent = False
         """Whether something was sent that may be done although no answer came: within a transaction only its end."""
-        self._begun = False
+        self.begun = False
 
     @property
     def caller(self) -> str:
@@ -86,9 +87,14 @@ class Call:
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
         """The rows of a named query."""
-        self.sent = self.sent or not self._begun
-        rows: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
-        return rows
+        if self._lane.pooled and not self.begun:  # only within a transaction is it one connection all along
+            await self.begin()
+            rows = await self.fetch(query, *arguments)
+            await self.commit()
+            return rows
+        self.sent = self.sent or not self.begun
+        found: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
+        return found
 
     async def timed(self, query: str, *arguments: Any) -> list[Any]:
         """The same, of a query that says in `micros` what time it is there."""
@@ -99,12 +105,13 @@ class Call:
         return rows
 
     async def begin(self, how: str = "") -> None:
-        self._begun = True
-        await self.connection.execute(f"BEGIN {how}")
+        self.begun = True
+        await self.connection.execute(f"BEGIN {how}{_POOLED_SESSION if self._lane.pooled else ''}")
 
     async def commit(self) -> None:
         self.sent = True
         await self.connection.execute("COMMIT")
+        self.begun = False
 
 
 Work = Callable[[Call], Awaitable[T]]
@@ -131,6 +138,7 @@ class Lane:
         self.name = name
         self.queries = queries
         self.time = time
+        self.pooled = address.pooled
         self.resent = 0
         """Calls that had to be sent more than once."""
         self._address = address
@@ -198,6 +206,7 @@ class Lane:
     async def _look_back(self, call: Call, repeated: Callable[[Row, Call], Awaitable[T]] | None, *, maybe: bool) -> T:
         """What the gate was shut for."""
         await self._undo()
+        call.begun = False
         rows = await call.fetch("repeated", self.name)
         if not rows:
             if maybe:  # nobody heard of it for ten minutes, and its row was forgotten

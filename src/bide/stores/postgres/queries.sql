@@ -95,6 +95,8 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
+-- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
+-- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
 -- none, the head. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
 -- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
@@ -155,6 +157,7 @@ heads AS MATERIALIZED (
     ), false
     FROM gate, want WHERE want.most <= 0
 ),
+quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
 kept AS (
     UPDATE {caller} AS c
     SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
@@ -168,7 +171,7 @@ SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake,
     (SELECT coalesce(bool_or(skipped), false) FROM heads)
         OR (SELECT count(*) FROM leased) < (SELECT count(*) FROM taken) AS skipped,
     leased.*
-FROM gate CROSS JOIN clock LEFT JOIN leased ON true
+FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
 
 -- name: look_for_wake
 -- A lease that wants nothing: two seeks per topic, and nothing is written.
@@ -234,11 +237,15 @@ FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
 -- name: purge
 WITH clock AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
+),
+deleted AS (
+    DELETE FROM {task} WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {task} WHERE keep_until <= (SELECT now FROM clock) ORDER BY keep_until LIMIT $2
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING 1
 )
-DELETE FROM {task} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {task} WHERE keep_until <= (SELECT now FROM clock) ORDER BY keep_until LIMIT $2
-    FOR UPDATE SKIP LOCKED
-))
+SELECT count(*) FROM deleted
 
 -- name: tasks_by_names
 SELECT n.place, {record:t} FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n (topic, key, place)

@@ -140,7 +140,8 @@ async def versions(url: str) -> tuple[int, int]:
     try:
         connection = await connect(address, within=_PATIENCE)
         try:
-            return await found_version(connection, address), wanted()
+            async with connection.transaction():
+                return await found_version(connection, address), wanted()
         finally:
             await connection.close(timeout=_PATIENCE)
     except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:

@@ -140,7 +140,9 @@ class PostgresStore:
         try:
 
             async def look(call: Call) -> None:
+                await call.begin()
                 await schema.check(call.connection, self._address)
+                await call.commit()
 
             await opened.lanes["read"].read(look)
             await self._look_at_the_clock(opened)
@@ -250,9 +252,8 @@ class PostgresStore:
         purged = 0
 
         async def work(call: Call) -> int:
-            asked = min(limit - purged, _PURGED_AT_ONCE)
-            status: str = await call.connection.execute(call.queries["purge"], self._now(now), asked)
-            return int(status.split()[-1])
+            [(count,)] = await call.fetch("purge", self._now(now), min(limit - purged, _PURGED_AT_ONCE))
+            return int(count)
 
         async def forget(call: Call) -> None:
             await call.fetch("forget_callers", ours)

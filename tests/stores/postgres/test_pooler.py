@@ -1,0 +1,60 @@
+"""Behind a proxy that gives each transaction another connection: everything works but listening."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.child import ServerMissing
+from tests.servers.fixtures import not_installed
+from tests.servers.postgres_pooler import PostgresPooler
+from tests.stores.postgres.conftest import OpensStore
+
+from bide.core.records import Cancel, Filter, In, Move, Ref, Result
+from bide.stores.postgres import PostgresStore, schema
+from bide.testing.store_suite.acts import NOW, do, done, extend, keys, lease, listed, new, put, retry, settle
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def pooled(tmp_path: Path, url: str) -> Iterator[str]:
+    """The place of the test, by way of the proxy."""
+    try:
+        with PostgresPooler(tmp_path / "pooler", url) as pooler:
+            yield f"{pooler.url}?{url.partition('?')[2]}&pooler=transaction"
+    except ServerMissing as error:
+        not_installed(error)
+
+
+async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -> None:
+    await schema.migrate(url)
+    store = await open_store(pooled, migrate=False)
+    other = await open_store(pooled, migrate=False)
+
+    async def live(store: PostgresStore, topic: str) -> None:
+        answers = await store.add([new(str(n), topic=topic) for n in range(10)] + [new("0", topic=topic)], now=NOW)
+        assert [answer.result for answer in answers] == [Result.CREATED] * 10 + [Result.REPLACED]
+        assert (await do(store, Move(topic, "1", In(5)))).result is Result.MOVED
+        assert (await do(store, Cancel(topic, "2"))).result is Result.CANCELLED
+        held = (await lease(store, 20, topic=topic)).tasks
+        assert len(held) == 8
+        assert await extend(store, held[0], until=NOW + 50_000)
+        assert await settle(store, done(held[0]))
+        assert await settle(store, retry(held[1], In(7)))
+        assert (await store.get([Ref(topic, "2")])) == [None]
+        assert len(await listed(store, Filter(topic=topic), limit=3)) == 8
+        assert (await store.tally([NOW, NOW + 10])).number(topic) == 8
+        assert await store.purge(now=NOW, limit=10) == 0
+
+    for number in range(5):  # what is prepared once more, or on another's connection, would fail now
+        await asyncio.gather(*(live(one, f"{name}{number}") for one, name in ((store, "a"), (other, "b"))))
+
+
+async def test_many_schedule_at_once(url: str, pooled: str, open_store: OpensStore) -> None:
+    await schema.migrate(url)
+    stores = [await open_store(pooled, migrate=False) for _ in range(5)]
+    await asyncio.gather(*(put(one, new(f"{n}")) for n, one in enumerate(stores)))
+    assert sorted(keys(await listed(stores[0], Filter()))) == [str(n) for n in range(5)]
