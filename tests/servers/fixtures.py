@@ -1,8 +1,9 @@
 """The fixtures that give tests real servers: shared ones by URL, private ones to be killed.
 
-A shared server is started at its first use, or is the one that TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL or
-TEST_REDIS_SENTINEL_URL names; who uses it keeps to keys with `redis_namespace` in them. Where the programs are missing
-a test is skipped with the reason, and fails where the variable CI is set: there nothing may be passed over in silence.
+A shared server is started at its first use, or is the one that TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL,
+TEST_REDIS_SENTINEL_URL or TEST_POSTGRES_URL names; who uses it keeps to keys with `redis_namespace` in them, or to
+schemas whose names begin with `postgres_schema`. Where the programs are missing a test is skipped with the reason, and
+fails where the variable CI is set: there nothing may be passed over in silence.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
-from tests.servers.shared import SharedServers
+from tests.servers.shared import OF_REDIS, SharedServers
 
 Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer)
 
@@ -82,8 +83,9 @@ def redis_namespace(shared_servers: SharedServers) -> Iterator[str]:
     """A name of [a-z0-9] that is nobody else's; every key with it in its name is deleted after the test."""
     name = "t" + secrets.token_hex(5)
     yield name
-    for url in shared_servers.urls.values():
-        delete_keys(url, name)
+    for kind, url in shared_servers.urls.items():
+        if kind in OF_REDIS:
+            delete_keys(url, name)
 
 
 @pytest.fixture
@@ -125,14 +127,9 @@ def redis_sentinel(tmp_path: Path) -> Iterator[RedisSentinel]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """postgresql://USER@HOST:PORT/DATABASE of a server that others use too: TEST_POSTGRES_URL, or our own."""
-    given = os.environ.get("TEST_POSTGRES_URL")
-    if given:
-        yield given
-        return
-    with ExitStack() as started:
-        yield _entered(started, PostgresServer(tmp_path_factory.mktemp("postgres"))).url
+def postgres_url(shared_servers: SharedServers) -> str:
+    """postgresql://USER@HOST:PORT/DATABASE of a server that others use too."""
+    return _url(shared_servers, "postgres")
 
 
 @pytest.fixture

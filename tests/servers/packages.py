@@ -1,7 +1,8 @@
 """Installing the programs that the tests' servers are, from Debian's and Ubuntu's packages.
 
-Redis' package starts a service of its own when it is installed, on the port that everybody uses. A policy keeps it from
-that while we install, for Redis alone: one that ran before goes on, since a package that is there is left as it is.
+These packages start services of their own when they are installed, on the ports that everybody uses. A policy keeps
+them from that while we install, and nobody else: one that ran before goes on, since a package that is there is left as
+it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.servers.child import ServerMissing
+from tests.servers.postgres_server import binary
 from tests.servers.server_clock import library
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -23,7 +25,7 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 _OURS = """#!/bin/sh
 # Made by bide's scripts/services while it installs packages, and of no effect when that is over.
 kill -0 {pid} 2>/dev/null || exit 0
-case "$1" in redis*) exit 101 ;; esac
+case "$1" in redis*|postgresql*|pgbouncer*) exit 101 ;; esac
 exit 0
 """
 
@@ -43,10 +45,19 @@ def _has_faketime() -> bool:
         return False
 
 
+def _has_postgres() -> bool:
+    try:
+        return bool(binary("initdb"))
+    except ServerMissing:
+        return False
+
+
 PACKAGES: Mapping[str, Callable[[], bool]] = {
     "redis-server": _has_program("redis-server"),  # Sentinel too: redis-sentinel is another name for the same program
     "redis-tools": _has_program("redis-cli"),
     "libfaketime": _has_faketime,
+    "postgresql": _has_postgres,
+    "pgbouncer": lambda: shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None,
 }
 """Each package, and whether what it brings is there, from wherever it came."""
 
@@ -93,7 +104,7 @@ def _apt(*words: str) -> str:
 
 @contextlib.contextmanager
 def _services_held(by_hand: str) -> Iterator[None]:
-    """No service of Redis' starts meanwhile. Raises `InstallFailed` where somebody else's policy would let it."""
+    """None of these services starts meanwhile. Raises `InstallFailed` where somebody else's policy would let it."""
     try:
         descriptor = os.open(_POLICY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
     except FileExistsError:  # in a container, most likely, and it says no to everything

@@ -85,7 +85,8 @@ class PostgresServer(Running):
     def start(self) -> None:
         """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
         assert not self.running, "it runs already"
-        if not (self.home / "data").exists():
+        fresh = not (self.home / "data").exists()
+        if fresh:
             self._make()
         for _ in range(_TRIES):
             if self._port is None:
@@ -97,6 +98,8 @@ class PostgresServer(Running):
                 return
             except ServerFailed as error:
                 if not self._chooses or "Address already in use" not in str(error):
+                    if fresh:
+                        self._tidy()
                     raise
             self._port = None
         raise ServerFailed("others kept taking the ports")
@@ -160,6 +163,9 @@ class PostgresServer(Running):
     def stop(self) -> None:
         """Ended in order, without waiting for its clients, and forgotten; nothing if it does not run."""
         self.halt()
+        self._tidy()
+
+    def _tidy(self) -> None:
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
             self._own = None
@@ -169,10 +175,7 @@ class PostgresServer(Running):
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ended by SIGKILL, with every process of its own: what the operating system does not have yet is lost.
-
-        A process that serves a client notices the death of its parent when it is next idle.
-        """
+        """Ended by SIGKILL. The processes that serve its clients see that, and end by themselves."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:

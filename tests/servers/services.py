@@ -1,11 +1,12 @@
 """`scripts/services`: the servers that tests share, started by hand, and their programs installed.
 
 scripts/services install                              what is missing of the programs, where that may be done
-scripts/services start [redis] [cluster] [sentinel]   until Ctrl-C or SIGTERM; prints where they are
+scripts/services start [redis] [cluster] ...          until Ctrl-C or SIGTERM; prints where they are
 scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, which finds them in its environment
 
-Without a kind, all. They are named by TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL and TEST_REDIS_SENTINEL_URL, which the
-tests read; a kind whose variable is set already is not started. The data is in a temporary folder, and gone afterwards.
+The kinds are redis, cluster, sentinel and postgres; without one, all. They are named by TEST_REDIS_URL,
+TEST_REDIS_CLUSTER_URL, TEST_REDIS_SENTINEL_URL and TEST_POSTGRES_URL, which the tests read; a kind whose variable is
+set already is not started. The data is in a temporary folder, and gone afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="scripts/services", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=("install", "start", "run"))
-    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel")
+    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres")
     own, command = _parted(arguments)
     given = parser.parse_args(own)
     kinds: list[str] = given.kinds or list(KINDS)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers.postgres_server import PostgresServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
@@ -19,7 +20,7 @@ class Kind:
 
     variable: str
     """The environment variable with the URL of one that runs already."""
-    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel]
+    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel | PostgresServer]
     """A new one, with its data below the given folder, not started."""
 
 
@@ -27,7 +28,10 @@ KINDS: Mapping[str, Kind] = {
     "redis": Kind(variable="TEST_REDIS_URL", make=RedisServer),
     "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=RedisCluster),
     "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
+    "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
 }
+OF_REDIS = ("redis", "cluster", "sentinel")
+"""The kinds that keep keys."""
 
 
 class SharedServers:

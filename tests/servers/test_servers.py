@@ -24,7 +24,7 @@ from tests.servers.redis_sentinel import SERVICE, RedisSentinel
 from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.resp import Connection, Refused
 from tests.servers.server_clock import ServerClock
-from tests.servers.shared import KINDS
+from tests.servers.shared import OF_REDIS
 from tests.servers.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -122,7 +122,7 @@ def test_no_server_outlives_who_started_it(tmp_path: Path, root: Path) -> None:
     wait_until(gone, "the server to be killed", patience=5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_REDIS)
 def test_a_namespace_is_swept_and_nothing_else(kind: str, request: pytest.FixtureRequest) -> None:
     url: str = request.getfixturevalue({"redis": "redis_url"}.get(kind, f"redis_{kind}_url"))
     name: str = request.getfixturevalue("redis_namespace")
