@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from bide.core.errors import BadInput
 from bide.core.records import In
 from bide.stores.sqlite import SqliteStore
-from bide.stores.sqlite.watch import Polling, tidings_of
+from bide.stores.sqlite.watch import Polling, Tidings, tidings_of
 from bide.testing.store_suite.acts import NOW, SECOND, new, put_one, until
 
 WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
@@ -174,3 +176,26 @@ def test_when_the_watches_are_used_up_it_polls(tmp_path: Path) -> None:
     assert isinstance(tidings_of(nowhere, "auto"), Polling)
     with pytest.raises(OSError, match="No such file"):
         tidings_of(nowhere, "inotify")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_watcher_that_is_just_waking_up_can_be_stopped(
+    path: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets go of the descriptors when it knows of the end: not while somebody still writes to them to tell it so."""
+    store = SqliteStore(path, watch=way)
+    await store.open()
+    listening = await store.listen(["t"], lambda topic, wake: None)
+    tidings = tidings_of(f"{path}-wal", way)
+    kind, stop = type(tidings), type(tidings).stop
+    tidings.close()
+
+    def slow_stop(tidings: Tidings) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE bide_token SET last = last + 1")
+        time.sleep(0.1)
+        stop(tidings)
+
+    monkeypatch.setattr(kind, "stop", slow_stop)
+    await listening.close()
+    await store.close()

@@ -48,8 +48,8 @@ LONGEST_PATIENCE = 45.0
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
 _LINES = 4
-"""Parts of one server, so many shards each, that are called one beside another: with one, either the server works or the
-caller does. In turns of 256 callers: 11 µs a task with one, 8.4 with two or four; bursts gain 8 % with four."""
+"""Parts of one server, so many shards each, that are called one beside another: with one, either the server works or
+the caller does. In turns of 256 callers: 11 µs a task with one, 8.4 with two or four; bursts gain 8 % with four."""
 
 
 class RedisStore:

@@ -101,8 +101,8 @@ class Watcher:
 
     def stop(self) -> None:
         if not self._stopping:
+            self._tidings.stop()  # first: once the thread knows, it lets go of what this writes to
             self._stopping = True
-            self._tidings.stop()
 
     @property
     def alive(self) -> bool:
