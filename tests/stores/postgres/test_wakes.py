@@ -25,17 +25,19 @@ def test_only_what_wakes_before_the_cap_is_told() -> None:
     assert telling.messages({"t": NOW + 1_000, "u": NOW + 2_000}, NOW) == [f'{{"t":{NOW + 1_000}}}']
 
 
-def test_what_listeners_know_is_not_told_again() -> None:
+def test_what_listeners_have_just_heard_is_not_told_again() -> None:
     telling = Telling(cap=60_000)
     assert telling.messages({"t": NOW + 5_000}, NOW)
     assert telling.messages({"t": NOW + 5_000}, NOW) == [], "they will look then anyhow"
-    assert telling.messages({"t": NOW + 6_000}, NOW) == []
-    assert telling.messages({"t": NOW + 4_000}, NOW), "earlier"
-    assert telling.messages({"t": NOW + 6_000}, NOW + 3_900), "they may look before this is committed"
-    assert telling.messages({"t": NOW + 6_000}, NOW + 5_000) == []
-    assert telling.messages({"t": NOW + 6_000}, NOW + 5_900)
+    assert telling.messages({"t": NOW + 6_000}, NOW + 10) == []
+    assert telling.messages({"t": NOW + 4_000}, NOW + 20), "earlier"
+    assert telling.messages({"t": NOW + 6_000}, NOW + 200), "some may have looked since, and found nothing"
+    assert telling.messages({"t": NOW + 6_000}, NOW + 5_900), "they may look before this is committed"
     assert telling.messages({"t": NOW}, NOW)
     assert telling.messages({"t": NOW}, NOW), "what is due now is told each time"
+    assert telling.messages({"t": NOW + 5_000}, NOW)
+    telling.forget(["t"])
+    assert telling.messages({"t": NOW + 5_000}, NOW), "it was not told after all"
 
 
 def test_many_topics_are_told_in_messages_that_the_server_takes() -> None:

@@ -176,7 +176,10 @@ class Lane:
                     try:
                         return await work(call)
                     except Shut:
-                        return await self._look_back(call, repeated, maybe=maybe)
+                        row = await self._look_back(call, maybe=maybe)
+                    if row is None or repeated is None:
+                        continue  # the caller was not known yet, and now is
+                    return await repeated(row, call)
             except Exception as error:
                 found = meaning(error, self._address.shown, adding=adding)
                 if isinstance(found, Again):
@@ -203,8 +206,8 @@ class Lane:
             await asyncio.sleep(min(left, pause * (0.5 + random.random())))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _look_back(self, call: Call, repeated: Callable[[Row, Call], Awaitable[T]] | None, *, maybe: bool) -> T:
-        """What the gate was shut for."""
+    async def _look_back(self, call: Call, *, maybe: bool) -> Row | None:
+        """What the gate was shut for: the row of a call that was done before; None where there was no row yet."""
         await self._undo()
         call.begun = False
         rows = await call.fetch("repeated", self.name)
@@ -212,11 +215,12 @@ class Lane:
             if maybe:  # nobody heard of it for ten minutes, and its row was forgotten
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
             await call.fetch("new_caller", self.name)
-            raise Again("its caller was not known yet")
+            return None
         [row] = rows
-        if row["number"] != call.number or repeated is None:
+        if row["number"] != call.number:
             raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
-        return await repeated(row, call)
+        found: Row = row
+        return found
 
     async def _connected(self) -> Any:
         if self._closed:

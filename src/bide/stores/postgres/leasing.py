@@ -14,7 +14,7 @@ from bide.stores.postgres.rows import WOKE, record_of
 
 _BEFORE = 4
 """Columns in front of the record's: now, micros, wake, skipped."""
-_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016)
+_PAUSES = (0.001, 0.002, 0.004, 0.008)
 """Seconds between looks at what others have locked: a verb takes a few round trips."""
 _LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""

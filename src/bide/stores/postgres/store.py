@@ -84,6 +84,9 @@ class _Told:
         self._wakes = wakes
         return self._opened.telling.messages(wakes, self._now())
 
+    def undone(self) -> None:
+        self._opened.telling.forget(self._wakes)
+
     def done(self) -> None:
         if self._wakes:
             self._opened.hearing.tell(self._wakes)
@@ -209,7 +212,11 @@ class PostgresStore:
         answers: list[Any] = []
         for part in operations.slices(asked):
             told = _Told(opened, lambda: self._about(now))
-            answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
+            try:
+                answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
+            except BaseException:
+                told.undone()
+                raise
             told.done()
         return answers
 

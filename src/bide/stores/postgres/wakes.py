@@ -2,7 +2,7 @@
 
 A NOTIFY takes a lock at commit that is one for the whole server, so that commits which notify go one by one, and a
 chatty table has stopped others' databases. So there is one message per batch, only for what wakes before the `cap` (a
-worker sleeps no longer anyway), and none where listeners already know of an earlier wake that is still well ahead.
+worker sleeps no longer anyway), and none where listeners have just heard of an earlier wake that is still well ahead.
 
 A subscription can die without a word: the connection half-open, or a proxy in between that gave it to somebody else. So
 the ear listens to itself: every few seconds it is sent an echo on another connection, and one that does not hear it is
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,8 @@ _LONGEST = 7_000
 """Bytes of one message; PostgreSQL takes 8000."""
 _AHEAD: Millis = 250
 """A wake that was told of counts as known while it is so far ahead: a commit may take that long."""
+_FRESH: Millis = 50
+"""And for so long: whoever looked since may know of nothing any more, the task being cancelled."""
 _REMEMBERED = 10_000
 
 _encode = msgspec.json.Encoder().encode
@@ -49,19 +51,27 @@ class Telling:
 
     def __init__(self, cap: Millis) -> None:
         self._cap = cap
-        self._known: dict[Topic, Millis] = {}
+        self._known: dict[Topic, tuple[Millis, Millis]] = {}
+        """Which wake was told of, and when."""
+
+    def forget(self, topics: Iterable[Topic]) -> None:
+        """What was to be told of these was not."""
+        for topic in topics:
+            self._known.pop(topic, None)
 
     def messages(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
         """What to send for the earliest wakes of a batch."""
         worth = {}
         for topic, wake in wakes.items():
-            known = self._known.get(topic)
-            if wake > now + self._cap or (known is not None and now + _AHEAD < known <= wake):
+            if wake > now + self._cap:
+                continue
+            known, told = self._known.get(topic, (0, 0))
+            if now + _AHEAD < known <= wake and told <= now < told + _FRESH:
                 continue
             worth[topic] = wake
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[topic] = wake
+            self._known[topic] = wake, now
         if not worth:
             return []
         text = _encode(worth).decode()
