@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
 
@@ -30,7 +31,17 @@ class Crew:
         self.by: Counter[str] = Counter()
         self._running: list[AsyncExitStack] = []
 
-    async def hire(self, topics: Sequence[str], *, concurrency: int = 10, lasts: float = 0.001) -> Worker:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def hire(
+        self, topics: Sequence[str], *, concurrency: int = 10, until_set: asyncio.Event | None = None
+    ) -> Worker:
         app = Bide(RedisStore(self.url), concurrency=concurrency)
         name = f"worker-{len(self._running)}-{time.monotonic_ns()}"
 
@@ -38,7 +49,7 @@ class Crew:
             self.late.append((app.clock.now() - task.record.planned_at) / 1000)
             self.done[f"{task.topic}/{task.key}"] += 1
             self.by[name] += 1
-            await asyncio.sleep(lasts)
+            await (asyncio.sleep(0.001) if until_set is None else until_set.wait())
 
         for topic in topics:
             app.handler(topic)(work)
@@ -60,9 +71,8 @@ def url(shared_url: str, redis_namespace: str) -> str:
     return f"{shared_url}?namespace={redis_namespace}"
 
 
-async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(url: str) -> None:
+async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(deployment: str, url: str) -> None:
     """1, 5, 2, 20 and 1 workers, of different topics, under a steady load: nobody starves while they change."""
-    crew, client = Crew(url), Bide(url)
     kinds: list[list[str]] = [["a", "b", "c"], ["a"], ["b", "c"]]
     expected: list[str] = []
 
@@ -76,7 +86,7 @@ async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(url: 
             await asyncio.sleep(0.005)
 
     stopping = False
-    async with client:
+    async with Bide(url) as client, Crew(url) as crew:
         await crew.hire(kinds[0])
         scheduling = asyncio.create_task(schedule())
         for count in (5, 2, 20, 1):
@@ -95,39 +105,40 @@ async def test_workers_come_and_go_and_every_task_is_done_once_and_in_time(url: 
     assert sorted(crew.done) == sorted(expected)
     assert set(crew.done.values()) == {1}
     assert sorted(crew.late)[len(crew.late) // 2] < 0.1
-    assert max(crew.late) < 1.5
+    # promised are 5 s; twenty workers that come at the same time make twenty connections each in a Cluster
+    assert max(crew.late) < (3.0 if deployment == "cluster" else 1.5)
 
 
 async def test_others_take_what_a_busy_worker_cannot(url: str) -> None:
     """Its slots are taken, so its shards are served by whoever has room, once the head is 50 ms overdue."""
-    crew, client = Crew(url), Bide(url)
-    async with client:
-        busy = await crew.hire(["t"], concurrency=1, lasts=1.5)
+    async with Bide(url) as client, Crew(url) as crew:
+        over = asyncio.Event()
+        busy = await crew.hire(["t"], concurrency=1, until_set=over)
         await client.schedule("t", None, key="long", delay="0s")
-        await until(lambda: crew.done["t/long"] == 1, "the long one to begin")
-        await crew.hire(["t"])
-        await asyncio.sleep(0.2)
-        crew.late.clear()
-        for number in range(60):
-            await client.schedule("t", None, key=f"{number}", delay="5ms")
-            await asyncio.sleep(0.005)
-        await until(lambda: len(crew.done) == 61, "all of them")
-        assert busy.stats.leased == 1
-        assert max(crew.late) < 0.4
-        assert sorted(crew.late)[30] < 0.15
-        await crew.close()
+        try:
+            await until(lambda: crew.done["t/long"] == 1, "the long one to begin")
+            await crew.hire(["t"])
+            await asyncio.sleep(0.2)
+            crew.late.clear()
+            for number in range(60):
+                await client.schedule("t", None, key=f"{number}", delay="5ms")
+                await asyncio.sleep(0.005)
+            await until(lambda: len(crew.done) == 61, "all of them")
+            assert busy.stats.leased == 1
+            assert max(crew.late) < 0.4
+            assert sorted(crew.late)[30] < 0.15
+        finally:
+            over.set()
 
 
 async def test_the_work_is_shared(url: str) -> None:
-    crew, client = Crew(url), Bide(url)
-    async with client:
+    async with Bide(url) as client, Crew(url) as crew:
         for _ in range(2):
             await crew.hire(["t"])
         await asyncio.sleep(0.2)
         for number in range(100):
             await client.schedule("t", None, key=f"{number}", delay="5ms")
         await until(lambda: len(crew.done) == 100, "all of them")
-        await crew.close()
     assert len(crew.by) == 2
     assert set(crew.done.values()) == {1}
 
