@@ -23,8 +23,9 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(
 ) -> None:
     server = postgres_server()
     store = await open_store(server.url, clock="server", patience=20.0)
-    await put(store, *(new(str(number)) for number in range(50)))
+    await put(store, *(new(str(number), due=In(0)) for number in range(50)))
     held = (await lease(store, 20)).tasks
+    assert len(held) == 20
     assert all(await store.settle([done(one) for one in held[:10]], now=NOW))
     server.kill()
     adding = asyncio.create_task(store.add([new("meanwhile")], now=NOW))

@@ -37,8 +37,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],
                     [None], [None], [0], [None], [None], ["t1"], ["1"], [1], [1], [1], [None], ["t1"], ["4"],
                     "c", 1, NOW, b"", []),
-    **{f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w") for most in (16, 256)},
-    "look_for_wake": (NOW, ["t0", "t1"]),
+    **{
+        f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True)
+        for most in (16, 256)
+    },
+    "look_for_wake": (NOW, ["t0", "t1"], [0, NOW], True),
     "extend_leases": (NOW, 5, *NAMES, [1, 2]),
     "settle_done": (NOW, "c", 1, *NAMES, [1, 2]),
     "purge": (NOW, 100),

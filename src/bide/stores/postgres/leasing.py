@@ -8,6 +8,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
+from bide.stores.postgres.floors import Floors
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
@@ -20,46 +21,70 @@ _LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
 
 
-async def lease(lane: Lane, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str) -> Leased:
+async def lease(
+    lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+) -> Leased:
     """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
 
     What others have locked is passed over. If there is nothing else, it is looked for again a few times: whoever locks
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return await look(lane, wants, now)
+        return await look(lane, floors, wants, now)
     for pause in _PAUSES:
-        leased, skipped = await _lease(lane, wants, now, lasts, holder)
+        leased, skipped = await _lease(lane, floors, wants, now, lasts, holder)
         if leased.tasks or not skipped:
             return leased
         await asyncio.sleep(pause)
-    leased, _ = await _lease(lane, wants, now, lasts, holder)
+    leased, _ = await _lease(lane, floors, wants, now, lasts, holder)
     return leased
 
 
 async def _lease(
-    lane: Lane, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+    lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
 ) -> tuple[Leased, bool]:
     topics = sorted(wants)
     counts = [min(wants[topic], MOST[-1]) for topic in topics]
     form = f"lease_{next(most for most in MOST if most >= max(counts))}"
 
     async def take(call: Call) -> tuple[Leased, bool]:
-        rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder)
+        since, thorough = floors.ask(topics)
+        try:
+            rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder, since, thorough)
+        except BaseException:
+            floors.failed(topics)
+            raise
         if not rows:
+            floors.failed(topics)
             raise Shut
-        there, _, wake, skipped = rows[0][:_BEFORE]
-        if skipped:
-            wake = there + _LATER if wake is None else min(wake, there + _LATER)
-        if rows[0]["topic"] is None:
-            return Leased([], wake, there), skipped
-        rows.sort(key=lambda row: row[_BEFORE + WOKE])
-        return Leased([record_of(row, _BEFORE) for row in rows], wake, there), skipped
+        return _taken(rows, floors, dict(zip(topics, counts, strict=True)))
 
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call), False
 
     return await lane.run(take, taken)
+
+
+def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
+    """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked."""
+    there, _, wake, skipped = rows[0][:_BEFORE]
+    if skipped:
+        wake = there + _LATER if wake is None else min(wake, there + _LATER)
+    tasks: list[Record] = []
+    numbers: dict[Topic, int] = {}
+    reached: dict[Topic, Millis] = {}
+    if rows[0]["topic"] is not None:
+        rows.sort(key=lambda row: row[_BEFORE + WOKE])
+        for row in rows:
+            record = record_of(row, _BEFORE)
+            tasks.append(record)
+            numbers[record.topic] = numbers.get(record.topic, 0) + 1
+            if record.planned_at == row[_BEFORE + WOKE]:  # it waited, and was no lost lease
+                reached[record.topic] = record.planned_at
+    if not skipped:
+        floors.emptied([topic for topic, want in wants.items() if 0 <= numbers.get(topic, 0) < want], there)
+        floors.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
+    return Leased(tasks, wake, there), skipped
 
 
 async def _again(row: Any, call: Call) -> Leased:
@@ -76,11 +101,13 @@ async def _again(row: Any, call: Call) -> Leased:
     return Leased([record for _, record in held], there, there)
 
 
-async def look(lane: Lane, wants: Mapping[Topic, int], now: Millis | None) -> Leased:
+async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None) -> Leased:
     """Only the next wake."""
+    topics = sorted(wants)
 
     async def work(call: Call) -> Leased:
-        [row] = await call.timed("look_for_wake", now, list(wants))
+        since, thorough = floors.ask(topics)
+        [row] = await call.timed("look_for_wake", now, topics, since, thorough)
         return Leased([], row["wake"], row["now"])
 
     return await lane.read(work)

@@ -95,18 +95,22 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
+-- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `floors`.
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
 -- none, the head. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
 -- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
 WITH {clock}, {gate},
-want AS MATERIALIZED (SELECT topic, most FROM unnest($4::text[], $5::integer[]) AS want (topic, most)),
+want AS MATERIALIZED (
+    SELECT topic, most, floor FROM unnest($4::text[], $5::integer[], $8::bigint[]) AS want (topic, most, floor)
+),
 waiting AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
-            WHERE topic = want.topic AND state = 0 AND at <= clock.now ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+            WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now
+            ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0
 ),
@@ -116,7 +120,7 @@ lost AS MATERIALIZED (
             SELECT ctid AS place, at FROM {task}
             WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
-    ) AS due WHERE want.most > 0
+    ) AS due WHERE want.most > 0 AND $9::boolean
 ),
 taken AS MATERIALIZED (
     SELECT place, topic FROM (
@@ -136,15 +140,16 @@ leased AS (
 heads AS MATERIALIZED (
     SELECT least(
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1),
+        CASE WHEN $9 THEN
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1) END,
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
     ) AS wake, EXISTS (
-        SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at <= clock.now ORDER BY at
+        SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now ORDER BY at
         OFFSET got.waiting LIMIT 1
-    ) OR EXISTS (
+    ) OR ($9 AND EXISTS (
         SELECT FROM {task} WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at
         OFFSET got.lost LIMIT 1
-    ) AS skipped
+    )) AS skipped
     FROM gate, clock, want, LATERAL (
         SELECT (SELECT count(*) FROM waiting WHERE topic = want.topic) AS waiting,
             (SELECT count(*) FROM lost WHERE topic = want.topic) AS lost
@@ -152,8 +157,8 @@ heads AS MATERIALIZED (
     WHERE want.most > 0 AND (SELECT count(*) FROM taken WHERE topic = want.topic) < want.most
     UNION ALL
     SELECT least(
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 ORDER BY at LIMIT 1),
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
+        CASE WHEN $9 THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END
     ), false
     FROM gate, want WHERE want.most <= 0
 ),
@@ -182,9 +187,9 @@ WITH clock AS MATERIALIZED (
 )
 SELECT now, micros, (
     SELECT min(least(
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 ORDER BY at LIMIT 1),
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
-    )) FROM unnest($2::text[]) AS want (topic)
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
+        CASE WHEN $4::boolean THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END
+    )) FROM unnest($2::text[], $3::bigint[]) AS want (topic, floor)
 ) AS wake
 FROM clock
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import (
@@ -33,6 +33,7 @@ from bide.core.records import (
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.postgres import diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.floors import Floors
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import POLL, Hearing, Telling
@@ -63,6 +64,8 @@ class _Opened:
         }  # fmt: skip
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
+        self.floors = Floors(used=by_server)
+        self.hearing.told = self.floors.told
         self.raised: Millis = -1
         """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
 
@@ -214,6 +217,13 @@ class PostgresStore:
             told = _Told(opened, lambda: self._about(now))
             try:
                 answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
+            except StoreError as error:
+                told.undone()
+                answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
+                if len(answers) == len(asked) and not any(answer is not error for answer in answers):
+                    raise
+                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
+                raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
             except BaseException:
                 told.undone()
                 raise
@@ -246,7 +256,7 @@ class PostgresStore:
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         opened = await self._ready(now)
-        leased = await leasing.lease(opened.lanes["lease"], wants, self._now(now), until - now, holder)
+        leased = await leasing.lease(opened.lanes["lease"], opened.floors, wants, self._now(now), until - now, holder)
         if opened.hearing.polls and self._by_server:
             soon = leased.now + POLL
             wake = soon if leased.next_wake is None else min(soon, leased.next_wake)

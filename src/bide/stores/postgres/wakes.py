@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -98,6 +98,8 @@ class Hearing:
     """Who listens, and the ear, had from the first listener on."""
 
     def __init__(self, address: Address, channel: str, name: str, echo: Lane, *, patience: float) -> None:
+        self.told: Callable[[Mapping[Topic, Millis]], None] = lambda wakes: None
+        """Called with whatever is heard, whoever listens."""
         self.replaced = 0
         """How often the ear was found deaf or cut off, and replaced."""
         self.hears = False
@@ -133,6 +135,7 @@ class Hearing:
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Whoever listens to these topics in this process is to ask then."""
+        self.told(wakes)
         for listener in tuple(self._listeners):
             for topic, wake in wakes.items():
                 if topic in listener.topics and listener in self._listeners:

@@ -1,0 +1,66 @@
+"""From where on to look: past the remains of what was leased before.
+
+What was leased, settled or moved leaves an entry in the index until vacuum comes, at its old time. So what lies before
+now is a graveyard: a lease that began at its start would step over all that was done since the last vacuum, and with an
+old snapshot held somewhere over all that was done since then. But nothing new can appear far back, since whatever
+begins to wait wakes at the earliest when it is written. So a lease begins where the one before left off.
+
+What could be missed all the same, a task whose transaction was open for long, or that somebody had locked and let go,
+is found by looking thoroughly once a second, from the start and for lost leases too; the former is also told of when it
+is committed. So it costs a second at most, and so does a lost lease.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+
+THOROUGH = 0.9
+"""Seconds between thorough looks, so that a worker which sleeps at most a second is thorough whenever it wakes."""
+SLACK: Millis = 1_000
+"""How long a transaction may be open, so that its tasks are not yet too far back when they appear."""
+
+
+class Floors:
+    """Of each topic: from where on to look, and when it was last looked at thoroughly."""
+
+    __slots__ = ("_floors", "_looked", "_used")
+
+    def __init__(self, *, used: bool) -> None:
+        """`used` false: every look is thorough, for a clock that is the caller's and may leap."""
+        self._used = used
+        self._floors: dict[Topic, Millis] = {}
+        self._looked: dict[Topic, float] = {}
+
+    def ask(self, topics: Collection[Topic]) -> tuple[list[Millis], bool]:
+        """From where on to look, topic by topic, and whether thoroughly."""
+        now = time.monotonic()
+        if not self._used or any(self._looked.get(topic, -1.0) < now - THOROUGH for topic in topics):
+            for topic in topics:
+                self._looked[topic] = now
+            return [0] * len(topics), True
+        return [self._floors.get(topic, 0) for topic in topics], False
+
+    def emptied(self, topics: Collection[Topic], now: Millis) -> None:
+        """Nothing due was left of these."""
+        for topic in topics:
+            self._floors[topic] = now - SLACK
+
+    def reached(self, wakes: Mapping[Topic, Millis]) -> None:
+        """More may be due of these; the last that was taken woke then."""
+        self._floors.update(wakes)
+
+    def told(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Something wakes then."""
+        for topic, wake in wakes.items():
+            floor = self._floors.get(topic)
+            if floor is not None and wake < floor:
+                self._floors[topic] = wake
+
+    def failed(self, topics: Sequence[Topic]) -> None:
+        """A look did not come to its end."""
+        for topic in topics:
+            self._looked.pop(topic, None)

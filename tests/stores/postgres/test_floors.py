@@ -1,0 +1,75 @@
+"""A lease begins where the one before left off, and once a second at the start."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+from tests.stores.postgres.conftest import OpensStore
+
+from bide.core.records import In, Record
+from bide.stores.postgres import PostgresStore, floors
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.floors import SLACK, Floors
+from bide.stores.postgres.queries import Names
+from bide.testing.store_suite.acts import NOW, keys, lease, new, put, put_one
+
+
+def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
+    known = Floors(used=True)
+    assert known.ask(["t"]) == ([0], True)
+    known.emptied(["t"], NOW)
+    assert known.ask(["t"]) == ([NOW - SLACK], False)
+    known.reached({"t": NOW - 5_000})
+    assert known.ask(["t"]) == ([NOW - 5_000], False)
+    known.told({"t": NOW - 6_000, "u": NOW})
+    assert known.ask(["t"]) == ([NOW - 6_000], False)
+    assert known.ask(["t", "u"]) == ([0, 0], True), "one that was never looked at"
+    known.failed(["t"])
+    assert known.ask(["t"]) == ([0], True)
+
+
+def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    known = Floors(used=True)
+    assert [known.ask(["t"])[1] for _ in range(3)] == [True] * 3
+
+
+def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
+    known = Floors(used=False)
+    known.emptied(["t"], NOW)
+    assert [known.ask(["t"]) for _ in range(3)] == [([0], True)] * 3
+
+
+async def soon(store: PostgresStore) -> list[Record]:
+    """What can be leased within a second and a half."""
+    for _ in range(30):
+        if found := (await lease(store, 5)).tasks:
+            return found
+        await asyncio.sleep(0.05)
+    return []
+
+
+async def test_what_appears_far_back_is_found_within_a_second(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    address = address_of(url)
+    assert (await lease(store, 5)).tasks == []
+    await put(store, *(new(str(number), due=In(0)) for number in range(20)))
+    assert len((await lease(store, 15)).tasks) == 15, "with more to come"
+    assert len((await lease(store, 15)).tasks) == 5
+    await put_one(store, new("late", due=In(0)))
+    connection = await asyncpg.connect(address.dsn)
+    try:  # as a transaction would have it that was open for an hour
+        table = Names(address.schema, address.prefix).parts["task"]
+        await connection.execute(f"UPDATE {table} SET at = at - 3600000 WHERE key = 'late'")
+    finally:
+        await connection.close()
+    assert keys(await soon(store)) == ["late"]
+
+
+async def test_a_lost_lease_is_found_within_a_second(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    await put_one(store, new(due=In(0)))
+    assert len((await lease(store, 5, lasts=100)).tasks) == 1
+    assert [(one.attempt, one.losses) for one in await soon(store)] == [(2, 1)]
