@@ -187,7 +187,7 @@ async def test_a_call_that_meets_a_fault_is_done_once(
     through: Opens, proxies: Proxies, kind: str, story: Story, act: Act
 ) -> None:
     """Cut before the call arrives; its answer lost; half-open, so that nothing ever comes."""
-    store = await through(silence=0.1)
+    store = await through()
     faults = []
     await story(store, lambda: faults.append(proxies.fault(act, when=asks(kind))))
     assert [fault.hits for fault in faults] == [1], "it has come about"
