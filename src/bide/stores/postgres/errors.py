@@ -31,7 +31,6 @@ _DAMAGED = frozenset({"XX001", "XX002"})
 _MISSING = frozenset({"42P01", "42703", "42883", "3F000"})
 _RIGHTS = frozenset({"42501"})
 _ACCOUNT = frozenset({"28000", "28P01"})
-_NOT_STORABLE = frozenset({"22021", "22P05", "22003"})
 _POOLED = frozenset({"26000", "42P05"})
 """A prepared statement is gone, or was there already: another client's connection has been handed to us."""
 
@@ -52,10 +51,10 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
     """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, BideError | NotSent | Lost | Again):
         return error
-    if isinstance(error, asyncpg.PostgresError):
-        return _said_by_server(error, where, adding=adding)
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
+    if isinstance(error, asyncpg.PostgresError):
+        return _said_by_server(error, where, adding=adding)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
         return Lost(f"{where}: {said(error)}")
     assert isinstance(error, Exception)
@@ -85,8 +84,6 @@ def _said_by_server(error: asyncpg.PostgresError, where: str, *, adding: bool) -
         found = StoreUnavailable(f"{text}; grant this user what running bide needs")
     elif code in _ACCOUNT:
         found = StoreUnavailable(f"{text}; check the user and the password in the URL")
-    elif code in _NOT_STORABLE:
-        return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
     elif code in _POOLED:
         found = StoreUnavailable(f"{text}; is there a transaction-pooling proxy? Then give ?pooler=transaction")
     elif code == "3D000":

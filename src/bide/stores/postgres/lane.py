@@ -43,23 +43,27 @@ PLANNER = {
 }
 SESSION = {
     **PLANNER,
-    "application_name": "bide",
-    "default_transaction_isolation": "read committed",
-    "idle_in_transaction_session_timeout": "60000",
+    "default_transaction_isolation": "'read committed'",
+    # one whose process is gone without a word keeps its locks no longer
+    "idle_in_transaction_session_timeout": "5000",
 }
+_SET = "".join(f"SET {name} = {value};" for name, value in SESSION.items())
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in PLANNER.items())
 
 
 async def connect(address: Address, *, within: float) -> Any:
     """A new connection, set up for our statements. Raises NotSent, StoreUnavailable."""
     try:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             address.dsn,
             timeout=within,
             statement_cache_size=0 if address.pooled else 200,
-            # a proxy that hands connections around refuses settings, or would hand them on to others
-            server_settings=None if address.pooled else SESSION,
+            server_settings={"application_name": "bide"},
         )
+        if not address.pooled:  # else the next client would have these settings
+            # in a statement of their own, and not as the connection begins, where proxies refuse them
+            await connection.execute(_SET, timeout=within)
+        return connection
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         found = meaning(error, address.shown)
         if isinstance(found, Lost):
