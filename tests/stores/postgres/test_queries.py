@@ -65,7 +65,6 @@ async def connection(url: str) -> AsyncIterator[Any]:
     await schema.migrate(url)
     address = address_of(url)
     made = await connect(address, within=10)
-    await made.execute("SET plan_cache_mode = force_generic_plan")
     names = Names(address.schema, address.prefix)
     await made.execute(names.write("ALTER TABLE {task} SET (autovacuum_enabled = off)"))
     made_queries = queries_of(address.schema, address.prefix)

@@ -43,6 +43,8 @@ PLANNER = {
 }
 SESSION = {
     **PLANNER,
+    # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
+    "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "'read committed'",
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",

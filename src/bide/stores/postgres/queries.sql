@@ -12,15 +12,17 @@
 
 -- name: insert_tasks
 -- What is already there is left alone, and the answer says which. $4.. one array per column; $13 what to tell.
--- `keys` is null where all were new: the tokens are in the order of the arrays.
+-- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
+-- rows before it were written, with a token of that time: so the clock is looked at for each row.
 WITH {clock}, {gate},
 inserted AS (
     INSERT INTO {task} (
         topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
         group_name, options, payload
     )
-    SELECT topic, key, 0, greatest(due_at, now), due_at, {new_token}, 0, 0, 0, 0, now, deadline, id, group_name,
-        options, payload
+    SELECT topic, key, 0, greatest(due_at, now), due_at, greatest(
+            {new_token}, CASE WHEN $1::bigint IS NULL THEN (date_part('epoch', clock_timestamp()) * 1000000)::bigint END
+        ), 0, 0, 0, 0, now, deadline, id, group_name, options, payload
     FROM gate, clock, LATERAL (
         SELECT *, least(greatest(CASE WHEN relative THEN due + now ELSE due END, 0), 253402300799999) AS due_at
         FROM unnest(
