@@ -345,6 +345,3 @@ SELECT to_regclass('{migration}') IS NOT NULL
 
 -- name: migrations
 SELECT number, checksum FROM {migration} ORDER BY number
-
--- name: put_migration
-INSERT INTO {migration} (number, name, checksum) VALUES ($1, $2, $3)

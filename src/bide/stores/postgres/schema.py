@@ -29,6 +29,7 @@ _PATIENCE = 30.0
 _BOOK = """CREATE TABLE {migration} (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now()
 )"""
+_DONE = "INSERT INTO {migration} (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')"
 
 
 class Migration(NamedTuple):
@@ -90,19 +91,19 @@ async def check(connection: Any, address: Address) -> None:
 
 
 def statements(address: Address, since: int = 0) -> list[str]:
-    """What `migrate` would run after version `since`, for whoever wants to read it first; making the schema apart."""
+    """What `migrate` runs after version `since`, in a schema that is there: for whoever would rather run it by hand."""
     names = Names(address.schema, address.prefix)
     written = [names.write(_BOOK)] if since == 0 else []
     for one in migrations():
         if one.number > since:
             written += [names.write(text) for text in read_statements(one.text)]
+            written.append(names.write(_DONE, number=str(one.number), name=one.name, checksum=one.checksum))
     return written
 
 
 async def apply(connection: Any, address: Address) -> list[str]:
     """Bring the schema to what this code wants, in one transaction under an advisory lock; the names of the steps."""
     names = Names(address.schema, address.prefix)
-    queries = queries_of(address.schema, address.prefix)
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", names.lock - 1)
         if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", names.parts["schema"]):
@@ -110,10 +111,7 @@ async def apply(connection: Any, address: Address) -> list[str]:
         version = await found_version(connection, address)  # now that nobody else is about to change it
         for statement in statements(address, version):
             await connection.execute(statement)
-        done = [one for one in migrations() if one.number > version]
-        for one in done:
-            await connection.execute(queries["put_migration"], one.number, one.name, one.checksum)
-    return [f"{one.number:04} {one.name}" for one in done]
+    return [f"{one.number:04} {one.name}" for one in migrations() if one.number > version]
 
 
 async def migrate(url: str) -> list[str]:
