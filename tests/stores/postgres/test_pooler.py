@@ -53,6 +53,14 @@ async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -
         await asyncio.gather(*(live(one, f"{name}{number}") for one, name in ((store, "a"), (other, "b"))))
 
 
+async def test_doctor_says_that_nobody_can_listen(url: str, pooled: str, open_store: OpensStore) -> None:
+    await schema.migrate(url)
+    store = await open_store(pooled, migrate=False)
+    found = [one for one in await store.diagnose() if "proxy" in one.what]
+    assert found
+    assert not found[0].ok
+
+
 async def test_many_schedule_at_once(url: str, pooled: str, open_store: OpensStore) -> None:
     await schema.migrate(url)
     stores = [await open_store(pooled, migrate=False) for _ in range(5)]

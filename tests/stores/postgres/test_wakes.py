@@ -85,6 +85,11 @@ async def test_an_ear_that_is_deaf_is_replaced(
     await listening.close()
 
 
+async def test_doctor_listens_to_itself(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    assert [one.ok for one in await store.diagnose() if "LISTEN" in one.what] == [True]
+
+
 async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensStore) -> None:
     store = await open_store(f"{url}&pooler=transaction", clock="server")
     listening = await store.listen(["t"], lambda topic, wake: None)

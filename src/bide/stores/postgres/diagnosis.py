@@ -20,6 +20,7 @@ _LONG = 600
 
 async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
     """Each look is one small query."""
+    works = await hearing.works()
 
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
@@ -28,7 +29,7 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
             await _server(connection, address),
             await _schema(connection, address),
             await _durability(connection),
-            _listening(address, hearing),
+            _listening(address, hearing, works=works),
             await _bloat(connection, address),
             await _horizon(connection),
             _clock(time),
@@ -70,14 +71,14 @@ async def _durability(connection: Any) -> Finding:
     return Finding(True, f"synchronous_commit is {commit}")
 
 
-def _listening(address: Address, hearing: Hearing) -> Finding:
+def _listening(address: Address, hearing: Hearing, *, works: bool) -> Finding:
     if address.pooled:
         return Finding(
             False,
             "a transaction-pooling proxy stands between: nobody can listen, so workers look five times a second",
             "give workers a URL that goes to the server itself",
         )
-    if hearing.polls:
+    if not works:
         return Finding(
             False,
             "the subscription does not hear its own echo: workers look five times a second",

@@ -133,6 +133,20 @@ class Hearing:
             raise
         return listener
 
+    async def works(self) -> bool:
+        """Whether an echo comes back; an ear is made for it if there is none yet."""
+        if self._address.pooled:
+            return False
+        listener = await self.listen((), lambda topic, wake: None)
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._echoed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            await listener.close()
+        return True
+
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Whoever listens to these topics in this process is to ask then."""
         self.told(wakes)
