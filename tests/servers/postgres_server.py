@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,23 @@ def binary(name: str) -> str:
 class PostgresServer(Running):
     """A server with its data and its log below `directory`, or in a temporary folder where we are root.
 
+    With `follows` it begins as a copy of that server, which has to run, and follows it until it is promoted.
+
     It does not wait for the disk, so that what was committed survives a kill of the process and not one of the
     machine, unless `options` say `{"fsync": "on"}`. `options` are settings of postgresql.conf.
     """
 
-    def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: Mapping[str, str] | None = None,
+        follows: PostgresServer | None = None,
+    ) -> None:
         self.directory = directory
         self.options = dict(options or {})
+        self.follows = follows
         self._port = port
         self._chooses = port is None
         self._child: Child | None = None
@@ -113,12 +124,16 @@ class PostgresServer(Running):
                 raise ServerMissing("setpriv is not installed, and PostgreSQL does not run as root")
             self._own = Path(tempfile.mkdtemp(prefix="bide-postgres-"))
             shutil.chown(self._own, _ACCOUNT, _ACCOUNT)
-        words = [
-            initdb, "-D", str(self.home / "data"), "-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync",
-        ]  # fmt: skip
+        data = str(self.home / "data")
+        words = [initdb, "-D", data, "-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        if self.follows is not None:
+            words = [
+                binary("pg_basebackup"), "-h", HOST, "-p", str(self.follows.port), "-U", USER, "-D", data,
+                "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
+            ]  # fmt: skip
         done = subprocess.run([*self._account(), *words], cwd=self.home, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ServerFailed(f"initdb: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+            raise ServerFailed(f"{words[0]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
 
     def _account(self) -> list[str]:
         if os.geteuid() != 0:
@@ -153,7 +168,7 @@ class PostgresServer(Running):
                 raise failure
             with contextlib.suppress(OSError, ValueError, IndexError):
                 lines = pid_file.read_text().splitlines()
-                if int(lines[0]) == self._child.pid and lines[7].strip() == "ready":
+                if int(lines[0]) == self._child.pid and lines[7].strip() in ("ready", "standby"):
                     return
             time.sleep(0.01)
         failure = self._child.failed(f"did not answer within {_PATIENCE:.0f} s")
@@ -188,6 +203,10 @@ class PostgresServer(Running):
         self.halt()
         self.start()
 
+    def promote(self) -> None:
+        """Follows nobody any more, and may be written to."""
+        self.ask("SELECT pg_promote()")
+
     def pause(self) -> None:
         """Takes no new clients until `resume`; those that it has go on."""
         assert self._child is not None, "it does not run"
@@ -203,7 +222,7 @@ class PostgresServer(Running):
 
 
 def ask(url: str, statement: str) -> list[Any]:
-    """The rows of one statement, asked on a connection of its own by code that does not run on a loop."""
+    """The rows of one statement, on a connection of its own; in a thread, since the caller may be on a loop."""
 
     async def asking() -> list[Any]:
         import asyncpg
@@ -214,5 +233,5 @@ def ask(url: str, statement: str) -> list[Any]:
         finally:
             await connection.close()
 
-    with asyncio.Runner() as runner:
-        return runner.run(asking())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(asking())).result()
