@@ -74,7 +74,7 @@ def _said_by_server(error: asyncpg.PostgresError, where: str, *, adding: bool) -
     if code in _ENDED or isinstance(error, asyncpg.PostgresConnectionError):
         return Lost(text)
     if code in _FULL or (code.startswith("53") and adding):
-        what = "free some of its disk; what is there still drains"
+        what = "free some of its disk"
         return StoreFull(f"{text}: {what}") if adding else StoreUnavailable(f"{text}: {what}")
     if code in _DAMAGED:
         found = StoreCorrupt(f"{text}; look with pg_amcheck, REINDEX a damaged index, or restore a backup")
