@@ -48,6 +48,10 @@ def small_disk(postgres_server: StartsPostgres) -> Iterator[tuple[str, Path]]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
+def enlarge(place: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64m", place], check=True)
+
+
 async def test_new_work_is_refused_until_there_is_room(small_disk: tuple[str, Path], open_store: OpensStore) -> None:
     url, place = small_disk
     await schema.migrate(url)
@@ -68,7 +72,7 @@ async def test_new_work_is_refused_until_there_is_room(small_disk: tuple[str, Pa
     assert stored > 1_000
     assert await look(store, Ref("t", f"{stored}")) is None, "a batch is refused as a whole"
     assert await look(store, Ref("t", f"{stored - 1}")) is not None
-    await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,size=64m", place], check=True)
+    await asyncio.to_thread(enlarge, place)
     assert (await do(store, Cancel("t", "0"))).ok
     assert (await do(store, Move("t", "1", At(NOW + HOUR)))).ok
     left = stored - 2
