@@ -60,8 +60,7 @@ class Delivery(Task[Any]):
                 with joining(store, joined):
                     yield joined.connection
                 clock, keep = self._worker.clock, self._worker.terms.retention_of(record.topic)
-                now = clock.now()
-                settled = await joined.settle([completion(record, done, keep, now, clock.grain)], now=now)
+                settled = await joined.settle([completion(record, done, keep, clock)], now=clock.now())
                 if self.over or not settled[0]:
                     raise LeaseLost(
                         f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "

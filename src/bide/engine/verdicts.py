@@ -1,6 +1,6 @@
 """From how a delivery ended to what the store is told: the retry policy, the deadline, the bound on losses.
 
-Pure functions; all policy that decides whether a task lives on is here.
+Functions of their arguments; all policy that decides whether a task lives on is here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import In, Record, Settlement, State, Verdict, uncut
 from bide.engine.terms import Retention
-from bide.ports import Route
+from bide.ports import Clock, Route
 
 LONGEST_ERROR = 2_000
 
@@ -28,16 +28,14 @@ def unfit(record: Record, route: Route, now: Millis) -> str | None:
 
 
 def settlement(
-    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, now: Millis, grain: Millis
+    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, clock: Clock
 ) -> Settlement:
-    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised.
-
-    `now` and `grain` are the clock's.
-    """
+    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised."""
     if ended is None:
-        return _done(record, keep, now)
+        return _done(record, keep, clock)
     if isinstance(ended, Done):
-        return completion(record, ended, keep, now, grain)
+        return completion(record, ended, keep, clock)
+    now, grain = clock.now(), clock.grain
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now)
     if isinstance(ended, Defer):
@@ -55,12 +53,12 @@ def settlement(
     return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)
 
 
-def completion(record: Record, done: Done, keep: Retention, now: Millis, grain: Millis) -> Settlement:
+def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
     """The end with success, or the start of the next life."""
     if done.again is not None:
-        again = uncut(done.again, grain)
+        again = uncut(done.again, clock.grain)
         return Settlement(record.topic, record.key, record.token, Verdict.DONE, again, next_id=new_id())
-    return _done(record, keep, now)
+    return _done(record, keep, clock)
 
 
 def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
@@ -76,8 +74,9 @@ def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
     )
 
 
-def _done(record: Record, keep: Retention, now: Millis) -> Settlement:
-    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep.keep_until(State.DONE, now))
+def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
+    keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
+    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep_until)
 
 
 def _pause(record: Record, route: Route) -> Millis | None:

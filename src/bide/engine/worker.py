@@ -272,16 +272,16 @@ class Worker:
         """A handler has ended, and its outcome still counts."""
         record = delivery.record
         self.stats.delivered += 1
-        now = self.clock.now()
-        if isinstance(ended, asyncio.CancelledError):
-            if self._stopping:
-                self._settler.put(delivery, _back(delivery.lease))
-                return
-            ended = Retry("the handler was cancelled")
-        elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
-            _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
+        if ended is not None:
+            if isinstance(ended, asyncio.CancelledError):
+                if self._stopping:
+                    self._settler.put(delivery, _back(delivery.lease))
+                    return
+                ended = Retry("the handler was cancelled")
+            elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
+                _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
         route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
-        self._settler.put(delivery, settlement(record, ended, route, keep, now, self.clock.grain))
+        self._settler.put(delivery, settlement(record, ended, route, keep, self.clock))
 
     def completed(self, delivery: Delivery) -> None:
         """The handler's own transaction has settled it."""

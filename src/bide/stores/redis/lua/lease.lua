@@ -43,48 +43,50 @@ local function hold(body, flags, token, wake)
 end
 
 local reply = {micros, now, tonumber(call('GET', KEYS[1]) or 0)}
-local remember, left_out = {micros, now, reply[3]}, {}
+local remember = {micros, now, reply[3]}
 for number, topic in ipairs(topics) do
   local want = tonumber(ARGV[next_argument])
   next_argument = next_argument + 1
-  local head_at = #reply + 1
-  reply[head_at], reply[head_at + 1], reply[head_at + 2] = -1, -1, 0
-  remember[head_at], remember[head_at + 1], remember[head_at + 2] = -1, -1, 0
+  local head_at, remember_at = #reply + 1, #remember + 1
+  for place = 0, 2 do reply[head_at + place], remember[remember_at + place] = 0, 0 end
   local taken = 0
   if want > 0 then
     local keys = due(topic, want)
-    load(topic, keys)
-    for _, key in ipairs(keys) do
-      local body = read(topic, key)
+    local bodies = bodies_of(topic, keys)
+    local waited, written, leased = {}, {}, {}  -- a key comes once, so that nothing has to be kept apart
+    for place = 1, #keys do
+      local key, body = keys[place], bodies[place]
       local flags, state, wake
-      if body then
+      if body and sound(body) then
         flags, wake = byte(body), unpack_bytes('>I6', body, 21)
         state = has(flags, 7)
       end
-      if not body or state > LEASED then
+      if not flags or state > LEASED then
         set_aside(topic, key)
         call('HINCRBY', KEYS[6], 'damaged', 1)
       elseif wake > now then  -- the body is the truth: its entry stood at the wrong time, or in the wrong index
         call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)
       elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then
-        local token, place = next_token(), head_at + 3 * taken + 3
+        local token = next_token()
         local held = hold(body, flags, token, wake)
-        put(topic, key, state, LEASED, held, until_at)
-        reply[place], reply[place + 1], reply[place + 2] = key, wake, held
-        remember[place], remember[place + 1], remember[place + 2] = key, wake, ''
-        local count = #left_out
-        left_out[count + 1], left_out[count + 2], left_out[count + 3] = place + 2, number, token
+        if state == WAITING then waited[#waited + 1] = key end
+        local at, short, two = head_at + 3 * taken + 3, remember_at + 2 * taken + 3, 2 * taken
+        reply[at], reply[at + 1], reply[at + 2] = key, wake, held
+        remember[short], remember[short + 1] = key, token
+        written[two + 1], written[two + 2] = key, held
+        leased[two + 1], leased[two + 2] = until_at, key
         taken = taken + 1
       end
     end
-    flush(topic)
-    reply[head_at + 2] = taken
+    send('ZREM', topic.index[WAITING], waited)
+    send('HSET', topic.bodies, written)
+    send('ZADD', topic.index[LEASED], leased)
   end
-  reply[head_at] = head(topic, WAITING) or -1
-  reply[head_at + 1] = head(topic, LEASED) or -1
-  for place = head_at, head_at + 2 do remember[place] = reply[place] end
+  reply[head_at], reply[head_at + 1] = head(topic, WAITING) or -1, head(topic, LEASED) or -1
+  reply[head_at + 2] = taken
+  for place = 0, 2 do remember[remember_at + place] = reply[head_at + place] end
 end
 commit()
-remember[#reply + 1] = left_out
+remember[#remember + 1] = {}
 return answer(reply, remember)

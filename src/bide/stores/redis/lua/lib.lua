@@ -23,6 +23,29 @@ local LAST_INSTANT = 253402300799999
 local ANSWER_TTL = 60000   -- ms that an answer is kept for a resend; no caller asks again after so long
 local SLICE = 4000         -- arguments of one command: Lua's stack holds 8000
 
+-- A lease is remembered without what would double its cost: for each topic both heads, how many, and key and token of
+-- each; an empty table marks it. What is still so is read again, the others have no body.
+local function with_bodies(short)
+  local reply, from = {short[1], short[2], short[3]}, 4
+  for number = 1, tonumber(ARGV[6]) do
+    local taken, count = short[from + 2], #reply
+    for place = 0, 2 do reply[count + 1 + place] = short[from + place] end
+    from, count = from + 3, count + 3
+    for _ = 1, taken do
+      local key, token = short[from], short[from + 1]
+      local body, wake = call('HGET', KEYS[6 * number + 1], key), 0
+      if body and #body > HEAD + 6 and unpack_bytes('>I7', body, 2) == token then
+        wake = unpack_bytes('>I6', body, HEAD + 1)
+      else
+        body = ''
+      end
+      reply[count + 1], reply[count + 2], reply[count + 3] = key, wake, body
+      from, count = from + 2, count + 3
+    end
+  end
+  return reply
+end
+
 -- A resend is answered from memory: the caller sends one batch at a time, and its numbers only rise.
 local sequence = tonumber(ARGV[1])
 local remembered = call('GET', KEYS[2])
@@ -30,20 +53,13 @@ if remembered then
   local last = unpack_bytes('>I8', remembered)
   if last == sequence then
     local reply = cmsgpack.unpack(sub(remembered, 9))
-    local left_out = type(reply[#reply]) == 'table' and table.remove(reply) or {}
-    for number = 1, #left_out, 3 do
-      local place, topic, token = left_out[number], left_out[number + 1], left_out[number + 2]
-      local body = call('HGET', KEYS[6 * topic + 1], reply[place - 2])
-      if body and #body > HEAD and unpack_bytes('>I7', body, 2) == token then reply[place] = body end
-    end
-    return reply
+    return type(reply[#reply]) == 'table' and with_bodies(reply) or reply
   elseif last > sequence then
     return redis.error_reply('BIDEOLD an older call arrived after a newer one, and was not done')
   end
 end
 
--- Remember the answer, and give it. What is remembered may leave bodies out, which would double their cost: it ends with
--- a table of their places, the numbers of their topics and their tokens, and those that are still so are read again.
+-- Remember the answer, and give it. What is remembered may be the short form from which `with_bodies` makes it.
 local function answer(reply, remember)
   call('SET', KEYS[2], pack('>I8', sequence) .. cmsgpack.pack(remember or reply), 'PX', ANSWER_TTL)
   return reply
@@ -115,14 +131,23 @@ local function flush(topic)
   joined, left, kept, unkept = {}, {}, {}, {}
 end
 
--- Before the first read of a batch: the bodies of all its keys in one command.
-local function load(topic, keys)
-  local old = topic.old
-  for first = 1, #keys, SLICE do
-    local last = math.min(#keys, first + SLICE - 1)
-    local bodies = call('HMGET', topic.bodies, unpack(keys, first, last))
-    for place = first, last do old[keys[place]] = bodies[place - first + 1] end
+-- The bodies of many keys, in their order, `false` for each that is not there.
+local function bodies_of(topic, keys)
+  local count = #keys
+  if count == 0 then return {} end
+  if count <= SLICE then return call('HMGET', topic.bodies, unpack(keys)) end
+  local all = {}
+  for first = 1, count, SLICE do
+    local bodies = call('HMGET', topic.bodies, unpack(keys, first, math.min(count, first + SLICE - 1)))
+    for place = 1, #bodies do all[first + place - 1] = bodies[place] end
   end
+  return all
+end
+
+-- Before the first read of a batch.
+local function load(topic, keys)
+  local old, bodies = topic.old, bodies_of(topic, keys)
+  for place = 1, #keys do old[keys[place]] = bodies[place] end
 end
 
 -- The next topic's share of what was asked, `width` arguments for each key: the keys, whose bodies are loaded, and where

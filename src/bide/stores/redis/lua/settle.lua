@@ -6,12 +6,13 @@
 local function settle(topic, key, asked, what)
   local body = read(topic, key)
   if not body then return 0 end
-  local flags, token, created, due, wake = unpack_bytes('>BI7I6I6I6', body)
+  local flags, token = unpack_bytes('>BI7', body)
   if has(flags, 7) ~= LEASED or token ~= asked then return 0 end
   if what == '' then  -- no new token: whatever follows under this key gets one above the last that was given out
     forget(topic, key, body, LEASED)
     return 1
   end
+  local created, due, wake = unpack_bytes('>I6I6I6', body, 9)
   local place, planned, attempt, failures, losses, _, _, holder, size, error = ran(body)
   local verdict, keep, new_size, after = unpack_bytes('>BI6I4', what)
   local new_error = ''
