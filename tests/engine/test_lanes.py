@@ -1,0 +1,58 @@
+"""A lane that was cancelled ends, whoever did it; the deliveries go on, and so does the end of a program."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from bide import Bide, Task
+
+LONGEST = 20.0
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])
+def test_a_program_ends_although_its_worker_was_never_stopped(busy: bool) -> None:
+    """As after a failed test or an error in `main`: asyncio.run cancels every task once, and waits for all of them."""
+    ended = threading.Event()
+
+    async def main() -> None:
+        app, running = Bide("memory:"), asyncio.Event()
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            running.set()
+            await asyncio.sleep(LONGEST if busy else 0)
+
+        await app.open()
+        await app.worker().__aenter__()
+        for _ in range(3):
+            await work.schedule(None, delay="0s")
+        await running.wait()
+        await asyncio.sleep(0.05)
+
+    def program() -> None:
+        asyncio.run(main())
+        ended.set()
+
+    threading.Thread(target=program, daemon=True).start()
+    assert ended.wait(LONGEST / 2)
+
+
+async def test_lanes_that_somebody_cancels_are_replaced() -> None:
+    app, seen = Bide("memory:"), list[str]()
+
+    @app.handler("work", concurrency=2)
+    async def work(task: Task[Any]) -> None:
+        seen.append(task.key)
+        await asyncio.sleep(0)
+
+    async with app, app.worker() as worker:
+        for number in range(5):
+            await work.schedule(None, key=f"{number}", delay="0s")
+            await worker.until_empty()
+            for lane in list(worker._lanes["work"]._lanes):
+                lane.cancel()
+    assert seen == ["0", "1", "2", "3", "4"]
