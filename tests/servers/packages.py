@@ -57,6 +57,7 @@ PACKAGES: Mapping[str, Callable[[], bool]] = {
     "redis-tools": _has_program("redis-cli"),
     "libfaketime": _has_faketime,
     "postgresql": _has_postgres,
+    "openssl": _has_program("openssl"),  # makes the certificates for TLS
     "pgbouncer": lambda: shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None,
 }
 """Each package, and whether what it brings is there, from wherever it came."""
