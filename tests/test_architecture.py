@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
-STORE_PARTS = {"named_queries", "server_time", "sorted_chunks"}
+STORE_PARTS = {"cursors", "named_queries", "server_time", "sorted_chunks"}
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 
 STANDARD_IN_CORE = {

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Sequence
 from heapq import merge
 from itertools import pairwise
 
-import msgspec
-
-from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
 
@@ -66,25 +63,10 @@ def _count(number: int) -> Count:
     return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
 
 
-class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a page ended: what a cursor says."""
-
-    order: str
-    """"name", "group", "live" or "ended": which index the page was read from."""
-    topic: Topic
-    key: str = ""
-    instant: Millis = -1
-    row: int = -1
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Place)
-
-
 async def find(lane: Lane, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    order = _order_of(where)
-    place = _Place(order, "") if page.cursor is None else _read_cursor(page.cursor, order)
+    order = order_of(where)
+    place = read_cursor(page.cursor, order)
 
     async def work(call: Call) -> Found:
         if page.limit <= 0:
@@ -97,32 +79,21 @@ async def find(lane: Lane, where: Filter, page: Page) -> Found:
     return await lane.read(work)
 
 
-async def _page(call: Call, where: Filter, place: _Place, limit: int) -> Found:
+async def _page(call: Call, where: Filter, place: Place, limit: int) -> Found:
     tasks: list[Record] = []
     last = place
     async for row, record in _walk(call, where, place, limit + 1):
         if len(tasks) == limit:
-            return Found(tasks, _write_cursor(last))
+            return Found(tasks, write_cursor(last))
         tasks.append(record)
-        instant = record.wake_at if place.order == "live" else record.finished_at or 0
-        last = _Place(place.order, record.topic, record.key, instant, row)
+        last = place_of(place.order, record, row)
     return Found(tasks, None)
 
 
-def _order_of(where: Filter) -> str:
-    if where.group is not None:
-        return "group"
-    if where.wake_from is not None or where.wake_before is not None:
-        return "live"
-    if where.state is None:
-        return "name"
-    return "live" if where.state.live else "ended"
-
-
-async def _walk(call: Call, where: Filter, place: _Place, enough: int) -> AsyncIterator[_Located]:
+async def _walk(call: Call, where: Filter, place: Place, enough: int) -> AsyncIterator[_Located]:
     """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
     async for topic in _topics_from(call, where, place.topic):
-        start = place if topic == place.topic else _Place(place.order, topic)
+        start = place if topic == place.topic else Place(place.order, topic)
         if place.order == "live":
             for one in await _live(call, where, start, enough):
                 yield one
@@ -154,7 +125,7 @@ async def _topics_from(call: Call, where: Filter, first: Topic) -> AsyncIterator
         yield topic
 
 
-async def _live(call: Call, where: Filter, start: _Place, enough: int) -> list[_Located]:
+async def _live(call: Call, where: Filter, start: Place, enough: int) -> list[_Located]:
     """Waiting and leased are two indexes: merged by `wake_at`, and by row among equals."""
     after = (start.instant, start.row)
     if where.wake_from is not None:
@@ -177,7 +148,7 @@ def _by_wake_at(found: _Located) -> tuple[Millis, int]:
     return found[1].wake_at, found[0]
 
 
-async def _named(call: Call, where: Filter, start: _Place, enough: int) -> AsyncIterator[_Located]:
+async def _named(call: Call, where: Filter, start: Place, enough: int) -> AsyncIterator[_Located]:
     """By key, of a group or of all; what else `where` says is looked at row by row."""
     key = start.key
     while True:
@@ -192,18 +163,3 @@ async def _named(call: Call, where: Filter, start: _Place, enough: int) -> Async
         if len(rows) < enough:
             return
         key = rows[-1]["key"]
-
-
-def _write_cursor(place: _Place) -> str:
-    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
-
-
-def _read_cursor(text: str, order: str) -> _Place:
-    """The place that a cursor names. Raises BadInput for one that is damaged, or of a list in another order."""
-    try:
-        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, TypeError, AttributeError):
-        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
-    if place.order != order:
-        raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
-    return place

@@ -5,18 +5,15 @@ Each runs in one read transaction, so that it sees one state of the file.
 
 from __future__ import annotations
 
-import base64
 import sqlite3
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
-from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
 from bide.stores.sqlite import damage
 from bide.stores.sqlite.finding import FEW, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
@@ -62,52 +59,26 @@ def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> Co
     return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
 
 
-class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a page ended: what a cursor says."""
-
-    order: str
-    """"name", "group", "live" or "ended": which index the page was read from."""
-    topic: Topic
-    key: str = ""
-    instant: Millis = -1
-    row: int = -1
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Place)
-
-
 def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    order = _order_of(where)
-    place = _Place(order, "") if page.cursor is None else _read_cursor(page.cursor, order)
+    order = order_of(where)
+    place = read_cursor(page.cursor, order)
     if page.limit <= 0:
         return Found([], page.cursor)
     tasks: list[Record] = []
     last = place
     for row, record in _walk(cursor, where, place, page.limit + 1):
         if len(tasks) == page.limit:
-            return Found(tasks, _write_cursor(last))
+            return Found(tasks, write_cursor(last))
         tasks.append(record)
-        instant = record.wake_at if order == "live" else record.finished_at or 0
-        last = _Place(order, record.topic, record.key, instant, row)
+        last = place_of(order, record, row)
     return Found(tasks, None)
 
 
-def _order_of(where: Filter) -> str:
-    if where.group is not None:
-        return "group"
-    if where.wake_from is not None or where.wake_before is not None:
-        return "live"
-    if where.state is None:
-        return "name"
-    return "live" if where.state.live else "ended"
-
-
-def _walk(cursor: sqlite3.Cursor, where: Filter, place: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+def _walk(cursor: sqlite3.Cursor, where: Filter, place: Place, enough: int) -> Iterator[tuple[int, Record]]:
     """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
     for topic in _topics_from(cursor, where, place.topic):
-        start = place if topic == place.topic else _Place(place.order, topic)
+        start = place if topic == place.topic else Place(place.order, topic)
         if place.order == "live":
             yield from _live(cursor, where, start, enough)
         elif place.order == "ended":
@@ -135,7 +106,7 @@ def _topics_from(cursor: sqlite3.Cursor, where: Filter, first: Topic) -> Iterato
         yield topic
 
 
-def _live(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+def _live(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> Iterator[tuple[int, Record]]:
     """Waiting and leased are two ranges of the index: merged by `wake_at`, and by row among equals."""
     after = (start.instant, start.row)
     if where.wake_from is not None:
@@ -162,7 +133,7 @@ def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:
     return found[1].wake_at, found[0]
 
 
-def _named(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) -> Iterator[tuple[int, Record]]:
+def _named(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> Iterator[tuple[int, Record]]:
     """By key, of a group or of all; what else `where` says is looked at row by row."""
     key = start.key
     while True:
@@ -176,18 +147,3 @@ def _named(cursor: sqlite3.Cursor, where: Filter, start: _Place, enough: int) ->
         if len(page) < enough:
             return
         key = page[-1][1].key
-
-
-def _write_cursor(place: _Place) -> str:
-    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
-
-
-def _read_cursor(text: str, order: str) -> _Place:
-    """The place that a cursor names. Raises BadInput for one that is damaged, or of a list in another order."""
-    try:
-        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, TypeError, AttributeError):
-        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
-    if place.order != order:
-        raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
-    return place

@@ -1,0 +1,63 @@
+"""Where a page of a SQL store ended, as its cursor says it."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from bide.core.errors import BadInput
+from bide.core.instants import Millis
+from bide.core.records import Filter, Record, Topic
+
+
+class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Where a page ended: what a cursor says."""
+
+    order: str
+    """"name", "group", "live" or "ended": which index the page was read from."""
+    topic: Topic
+    key: str = ""
+    instant: Millis = -1
+    row: int = -1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Place)
+
+
+def order_of(where: Filter) -> str:
+    """The order of a list, by what is asked for."""
+    if where.group is not None:
+        return "group"
+    if where.wake_from is not None or where.wake_before is not None:
+        return "live"
+    if where.state is None:
+        return "name"
+    return "live" if where.state.live else "ended"
+
+
+def place_of(order: str, record: Record, row: int) -> Place:
+    """After this task."""
+    instant = record.wake_at if order == "live" else record.finished_at or 0
+    return Place(order, record.topic, record.key, instant, row)
+
+
+def write_cursor(place: Place) -> str:
+    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
+
+
+def read_cursor(text: str | None, order: str) -> Place:
+    """The place that a cursor names; without one, the beginning.
+
+    Raises BadInput for one that is damaged, or of a list in another order.
+    """
+    if text is None:
+        return Place(order, "")
+    try:
+        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
+    except (ValueError, TypeError, AttributeError):
+        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
+    if place.order != order:
+        raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
+    return place
