@@ -194,10 +194,16 @@ class HasSchema(Protocol):
     """A store with a schema that has versions."""
 
     async def schema_version(self) -> tuple[int, int]:
-        """What was found, and what this code wants."""
+        """What was found (0: nothing), and what this code wants. Works before `open` where that checks the schema."""
         ...
 
-    async def migrate(self) -> None: ...
+    async def plan(self) -> list[str] | None:
+        """What `migrate` would run now, statement by statement; None: opening alone brings it up to date."""
+        ...
+
+    async def migrate(self) -> None:
+        """Bring the schema to what this code wants; nothing to do is no error. Works before `open`."""
+        ...
 
 
 class Finding(Struct, frozen=True):

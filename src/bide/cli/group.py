@@ -42,6 +42,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Run": {
         "work": ("bide.cli.work:work", "Work on the handlers of an app until told to stop."),
+        "migrate": ("bide.cli.migrate:migrate", "Make the schema in a database, or bring it up to date."),
         "bench": ("bide.cli.bench:bench", "Measure this machine."),
     },
 }

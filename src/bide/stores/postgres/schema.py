@@ -7,11 +7,11 @@ schema is accepted: migrations only ever add what older code can live with.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -25,6 +25,7 @@ from bide.stores.postgres.queries import Names, queries_of
 _HERE = Path(__file__).parent / "migrations"
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _PATIENCE = 30.0
+T = TypeVar("T")
 
 _BOOK = """CREATE TABLE {migration} (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now()
@@ -103,15 +104,21 @@ def statements(address: Address, since: int = 0) -> list[str]:
 
 async def apply(connection: Any, address: Address) -> list[str]:
     """Bring the schema to what this code wants, in one transaction under an advisory lock; the names of the steps."""
-    names = Names(address.schema, address.prefix)
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", names.lock - 1)
-        if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", names.parts["schema"]):
-            await connection.execute(names.write("CREATE SCHEMA {schema}"))
+        lock = Names(address.schema, address.prefix).lock - 1
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
         version = await found_version(connection, address)  # now that nobody else is about to change it
-        for statement in statements(address, version):
+        for statement in await _missing(connection, address, version):
             await connection.execute(statement)
     return [f"{one.number:04} {one.name}" for one in migrations() if one.number > version]
+
+
+async def _missing(connection: Any, address: Address, version: int) -> list[str]:
+    """What has to be run after `version`, also to make the schema itself."""
+    names = Names(address.schema, address.prefix)
+    there = await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", names.parts["schema"])
+    made = [] if there else [names.write("CREATE SCHEMA {schema}")]
+    return made + statements(address, version)
 
 
 async def migrate(url: str) -> list[str]:
@@ -120,26 +127,36 @@ async def migrate(url: str) -> list[str]:
     Needs the right to create tables in the schema, and, if the schema is not there, to create one in the database.
     Raises StoreUnavailable, StoreMismatch.
     """
-    address = address_of(url)
-    try:
-        connection = await connect(address, within=_PATIENCE)
-        try:
-            return await apply(connection, address)
-        finally:
-            await connection.close(timeout=_PATIENCE)
-    except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-        found = meaning(error, address.shown)
-        raise _plain(found) from error
+    return await _connected(url, apply)
+
+
+async def plan(url: str) -> list[str]:
+    """What `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
+
+    async def look(connection: Any, address: Address) -> list[str]:
+        async with connection.transaction():
+            return await _missing(connection, address, await found_version(connection, address))
+
+    return await _connected(url, look)
 
 
 async def versions(url: str) -> tuple[int, int]:
     """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
+
+    async def look(connection: Any, address: Address) -> tuple[int, int]:
+        async with connection.transaction():
+            return await found_version(connection, address), wanted()
+
+    return await _connected(url, look)
+
+
+async def _connected(url: str, work: Callable[[Any, Address], Awaitable[T]]) -> T:
+    """`work` on a connection of its own."""
     address = address_of(url)
     try:
         connection = await connect(address, within=_PATIENCE)
         try:
-            async with connection.transaction():
-                return await found_version(connection, address), wanted()
+            return await work(connection, address)
         finally:
             await connection.close(timeout=_PATIENCE)
     except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:

@@ -322,6 +322,10 @@ class PostgresStore:
         """What is there (0: nothing), and what this code wants."""
         return await schema.versions(self._url)
 
+    async def plan(self) -> list[str] | None:
+        """What is missing there, as statements."""
+        return await schema.plan(self._url)
+
     async def migrate(self) -> None:
         """Bring the schema to what this code wants; needs the right to create tables."""
         await schema.migrate(self._url)

@@ -264,6 +264,10 @@ class RedisStore:
         [found] = await opened.reader.ask([(None, ("HGET", opened.layout.common("layout"), "version"))])
         return int(found), VERSION
 
+    async def plan(self) -> list[str] | None:
+        """None: opening records the layout, and there is one version of it so far."""
+        return None
+
     async def migrate(self) -> None:
         """There is one version of the layout so far, and `open` records it."""
         self._open()

@@ -174,6 +174,10 @@ class SqliteStore:
         """What the file has (0: nothing), and what this code wants. Also before `open`, without changing anything."""
         return await asyncio.to_thread(version_of_file, self._settings), schema.VERSION
 
+    async def plan(self) -> list[str] | None:
+        """None: `open` migrates."""
+        return None
+
     async def migrate(self) -> None:
         """Bring the file to the version that this code wants. So does `open`."""
         if self._database is None:
