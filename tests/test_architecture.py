@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
-STORE_PARTS = {"cursors", "named_queries", "server_time", "sorted_chunks"}
+STORE_PARTS = {"borrowed", "cursors", "named_queries", "server_time", "sorted_chunks"}
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 
 STANDARD_IN_CORE = {
@@ -65,7 +65,7 @@ STANDARD_FOR_IDS = {"os", "time"}
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "apsw", "redis", "hiredis", "asyncpg"},
-    "cli": {"msgspec", "click", "rich", "uvloop", "redis"},
+    "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg"},
     "service": {"msgspec"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""

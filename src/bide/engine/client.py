@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
@@ -43,12 +42,14 @@ from bide.core.tasks import Task
 from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, ref_of
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
-from bide.engine.joining import joining
 from bide.engine.recorder import Recorder
 from bide.engine.running import inherited_headers
 from bide.engine.session import Session
 from bide.engine.terms import Terms
-from bide.ports import Clock, JoinsTransaction, KeepsEvents, Store, TellsTime
+from bide.ports import Clock, KeepsEvents, Store, TellsTime
+
+if TYPE_CHECKING:
+    from bide.engine.joined_client import JoinedClient
 
 _NOW = In(0)
 
@@ -321,18 +322,16 @@ class Client:
 
     # --- transactions
 
-    @asynccontextmanager
-    async def using(self, connection: object) -> AsyncIterator[Self]:
-        """Within this block the verbs take part in the caller's own transaction on `connection`; the caller commits.
+    def using(self, connection: object) -> JoinedClient:
+        """The verbs in the caller's own transaction on `connection`; the caller commits.
 
-        Raises BadInput for a connection to anything else than this store's own database, SetupError for a store that
-        shares no database with anybody.
+        `await app.using(connection).schedule(...)`, or `async with app.using(connection):` around verbs of the app and
+        of its handlers. Raises BadInput for a connection that the store cannot join (also at the first verb: whether it
+        is to the store's own database is asked there), SetupError for a store that shares no database with anybody.
         """
-        store = self._session.store
-        if not isinstance(store, JoinsTransaction):
-            raise SetupError(f"{type(store).__name__} cannot take part in a transaction; sqlite: can")
-        with joining(store, store.using(connection)):
-            yield self
+        from bide.engine.joined_client import JoinedClient  # it is a client itself
+
+        return JoinedClient(self).on(connection)
 
     # --- inside
 

@@ -6,13 +6,16 @@ store's own it would wait for a lock that its caller holds, for ever. So the ope
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
+from bide.core.errors import SetupError
 from bide.ports import Joined, Store
 
-_joined: ContextVar[tuple[Store, Joined] | None] = ContextVar("bide_joined", default=None)
+T = TypeVar("T")
+_joined: ContextVar[tuple[Store, Joined, bool] | None] = ContextVar("bide_joined", default=None)
 
 
 def joined_to(store: Store) -> Joined | None:
@@ -21,11 +24,31 @@ def joined_to(store: Store) -> Joined | None:
     return found[1] if found is not None and found[0] is store else None
 
 
+def stays_here(store: Store) -> bool:
+    """Whether that transaction is on a connection which belongs to this thread, as synchronous ones do."""
+    found = _joined.get()
+    return found is not None and found[0] is store and found[2]
+
+
 @contextmanager
-def joining(store: Store, joined: Joined) -> Iterator[None]:
-    """Within this block the verbs of this coroutine take part in `joined`."""
-    mark = _joined.set((store, joined))
+def joining(store: Store, joined: Joined, *, here: bool = False) -> Iterator[None]:
+    """Within this block the verbs of this coroutine take part in `joined`; `here`: in this very thread."""
+    mark = _joined.set((store, joined, here))
     try:
         yield
     finally:
         _joined.reset(mark)
+
+
+def run_here(verb: Coroutine[Any, Any, T]) -> T:
+    """Run to its end a verb on a connection that never lets go of the thread. Raises SetupError if it does."""
+    try:
+        verb.send(None)
+    except StopIteration as ended:
+        answer: T = ended.value
+        return answer
+    verb.close()
+    raise SetupError(
+        "app.sync works on synchronous connections only, and this one has to be awaited: use "
+        "`await app.using(connection)...` in a coroutine"
+    )

@@ -10,9 +10,9 @@ from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive, Ref, Result
 from bide.engine.batcher import Batcher
-from bide.engine.joining import joined_to
+from bide.engine.joining import joined_to, stays_here
 from bide.engine.recorder import Recorder
-from bide.ports import Clock, Parted, Store, Verbs
+from bide.ports import Clock, Joined, Parted, Store, Verbs
 
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
@@ -40,14 +40,18 @@ class Session:
     @property
     def verbs(self) -> Verbs:
         """The open transaction on this store that the caller is inside of, else the store."""
-        return joined_to(self.store) or self.store
+        return self.joined() or self.store
+
+    def joined(self) -> Joined | None:
+        """The open transaction that the caller is inside of."""
+        return joined_to(self.store)
 
     async def get(self, ref: Ref) -> Record | None:
-        joined = joined_to(self.store)
+        joined = self.joined()
         return (await joined.get([ref]))[0] if joined else await self._batcher(self._gets, ref, self.store.get).ask(ref)
 
     async def add(self, new: NewTask) -> Answer:
-        joined = joined_to(self.store)
+        joined = self.joined()
         if joined:
             [answer] = await joined.add([new], now=self._clock.now())
         else:
@@ -64,7 +68,7 @@ class Session:
         return answers
 
     async def change(self, change: Change) -> Answer:
-        joined = joined_to(self.store)
+        joined = self.joined()
         if joined:
             [answer] = await joined.change([change], now=self._clock.now())
         else:
@@ -87,13 +91,15 @@ class Session:
         for answer in answers:
             record = answer.record
             if record is not None and answer.result in _CHANGED:
-                self.recorder.note(
-                    Event(
-                        at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
-                        attempt=record.attempt, who=self._actor, what=f"{verb}: {answer.result.value}", was=answer.was,
-                        wake_at=record.wake_at if record.state.live else None,
-                    )
+                event = Event(
+                    at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
+                    attempt=record.attempt, who=self._actor, what=f"{verb}: {answer.result.value}", was=answer.was,
+                    wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
+                if stays_here(self.store):  # in a thread that is not the loop's
+                    self.loop.call_soon_threadsafe(self.recorder.note, event)
+                else:
+                    self.recorder.note(event)
 
     def _batcher(
         self,

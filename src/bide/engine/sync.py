@@ -19,6 +19,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from bide.core.errors import SetupError
 from bide.core.tasks import Task
 from bide.engine.client import Client
+from bide.engine.joined_client import SyncJoinedClient, found_here
+from bide.engine.joining import run_here, stays_here
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +35,8 @@ def _blocking(
     @functools.wraps(verb)
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
         client, loop = self._ready()
+        if stays_here(client.store):
+            return run_here(verb(client, *args, **kwargs))
         return self._run(loop, verb(client, *args, **kwargs))
 
     return call
@@ -67,9 +71,21 @@ class SyncClient:
     tally = _blocking(Client.tally)
     events = _blocking(Client.events)
 
+    def using(self, connection: object) -> SyncJoinedClient:
+        """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
+
+        `app.sync.using(connection).schedule(...)`, or `with app.sync.using(connection):` around verbs of `app.sync`.
+        Raises BadInput, SetupError as `app.using` does, and SetupError for a connection that has to be awaited.
+        """
+        client, _ = self._ready()
+        return SyncJoinedClient(client.using(connection))
+
     def find(self, **where: Any) -> Iterator[Task[Any]]:
         """Every task that matches; see `Client.find`."""
         client, loop = self._ready()
+        if stays_here(client.store):
+            yield from found_here(client, where)
+            return
         tasks = client.find(**where)
 
         async def some() -> list[Task[Any]]:

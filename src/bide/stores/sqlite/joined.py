@@ -7,7 +7,6 @@ runs, in the thread of the caller: a few short statements, and nobody else can w
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import sqlite3
@@ -20,6 +19,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.stores.borrowed import pause
 from bide.stores.sqlite import operations, reading
 from bide.stores.sqlite.connection import PATIENCE
 from bide.stores.sqlite.errors import is_busy, translate
@@ -133,12 +133,12 @@ class CallersConnection(JoinedVerbs):
         return result
 
     async def _begin(self) -> None:
-        """Begin, waiting without SQLite's busy handler: that would stop the event loop with everybody on it."""
+        """Begin, waiting without SQLite's busy handler: that would stop the event loop, if there is one."""
         deadline = time.monotonic() + PATIENCE
         while not self._plainly(_try_begin):
             if time.monotonic() >= deadline:
                 raise StoreUnavailable(f"{self._path}: another connection keeps the file locked; nothing was done")
-            await asyncio.sleep(random.uniform(0.0005, 0.005))
+            await pause(random.uniform(0.0005, 0.005))
 
 
 def _try_begin(cursor: sqlite3.Cursor) -> bool:

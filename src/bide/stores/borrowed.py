@@ -1,0 +1,307 @@
+"""What a caller's connection is, and how to run a statement on it: of each driver and wrapper that is known.
+
+No driver is imported: an object of a driver's class can only be there if that driver has been, so its classes are
+looked up among the modules that are loaded. A wrapper (SQLAlchemy, Django) begins its transactions in its own time, so
+it is made to begin, and then the driver's connection below it is used. It is left as it was: rows come out as plain
+tuples by a cursor of our own, and no setting is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from inspect import isawaitable
+from typing import Any, ClassVar, Protocol
+
+from bide.core.errors import BadInput, SetupError
+
+_TAKEN = re.compile(r"\$(\d+)")
+_IDLE = 0
+"""libpq's status of a connection that is in no transaction."""
+
+
+class Row(tuple[Any, ...]):
+    """A row whose values are also found by the names of their columns."""
+
+    __slots__ = ()
+    names: ClassVar[Mapping[str, int]] = {}
+
+    def __getitem__(self, place: Any) -> Any:
+        return tuple.__getitem__(self, self.names[place] if type(place) is str else place)
+
+
+@lru_cache(maxsize=256)
+def row_of(names: tuple[str, ...]) -> type[Row]:
+    """The kind of row that has these columns."""
+    return type("Row", (Row,), {"__slots__": (), "names": {name: place for place, name in enumerate(names)}})
+
+
+class Driver(Protocol):
+    """A driver's connection, as a store uses it. Its own errors come out as they are."""
+
+    raw: Any
+    """The driver's own connection."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def alone(self) -> bool:
+        """Whether what is run now is committed by itself: no transaction is open, and none begins with it."""
+        ...
+
+    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        """The rows, by position and name. `statement` has the store's own kind of place holders ($1, or %s)."""
+        ...
+
+
+class AsyncpgDriver:
+    """asyncpg. What the caller had it do with prepared statements is left as it is."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self._row = sys.modules["asyncpg"].Record
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.raw.is_closed())
+
+    @property
+    def alone(self) -> bool:
+        return not self.raw.is_in_transaction()
+
+    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        if not arguments:
+            await self.raw.execute(statement)
+            return ()
+        rows: Sequence[Any] = await self.raw.fetch(statement, *arguments, record_class=self._row)
+        return rows
+
+
+class PsycopgDriver:
+    """psycopg 3, synchronous or not."""
+
+    def __init__(self, raw: Any, *, asynchronous: bool) -> None:
+        self.raw = raw
+        module = sys.modules["psycopg"]
+        name = "AsyncRawCursor" if asynchronous else "RawCursor"
+        self._translates = not hasattr(module, name)  # before 3.2
+        self._cursor = getattr(module, name.replace("Raw", "") if self._translates else name)
+        self._asynchronous = asynchronous
+        self._plain = sys.modules["psycopg.rows"].tuple_row
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.raw.closed)
+
+    @property
+    def alone(self) -> bool:
+        return bool(self.raw.autocommit) and int(self.raw.info.transaction_status) == _IDLE
+
+    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        given: Any = list(arguments) or None
+        if self._translates and given:
+            statement = _TAKEN.sub(r"%(p\1)s", statement.replace("%", "%%"))
+            given = {f"p{number}": argument for number, argument in enumerate(given, 1)}
+        cursor = self._cursor(self.raw, row_factory=self._plain)
+        try:
+            done = cursor.execute(statement, given)
+            if self._asynchronous:
+                await done
+            if cursor.description is None:
+                return ()
+            rows = cursor.fetchall()
+            if self._asynchronous:
+                rows = await rows
+            return list(map(row_of(tuple(column.name for column in cursor.description)), rows))
+        finally:
+            closing = cursor.close()
+            if self._asynchronous:
+                await closing
+
+
+class MysqlDriver:
+    """PyMySQL, mysqlclient, asyncmy or aiomysql: cursors alike, but for what has to be awaited."""
+
+    _IN_TRANSACTION = 1
+
+    def __init__(self, raw: Any, cursor: type[Any]) -> None:
+        self.raw = raw
+        self._cursor = cursor
+
+    @property
+    def closed(self) -> bool:
+        for name in ("closed", "open", "connected"):
+            told = getattr(self.raw, name, None)
+            if told is not None:
+                return bool(told) if name == "closed" else not told
+        return False
+
+    @property
+    def alone(self) -> bool:
+        """As the server said in its last answer; a connection that has to ask (mysqlclient) does."""
+        return self._commits and not self.in_transaction
+
+    @property
+    def _commits(self) -> bool:
+        mode = getattr(self.raw, "get_autocommit", None)
+        return bool(mode() if mode is not None else self.raw.autocommit_mode)
+
+    @property
+    def in_transaction(self) -> bool:
+        status = getattr(self.raw, "server_status", None)
+        if status is None:
+            return False
+        return bool(status & self._IN_TRANSACTION)
+
+    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        cursor = self._cursor(self.raw)
+        try:
+            done = cursor.execute(statement, tuple(arguments) or None)
+            if isawaitable(done):
+                await done
+            if cursor.description is None:
+                return ()
+            rows = cursor.fetchall()
+            if isawaitable(rows):
+                rows = await rows
+            return list(map(row_of(tuple(column[0] for column in cursor.description)), rows))
+        finally:
+            closing = cursor.close()
+            if isawaitable(closing):
+                await closing
+
+
+class SqliteDriver:
+    """The standard library's sqlite3, which its store talks to directly."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.closed = False
+
+    @property
+    def alone(self) -> bool:
+        return not self.raw.in_transaction
+
+    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        return list(self.raw.execute(statement, arguments))
+
+
+class Borrowed:
+    """What the caller gave, and the way from it to the driver's connection."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    async def driver(self) -> Driver:
+        """The driver's connection, in a transaction if the wrapper is one that would begin one. Raises BadInput."""
+        found = driver_of(self.given)
+        assert found is not None
+        return found
+
+
+class _Sqlalchemy(Borrowed):
+    """A Connection or a Session, synchronous or not: it begins with its first statement, so it is given one."""
+
+    async def driver(self) -> Driver:
+        connection: Any = self.given
+        if not hasattr(connection, "exec_driver_sql"):
+            connection = connection.connection()
+            if isawaitable(connection):
+                connection = await connection
+        if connection.closed:
+            raise SetupError("the SQLAlchemy connection is closed")
+        below = connection
+        if hasattr(connection, "get_raw_connection"):
+            pooled = await connection.get_raw_connection()
+            below = connection.sync_connection
+        else:
+            pooled = connection.connection
+        raw = pooled.driver_connection
+        found = driver_of(raw)
+        if found is None:
+            raise BadInput("connection", raw, f"an SQLAlchemy connection over {_DRIVERS}")
+        if found.alone or not below.in_transaction():
+            begun = connection.exec_driver_sql("SELECT 1")
+            if isawaitable(begun):
+                begun = await begun
+            begun.close()
+        return found
+
+
+class _Django(Borrowed):
+    """A connection of Django's, or what stands for the one of an alias."""
+
+    async def driver(self) -> Driver:
+        wrapper: Any = self.given
+        if _is(wrapper, ("django.utils.connection", "ConnectionProxy")):
+            wrapper = wrapper._connections[wrapper._alias]  # the wrapper of this thread
+        wrapper.ensure_connection()
+        wrapper.validate_thread_sharing()
+        wrapper.validate_no_broken_transaction()
+        found = driver_of(wrapper.connection)
+        if found is None:
+            raise BadInput("connection", wrapper.connection, f"a Django connection over {_DRIVERS}")
+        return found
+
+
+_DRIVERS = "asyncpg, psycopg (3), PyMySQL, mysqlclient, asyncmy, aiomysql or sqlite3"
+_SQLALCHEMY = (
+    ("sqlalchemy.engine", "Connection"), ("sqlalchemy.orm", "Session"), ("sqlalchemy.orm", "scoped_session"),
+    ("sqlalchemy.ext.asyncio", "AsyncConnection"), ("sqlalchemy.ext.asyncio", "AsyncSession"),
+    ("sqlalchemy.ext.asyncio", "async_scoped_session"),
+)  # fmt: skip
+_DJANGO = (("django.utils.connection", "ConnectionProxy"), ("django.db.backends.base.base", "BaseDatabaseWrapper"))
+_MYSQL = (
+    (("pymysql.connections", "Connection"), ("pymysql.cursors", "Cursor")),
+    (("MySQLdb.connections", "Connection"), ("MySQLdb.cursors", "Cursor")),
+    (("asyncmy.connection", "Connection"), ("asyncmy.cursors", "Cursor")),
+    (("aiomysql.connection", "Connection"), ("aiomysql.cursors", "Cursor")),
+)
+_Class = tuple[str, str]
+
+
+def borrowed(connection: object) -> Borrowed | None:
+    """What `connection` is, if it is one of those known; no I/O."""
+    if _is(connection, *_SQLALCHEMY):
+        return _Sqlalchemy(connection)
+    if _is(connection, *_DJANGO):
+        return _Django(connection)
+    return None if driver_of(connection) is None else Borrowed(connection)
+
+
+def driver_of(raw: Any) -> Driver | None:
+    """How to use a driver's own connection."""
+    if _is(raw, ("asyncpg.pool", "PoolConnectionProxy")):
+        return AsyncpgDriver(raw._con) if raw._con is not None else None
+    if _is(raw, ("asyncpg.connection", "Connection")):
+        return AsyncpgDriver(raw)
+    for name in ("Connection", "AsyncConnection"):
+        if _is(raw, ("psycopg", name)):
+            return PsycopgDriver(raw, asynchronous=name.startswith("Async"))
+    for connection, cursor in _MYSQL:
+        if _is(raw, connection):
+            return MysqlDriver(raw, getattr(sys.modules[cursor[0]], cursor[1]))
+    return SqliteDriver(raw) if _is(raw, ("sqlite3", "Connection")) else None
+
+
+def _is(given: object, *classes: _Class) -> bool:
+    for module, name in classes:
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and isinstance(given, found):
+            return True
+    return False
+
+
+async def pause(seconds: float) -> None:
+    """Let time pass: on the event loop, or in a thread that has none and may wait."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up
+    else:
+        await asyncio.sleep(seconds)
