@@ -32,6 +32,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.core.retry import RetryPolicy
+from bide.core.table_source import TableSource
 from bide.core.tasks import Task
 
 
@@ -221,6 +222,80 @@ class Diagnoses(Protocol):
     """A store that can examine itself and its surroundings."""
 
     async def diagnose(self) -> list[Finding]: ...
+
+
+class DueRow(Struct, frozen=True):
+    """One row of a watched table, as it was when it came due."""
+
+    id: Any
+    due: Millis
+    columns: Mapping[str, Any]
+    """What the source asks for, the id among them."""
+
+
+class Head(Struct, frozen=True):
+    """The earliest row of a watched table."""
+
+    due: Millis | None
+    """None: there is none."""
+    now: Millis
+    """What time it was there: what is due by then can be taken."""
+
+
+class Taken(Struct, frozen=True):
+    """Rows that are ours, and changed, in an open transaction."""
+
+    rows: Sequence[DueRow]
+    connection: Any
+    """The driver's own, for the handler's statements."""
+    joined: Joined | None
+    """The verbs on that transaction, where the app's tasks are in the same database."""
+
+
+class RowRefused(Exception):
+    """The changes could not be made, or left the row due: rolled back. `ids`: those that may be to blame."""
+
+    def __init__(self, ids: Sequence[Any], why: str) -> None:
+        self.ids = ids
+        super().__init__(why)
+
+
+class Table(Protocol):
+    """A table that is watched. `skip`: ids of rows that are left out, a thousand at most. Raises StoreError."""
+
+    async def open(self) -> list[Finding]:
+        """Connect, and look whether table, columns and index are there. Raises SetupError."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def clock(self) -> Clock | None:
+        """The clock of its database; None where that goes by the caller's."""
+        ...
+
+    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
+        """The earliest row that fulfils the condition; with `beyond`, the earliest that is not due yet. O(log n)."""
+        ...
+
+    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
+        """Up to `limit` due rows, the earliest first, that nobody else holds: locked, and changed as the source says.
+
+        Committed on leaving without an error, else rolled back. Raises RowRefused.
+        """
+        ...
+
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `heard`, on the running loop, when the table may have changed; what ends that. None: nobody tells."""
+        ...
+
+
+@runtime_checkable
+class WatchesTables(Protocol):
+    """A store in whose database there may be tables of the caller's own."""
+
+    def table(self, source: TableSource, *, connections: int) -> Table:
+        """A table of that database, not opened yet, of which so many transactions may be open at once."""
+        ...
 
 
 class Sink(Protocol):

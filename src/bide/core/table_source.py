@@ -1,0 +1,170 @@
+"""A table of somebody's own whose rows become due: what it is called, when a row is due, and what changes then.
+
+The table stays as it is, and stays the truth: nothing is copied out of it. A row is due while `where` holds and the
+time in its `due` column has come; firing it makes the `changes`, after which it must be due no longer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, tzinfo
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from bide.core.errors import BadInput
+from bide.core.instants import Length, Millis, duration
+
+LONGEST_LOOK: Millis = 3_600_000
+_LARGEST_PAGE = 10_000
+_NAME = re.compile(r"[^\x00-\x1f\x7f\"`\[\]\\.]{1,63}")
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
+_REFUSED = re.compile(r"[;?$\\\x00\"'`]|--|/\*|(?<!:):(?=[A-Za-z_])")
+NOW = ":now"
+_NOW = re.compile(r"(?<![:\w]):now\b")
+
+
+class DueIs(StrEnum):
+    """What the due column holds."""
+
+    TIMESTAMP = "timestamp"
+    """The database's own type for it, with a zone or without; in SQLite ISO 8601 text, all rows in one form."""
+    SECONDS = "seconds"
+    MILLISECONDS = "milliseconds"
+    """Since the epoch."""
+
+
+class Sql(Struct, frozen=True):
+    """An SQL expression, for a value that the database is to work out: `Sql("times + 1")`.
+
+    `:now` in it is the instant of the firing, in the form of the due column. It is put into statements as it stands,
+    so it must be the program's own and never come from outside.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        check_expression("Sql", self.text, now=True)
+
+    def written(self, now: str) -> str:
+        """With `now` in the place of `:now`, but for quoted parts."""
+        return "".join(
+            part if place % 2 else _NOW.sub(lambda _: now, part)
+            for place, part in enumerate(_around_quotes(self.text))
+        )
+
+
+class TableSource(Struct, frozen=True, kw_only=True):
+    """A table to be watched. Raises BadInput for what cannot be meant; whether it is there is seen when a worker starts.
+
+    `table` (with or without its schema: "blog.posts"), `id` (one column that is unique), `due`, `columns` (what a
+    handler is given besides) are names as the database has them. `where` is a condition on the columns, in SQL, such
+    as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`; they have to end what
+    `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds" since the epoch. `zone`
+    (UTC, unless said) is that of times without one. `page`: how many rows are taken at once. `look_every`: the longest
+    time without looking, since nobody tells of what others write; at most an hour. `database`: the URL of the database,
+    if it is not that of the app's store; then bide needs no tables of its own there.
+    """
+
+    table: str
+    due: str
+    where: str
+    changes: Mapping[str, Any]
+    id: str = "id"
+    columns: Sequence[str] = ()
+    due_is: str = "timestamp"
+    zone: tzinfo = UTC
+    page: int = 100
+    look_every: Length = "1s"
+    database: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, str) or not 1 <= len(self.table.split(".")) <= 2:
+            raise BadInput("table", self.table, '"table" or "schema.table"')
+        for part in self.table.split("."):
+            _check_name("table", part)
+        _check_name("id", self.id)
+        _check_name("due", self.due)
+        if isinstance(self.columns, str) or not isinstance(self.columns, Sequence):
+            raise BadInput("columns", self.columns, "a list of columns' names")
+        for column in self.columns:
+            _check_name("columns", column)
+        check_expression("where", self.where)
+        if not isinstance(self.changes, Mapping) or not self.changes:
+            raise BadInput("changes", self.changes, 'what is to change when a row fires, such as {"status": 3}')
+        for column in self.changes:
+            _check_name("changes", column)
+        if self.id in self.changes:
+            raise BadInput("changes", self.id, "columns other than the id, which has to stay")
+        if self.due_is not in list(DueIs):
+            raise BadInput("due_is", self.due_is, f"one of {', '.join(DueIs)}")
+        if not isinstance(self.zone, tzinfo):
+            raise BadInput("zone", self.zone, 'a zone, such as zoneinfo.ZoneInfo("Europe/Berlin")')
+        if type(self.page) is not int or not 1 <= self.page <= _LARGEST_PAGE:
+            raise BadInput("page", self.page, f"a whole number from 1 to {_LARGEST_PAGE:,}")
+        if not 0 < self.look_every_ms <= LONGEST_LOOK:
+            raise BadInput("look_every", self.look_every, "a length above zero, at most an hour")
+        if self.database is not None and not isinstance(self.database, str):
+            raise BadInput("database", self.database, "a URL, or None for the app's own store")
+        force_setattr(self, "changes", MappingProxyType(dict(self.changes)))
+        force_setattr(self, "columns", tuple(self.columns))
+
+    @property
+    def look_every_ms(self) -> Millis:
+        return duration(self.look_every, field="look_every")
+
+    @property
+    def loaded(self) -> Sequence[str]:
+        """The columns that a row is given with: its id first, none twice."""
+        return tuple(dict.fromkeys((self.id, *self.columns)))
+
+    @property
+    def named(self) -> Mapping[str, str]:
+        """Every column that is named, with the field that names it."""
+        fields = {self.id: "id", self.due: "due"}
+        fields |= {column: "changes" for column in self.changes if column not in fields}
+        return fields | {column: "columns" for column in self.columns if column not in fields}
+
+
+def check_expression(field: str, text: object, *, now: bool = False) -> None:
+    """`text` can stand in brackets within a statement, and ends nowhere else. Raises BadInput. O(length).
+
+    Not a defence against whoever writes it, but against a slip: an open bracket would take our own guard into it.
+    """
+    accepted = (
+        'an expression in SQL on the columns, such as "status = 2": brackets and quotes that match, no comment, '
+        "semicolon, backslash or parameter"
+    )
+    if not isinstance(text, str) or not text.strip():
+        raise BadInput(field, text, accepted)
+    depth = 0
+    for place, part in enumerate(_around_quotes(text)):
+        if place % 2:
+            continue
+        plain = _NOW.sub("", part) if now else part
+        if _REFUSED.search(plain):
+            raise BadInput(field, text, accepted)
+        for letter in plain:
+            depth += (letter == "(") - (letter == ")")
+            if depth < 0:
+                raise BadInput(field, text, accepted)
+    if depth or "\0" in text or "\\" in text:
+        raise BadInput(field, text, accepted)
+
+
+def _around_quotes(text: str) -> list[str]:
+    """`text` in parts: those at odd places are quoted."""
+    parts, ended = [], 0
+    for found in _QUOTED.finditer(text):
+        parts += [text[ended : found.start()], found[0]]
+        ended = found.end()
+    return [*parts, text[ended:]]
+
+
+def _check_name(field: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BadInput(field, name, "a name as the database has it: up to 63 characters, no quotes, dots or brackets")

@@ -1,0 +1,93 @@
+"""Times without a zone: which instant a wall clock's time means, and which of them have come.
+
+**The rule**: a time has come once the zone's clock shows it, or a later one, for good. So one that comes twice, in the
+hour that a clock is put back, means the second of the two, as PostgreSQL reads it too; and one that the clock skips
+has come when it jumps. Read either way, nothing is early.
+
+That makes "has come" a plain comparison, which an index can serve: a time has come if it is at most `cutoff(now)`.
+Zones say no more than their offset at an instant, so a change of it is found by halving, within the next three hours.
+Nothing here is slower than 30 µs.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, tzinfo
+
+from msgspec import Struct
+
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+
+AHEAD: Millis = 3 * 3_600_000
+"""How far a change of the offset is looked for; clocks are put back by less than that."""
+_MILLISECOND = timedelta(milliseconds=1)
+_NONE = timedelta(0)
+
+
+class Stretch(Struct, frozen=True):
+    """A time during which the offset of a zone stays the same."""
+
+    offset: timedelta
+    """Of the zone from UTC."""
+    until: Millis
+    """It holds before this instant, as far as three hours ahead are known."""
+    least: datetime
+    """What the clock shows from `until` on, at the least: naive. Times above that may come again."""
+
+
+def stretch(now: Millis, zone: tzinfo) -> Stretch:
+    """What holds at `now`."""
+    offset = _offset(now, zone)
+    ends = min(now + AHEAD, LAST_INSTANT)
+    after = _offset(ends, zone)
+    until = ends if after == offset else _change(now, ends, zone)
+    return Stretch(offset, until, _naive(until, after))
+
+
+def cutoff(now: Millis, zone: tzinfo) -> datetime:
+    """The latest naive time of `zone` that has come."""
+    held = stretch(now, zone)
+    return min(_naive(now, held.offset), held.least)
+
+
+def instant_of(shown: datetime, zone: tzinfo) -> Millis:
+    """When `shown`, a naive time of `zone`, has come; rounded up, and kept within the years 1970 to 9999."""
+    try:
+        early, late = (_instant(shown, zone, fold) for fold in (0, 1))
+    except OverflowError:
+        return 0 if shown.year < 1970 else LAST_INSTANT
+    if early <= late:
+        found = late
+    else:  # skipped: both lie on the wrong side of the jump
+        found = _change(max(late - 1, 0), early, zone)
+    return max(0, min(found, LAST_INSTANT))
+
+
+def _instant(shown: datetime, zone: tzinfo, fold: int) -> Millis:
+    offset = shown.replace(tzinfo=zone, fold=fold).utcoffset() or _NONE
+    return -((datetime(1970, 1, 1) + offset - shown) // _MILLISECOND)  # noqa: DTZ001 - both are naive
+
+
+def _naive(at: Millis, offset: timedelta) -> datetime:
+    try:
+        return (as_datetime(at) + offset).replace(tzinfo=None)
+    except OverflowError:
+        return datetime.max  # noqa: DTZ901 - naive
+
+
+def _offset(at: Millis, zone: tzinfo) -> timedelta:
+    try:
+        return as_datetime(at).astimezone(zone).utcoffset() or _NONE
+    except OverflowError:
+        return _NONE
+
+
+def _change(before: Millis, after: Millis, zone: tzinfo) -> Millis:
+    """The first instant after `before`, at most `after`, at which the offset is another. O(log)."""
+    offset = _offset(before, zone)
+    while after - before > 1:
+        middle = (before + after) // 2
+        if _offset(middle, zone) == offset:
+            before = middle
+        else:
+            after = middle
+    return after
