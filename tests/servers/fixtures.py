@@ -1,9 +1,9 @@
 """The fixtures that give tests real servers: shared ones by URL, private ones to be killed.
 
 A shared server is started at its first use, or is the one that TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL,
-TEST_REDIS_SENTINEL_URL or TEST_POSTGRES_URL names; who uses it keeps to keys with `redis_namespace` in them, or to
-schemas whose names begin with `postgres_schema`. Where the programs are missing a test is skipped with the reason, and
-fails where the variable CI is set: there nothing may be passed over in silence.
+TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL or TEST_MYSQL_URL names; who uses it keeps to keys with `redis_namespace` in
+them, or to schemas whose names begin with `postgres_schema` or `mysql_schema`. Where the programs are missing a test is
+skipped with the reason, and fails where the variable CI is set: there nothing may be passed over in silence.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import pytest
 from tests.servers.child import ServerMissing
 from tests.servers.keyspace import delete_keys
+from tests.servers.mariadb_server import MariaDbServer
+from tests.servers.mariadb_server import ask as ask_mysql
 from tests.servers.postgres_server import PostgresServer, ask
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
@@ -25,7 +27,7 @@ from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import OF_REDIS, SharedServers
 
-Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer)
+Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
 
 
 class StartsRedis(Protocol):
@@ -38,6 +40,12 @@ class StartsPostgres(Protocol):
     """Starts a private server, with the options of `PostgresServer`."""
 
     def __call__(self, **options: Any) -> PostgresServer: ...
+
+
+class StartsMariaDb(Protocol):
+    """Starts a private server, with the options of `MariaDbServer`."""
+
+    def __call__(self, **options: Any) -> MariaDbServer: ...
 
 
 def not_installed(error: ServerMissing) -> NoReturn:
@@ -154,6 +162,35 @@ def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
             nonlocal count
             count += 1
             return _entered(started, PostgresServer(tmp_path / f"postgres-{count}", **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def mysql_url(shared_servers: SharedServers) -> str:
+    """mysql://USER@HOST:PORT/DATABASE of a server that others use too."""
+    return _url(shared_servers, "mysql")
+
+
+@pytest.fixture
+def mysql_schema(mysql_url: str) -> Iterator[str]:
+    """What the names of a test's databases begin with, nobody else's; they are dropped after it."""
+    name = "t" + secrets.token_hex(5)
+    yield name
+    for (one,) in ask_mysql(mysql_url, f"SHOW DATABASES LIKE '{name}%'"):
+        ask_mysql(mysql_url, f"DROP DATABASE `{one}`")
+
+
+@pytest.fixture
+def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
+    """Starts private servers, which the test may pause and kill; they end with it."""
+    with ExitStack() as started:
+        count = 0
+
+        def start(**options: Any) -> MariaDbServer:
+            nonlocal count
+            count += 1
+            return _entered(started, MariaDbServer(tmp_path / f"mariadb-{count}", **options))
 
         yield start
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="scripts/services", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=("install", "start", "run"))
-    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres")
+    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres|mysql")
     own, command = _parted(arguments)
     given = parser.parse_args(own)
     kinds: list[str] = given.kinds or list(KINDS)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers.mariadb_server import MariaDbServer
 from tests.servers.postgres_server import PostgresServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
@@ -20,7 +21,7 @@ class Kind:
 
     variable: str
     """The environment variable with the URL of one that runs already."""
-    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel | PostgresServer]
+    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel | PostgresServer | MariaDbServer]
     """A new one, with its data below the given folder, not started."""
 
 
@@ -29,6 +30,7 @@ KINDS: Mapping[str, Kind] = {
     "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=RedisCluster),
     "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
     "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
+    "mysql": Kind(variable="TEST_MYSQL_URL", make=MariaDbServer),
 }
 OF_REDIS = ("redis", "cluster", "sentinel")
 """The kinds that keep keys."""
