@@ -34,7 +34,9 @@ RATIOS = {
     "throughput": {"ratio_completed"},
     "change": {"ratio_move", "ratio_cancel", "ratio_bulk_move", "ratio_bulk_cancel"},
 }
-STORES = ("memory:", "sqlite:", "redis:")
+STORES = ("memory:", "sqlite:", "redis:", "postgres:")
+SERVERS = {"redis:": "redis_url", "postgres:": "postgres_url"}
+"""By the store: the fixture that knows where one is."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def url(store: str, request: pytest.FixtureRequest) -> str:
     """What to give for `store`: of a server its address."""
-    return str(request.getfixturevalue("redis_url")) if store == "redis:" else store
+    return str(request.getfixturevalue(SERVERS[store])) if store in SERVERS else store
 
 
 def run(*arguments: str) -> Result:
@@ -72,7 +74,7 @@ def test_the_fields_are_those_that_were_promised(workload: str, store: str, url:
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("store", ["sqlite:", "redis:"])
+@pytest.mark.parametrize("store", ["sqlite:", *SERVERS])
 def test_all_ways_of_being_late_have_their_own_fields(url: str) -> None:
     found = figures(url, "--workload", "lateness", "--n", "10", "--ahead", "all", "--pending", "50", "--flood", "50")
     assert set(found) == {f"{name}{suffix}" for name in LATENESS for suffix in ("", "_20ms", "_0", "_fire")} | ABOUT
@@ -80,7 +82,7 @@ def test_all_ways_of_being_late_have_their_own_fields(url: str) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.faults
-@pytest.mark.parametrize("store", ["sqlite:", "redis:"])
+@pytest.mark.parametrize("store", ["sqlite:", *SERVERS])
 def test_a_crash_loses_nothing(url: str) -> None:
     """So many that the killed worker holds some for certain: at 200 it held three or four, and once none."""
     found = figures(url, "--workload", "crash", "--n", "3000")

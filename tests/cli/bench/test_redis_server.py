@@ -75,7 +75,7 @@ def test_a_namespace_that_is_there_already_is_kept(redis_url: str, client: Redis
 def test_more_keys_than_one_call_takes_are_removed(redis_url: str, client: Redis) -> None:
     before = keys(client)
     with place_of(redis_url) as place:
-        assert place.server is not None
+        assert isinstance(place.server, RedisServer)
         pipeline = client.pipeline(transaction=False)
         for number in range(2_500):
             pipeline.set(f"{{{place.server.namespace}:{number % 16}}}:{number}", "1")
@@ -99,7 +99,7 @@ def test_the_raw_limit_is_measured_and_leaves_nothing(redis_url: str, client: Re
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 def test_a_cluster_and_a_sentinel_serve_as_well(kind: str, request: pytest.FixtureRequest) -> None:
     with place_of(str(request.getfixturevalue(f"redis_{kind}_url"))) as place:
-        assert place.server is not None
+        assert isinstance(place.server, RedisServer)
         assert place.server.is_cluster == (kind == "cluster")
         for shard in range(16):
             place.server.client.set(f"{{{place.server.namespace}:{shard}}}:k", "1")
@@ -127,6 +127,8 @@ def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> None:
             client.eval("for i = 1, 10000 do redis.call('TIME') end", 0)
         spent, after = place.server.busy().since(busy), place.server.load()
     assert 0 < spent < (after.at - load.at) * 1e6
+    assert after.cpu is not None
+    assert load.cpu is not None
     assert after.cpu > load.cpu
     assert after.requests - load.requests >= 10
 

@@ -11,7 +11,7 @@ from bide.cli.bench.crew import WorkerProcess, stage
 from bide.cli.bench.filling import fill
 from bide.cli.bench.limits import limit_of
 from bide.cli.bench.plan import Plan, Report, rounded
-from bide.cli.bench.redis_server import Load, RedisServer
+from bide.cli.bench.server import Load, Server
 from bide.cli.bench.worker import Spec, Work
 
 SECONDS = 10.0
@@ -26,7 +26,9 @@ async def idle(plan: Plan) -> Report:
     threads, in nanoseconds: a tenth of a percent of ten seconds is one tick of what the system shows of others.
 
     A server is measured by its own count too, first alone and then with the worker, and the first is taken off;
-    `calls_per_s` is then how often it was asked something, and otherwise the calls of the store.
+    `calls_per_s` is then how often it was asked something (a read from a client of Redis, a transaction of a database),
+    and otherwise the calls of the store. Where a server does not count its processor time, and its processes are not to
+    be seen on this machine, `server_cpu_pct` is null.
     """
     count = plan.count(100_000)
     work = Work(topic="bench.idle")
@@ -48,7 +50,7 @@ def _spec(plan: Plan, work: Work, directory: str, pending: int) -> Spec:
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     server = plan.place.server
-    alone = await _alone(plan, server) if server else (0.0, 0.0)
+    alone = await _alone(plan, server) if server else (None, 0.0)
     worker = await WorkerProcess.start(spec)
     try:
         worker.tell("go")
@@ -65,19 +67,21 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     finally:
         await worker.stop()
     seconds = (after["at"] - before["at"]) / 1e9
-    server_cpu, calls = 0.0, (after["calls"] - before["calls"]) / seconds
+    server_cpu: float | None = 0.0
+    calls = (after["calls"] - before["calls"]) / seconds
     if load_before and load_after:
-        server_cpu, requests = _rates(load_before, load_after)
+        busy, requests = _rates(load_before, load_after)
+        server_cpu = None if busy is None or alone[0] is None else max(0.0, busy - alone[0])
         calls = max(0.0, requests - alone[1])
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
-        "server_cpu_pct": rounded(max(0.0, server_cpu - alone[0])),
+        "server_cpu_pct": None if server_cpu is None else rounded(server_cpu),
         "worker_rss_mb": rounded(resident),
         "calls_per_s": rounded(calls),
     }
 
 
-async def _alone(plan: Plan, server: RedisServer) -> tuple[float, float]:
+async def _alone(plan: Plan, server: Server) -> tuple[float | None, float]:
     """What the server takes with nobody connected, and how much it is asked, by its replicas for example."""
     await asyncio.sleep(SETTLING)
     before = server.load()
@@ -85,10 +89,11 @@ async def _alone(plan: Plan, server: RedisServer) -> tuple[float, float]:
     return _rates(before, server.load())
 
 
-def _rates(before: Load, after: Load) -> tuple[float, float]:
-    """Percent of a processor, and requests a second."""
+def _rates(before: Load, after: Load) -> tuple[float | None, float]:
+    """Percent of a processor (None where the server is not to be looked into), and requests a second."""
     seconds = after.at - before.at
-    return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
+    cpu = None if after.cpu is None or before.cpu is None else (after.cpu - before.cpu) / seconds * 100
+    return cpu, (after.requests - before.requests) / seconds
 
 
 async def _pass_time(plan: Plan, what: str) -> None:

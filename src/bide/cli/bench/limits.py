@@ -12,28 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappush
-from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from bide.cli.bench.place import Place
 from bide.cli.bench.plan import Plan, per_second, rounded
-from bide.cli.bench.redis_server import RedisServer
+from bide.cli.bench.server import Raw
 from bide.cli.bench.worker import PAYLOAD
 
 BATCH = 1000
 _HOUR = 3_600_000
-
-
-class Raw(Protocol):
-    """One connection of the plain driver."""
-
-    def store(self, keys: Sequence[str]) -> None:
-        """Store a task for each key, due in an hour, as durably as bide does."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class RawMemory:
@@ -81,27 +70,6 @@ class RawSqlite:
         self._connection.close()
         for path in self._path.parent.glob(f"{self._path.name}*"):
             path.unlink()
-
-
-class RawRedis:
-    """Pipelines of SET and ZADD pairs, in a namespace of its own; on a Cluster spread over as many tags as ours is."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-        self._namespace = f"bench-limit-{uuid4().hex}"
-        tags = [f"{self._namespace}:{shard}" for shard in range(16)] if server.is_cluster else [self._namespace]
-        self._prefixes = [f"{{{tag}}}:" for tag in tags]
-
-    def store(self, keys: Sequence[str]) -> None:
-        due_at = time.time_ns() // 1_000_000 + _HOUR
-        pipeline = self._server.client.pipeline(transaction=False)
-        for key, prefix in zip(keys, cycle(self._prefixes), strict=False):
-            pipeline.set(prefix + key, PAYLOAD)
-            pipeline.zadd(prefix + "due", {key: due_at})
-        pipeline.execute()
-
-    def close(self) -> None:
-        self._server.clear(self._namespace)
 
 
 class Limit:
@@ -156,7 +124,7 @@ def limit_of(plan: Plan) -> Iterator[Limit]:
 
 def _raw(place: Place) -> Raw:
     if place.server is not None:
-        return RawRedis(place.server)
+        return place.server.raw()
     return RawMemory() if place.path is None else RawSqlite(place.path.parent)
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from bide.cli.bench.redis_server import SCHEMES, RedisServer, redis_server
+from bide.cli.bench import postgres_server, redis_server
+from bide.cli.bench.server import Server
 from bide.core.errors import BadInput
 
 TOPIC_PREFIX = "bench."
 _ACCEPTED = (
-    '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db" or '
-    '"redis://host:port/0" (a namespace of its own)'
+    '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db", '
+    '"redis://host:port/0" (a namespace of its own) or "postgresql://host:port/database" (a schema of its own)'
 )
+_Opens = Callable[[str], AbstractContextManager[tuple[Server, str]]]
+_SERVERS: Mapping[str, _Opens] = {
+    **dict.fromkeys(redis_server.SCHEMES, redis_server.redis_server),
+    **dict.fromkeys(postgres_server.SCHEMES, postgres_server.postgres_server),
+}
+"""By the scheme of the URL: the server with the part of it to work in, and the URL that names that part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +31,11 @@ class Place:
     """A store to measure."""
 
     kind: str
-    """What it is: "memory", "sqlite" or "redis"."""
+    """What it is: "memory", "sqlite", "redis", ..."""
     url: str
     path: Path | None = None
     """The file, where there is one."""
-    server: RedisServer | None = None
+    server: Server | None = None
     """The server, where there is one."""
     owned: bool = True
     """Whether all of it is ours, so that it goes as a whole afterwards."""
@@ -39,15 +46,15 @@ class Place:
         return self.path is not None or self.server is not None
 
     def size(self) -> int:
-        """Bytes on disk, the file and what belongs to it; or those that the server uses, whoever put them there."""
+        """Bytes on disk, the file and what belongs to it; or those that the server uses."""
         if self.server is not None:
-            return self.server.memory()
+            return self.server.size()
         return sum(path.stat().st_size for path in _files_of(self.path)) if self.path else 0
 
 
 @contextmanager
 def place_of(url: str) -> Iterator[Place]:
-    """The place that `url` names; files and namespaces that were not there before are removed at the end.
+    """The place that `url` names; files and parts of a server that were not there before are removed at the end.
 
     Raises BadInput, and for a server MissingExtra and StoreUnavailable.
     """
@@ -67,11 +74,13 @@ def place_of(url: str) -> Iterator[Place]:
                 for made in set(_files_of(path)) - before:
                     with suppress(FileNotFoundError):
                         made.unlink()
-    elif parts.scheme in SCHEMES:
-        with redis_server(url) as (server, url_with_namespace):
-            owned = url_with_namespace != url or server.is_empty()
+    elif parts.scheme in _SERVERS:
+        with _SERVERS[parts.scheme](url) as (server, url_of_part):
+            owned = url_of_part != url or server.is_empty()
             try:
-                yield Place(kind="redis", url=url_with_namespace, server=server, owned=owned)
+                if owned:
+                    server.make()
+                yield Place(kind=server.kind, url=url_of_part, server=server, owned=owned)
             finally:
                 if owned:
                     server.clear()

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
-from bide.core.errors import StoreUnavailable
+from bide.cli.bench.server import Load
+from bide.cli.bench.worker import PAYLOAD
+from bide.core.errors import BadInput, StoreUnavailable
 from bide.settings import Settings
 from bide.wiring import store_maker
 
@@ -27,18 +30,7 @@ _AT_ONCE = 1000
 _OUTER = re.compile(r"cmdstat_(evalsha|eval|fcall)(_ro)?$|cmdstat_exec$")
 """Commands whose time includes that of the commands that they run, which are counted a second time by themselves."""
 _MEASURING = re.compile(r"cmdstat_(info|ping)$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a server had done at one moment, since it began."""
-
-    at: float
-    """Seconds of a monotonic clock."""
-    cpu: float
-    """Seconds of processor time."""
-    requests: int
-    """How often it read something from a client: what is sent together counts as one, up to 16 KiB."""
+_HOUR = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +53,22 @@ class Busy:
 class RedisServer:
     """One server, or all masters of a Cluster, and the namespace that the benchmark works in."""
 
+    kind = "redis"
+    remembers_heads = True
+
     def __init__(self, client: Redis | RedisCluster, namespace: str) -> None:
         self.client: Any = client
         self.namespace = namespace
 
-    def memory(self) -> int:
-        """Bytes that the masters use."""
+    def make(self) -> None:
+        """Opening a store is enough."""
+
+    def size(self) -> int:
+        """Bytes of memory that the masters use, whoever put them there."""
         return sum(int(info["used_memory"]) for info in self._info("memory"))
 
     def load(self) -> Load:
-        """What the masters did so far."""
+        """What the masters did so far. A request: something read from a client, what is sent together, up to 16 KiB."""
         at = time.monotonic()
         cpu = sum(info["used_cpu_sys"] + info["used_cpu_user"] for info in self._info("cpu"))
         return Load(at=at, cpu=cpu, requests=sum(int(info["total_reads_processed"]) for info in self._info("stats")))
@@ -101,6 +99,19 @@ class RedisServer:
         """Whether the namespace has no keys at all."""
         return not any(True for master in self._masters() for _ in _keys_of(master, self.namespace))
 
+    def watch(self) -> CommandWatch:
+        """By its own count of the time that it spent on commands."""
+        return CommandWatch(self)
+
+    def raw(self) -> RawRedis:
+        return RawRedis(self)
+
+    def health(self) -> Mapping[str, int]:
+        return {"used_bytes": self.size()}
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        raise BadInput("--snapshot", self.kind, "a database that has them: PostgreSQL, MySQL")
+
     @property
     def is_cluster(self) -> bool:
         return hasattr(self.client, "get_primaries")
@@ -112,6 +123,42 @@ class RedisServer:
 
     def _info(self, section: str) -> list[dict[str, Any]]:
         return [master.info(section) for master in self._masters()]
+
+
+class CommandWatch:
+    """How long a server, which works for nobody else, is busy with it, in microseconds."""
+
+    step = 1.0
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    def start(self) -> None:
+        self._began = self._server.busy()
+
+    def stop(self) -> float:
+        return self._server.busy().since(self._began)
+
+
+class RawRedis:
+    """Pipelines of SET and ZADD pairs, in a namespace of its own; on a Cluster spread over as many tags as ours is."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._namespace = f"bench-limit-{uuid4().hex}"
+        tags = [f"{self._namespace}:{shard}" for shard in range(16)] if server.is_cluster else [self._namespace]
+        self._prefixes = [f"{{{tag}}}:" for tag in tags]
+
+    def store(self, keys: Sequence[str]) -> None:
+        due_at = time.time_ns() // 1_000_000 + _HOUR
+        pipeline = self._server.client.pipeline(transaction=False)
+        for key, prefix in zip(keys, cycle(self._prefixes), strict=False):
+            pipeline.set(prefix + key, PAYLOAD)
+            pipeline.zadd(prefix + "due", {key: due_at})
+        pipeline.execute()
+
+    def close(self) -> None:
+        self._server.clear(self._namespace)
 
 
 def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:

@@ -2,8 +2,10 @@
 
 Each operation is a store call for one task, timed alone; the figure is the median of many. The client's batcher is left
 out, for it would hide the cost of one call; and on SQLite so is the flush at each commit (`synchronous=NORMAL`), for it
-costs more than everything else together, whatever the size, and would make any growth look small. For the same reason a
-server's own count of the time that it spent on commands is read, where there is one, and not how long its answer took.
+costs more than everything else together, whatever the size, and would make any growth look small (on PostgreSQL it is
+`synchronous_commit=off`). For the same reason it is read how long a server was busy, and not how long its answer took:
+by Redis's own count of the time that it spent on commands; by the processor time of those processes of PostgreSQL that
+serve the store, where they can be seen; where not, a stopwatch is read, and the time of a `SELECT 1` taken off.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from contextlib import suppress
 from hashlib import blake2b
 from statistics import median_grouped
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from bide.app import Bide
+from bide.cli.bench import postgres_server
 from bide.cli.bench.crew import clear
 from bide.cli.bench.limits import limit_of
 from bide.cli.bench.plan import Plan, Report, rounded
-from bide.cli.bench.redis_server import RedisServer
+from bide.cli.bench.server import Stopwatch, Watch
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.instants import Millis
 from bide.core.names import new_id
@@ -34,6 +38,8 @@ TOPIC = "bench.scale"
 LEASED = "bench.scale.leased"
 FLOOD = "bench.flood"
 REPETITIONS = 400
+_WARM_UP = 5
+"""Of each operation before those that count: a connection is made for the first."""
 _BATCH = 5_000
 _HOUR = 3_600_000
 _FLOOD = 100_000
@@ -51,7 +57,8 @@ async def scale(plan: Plan) -> Report:
     sizes = [size for power in range(3, 10) if (size := 10**power) < most]
     sizes.append(most)
     costs: dict[str, dict[str, float]] = {name: {} for name in OPERATIONS}
-    app = Bide(plan.place.url, settings=Settings(store=plan.place.url, sqlite_synchronous="normal"))
+    url = _unflushed(plan.place.url)
+    app = Bide(url, settings=Settings(store=url, sqlite_synchronous="normal"))
     with limit_of(plan) as limit:
         limit.measure(5)
         async with app:
@@ -76,40 +83,20 @@ async def scale(plan: Plan) -> Report:
         return Report(fields={"us": costs, "growth": growth, **limit.fields({})}, faults=bench.faults)
 
 
+def _unflushed(url: str) -> str:
+    """Of a PostgreSQL the same, without a flush for each commit; a proxy that pools would not take the option."""
+    parts = urlsplit(url)
+    if parts.scheme not in postgres_server.SCHEMES or "pooler=" in parts.query:
+        return url
+    return f"{url}{'&' if parts.query else '?'}synchronous_commit=off"
+
+
 def _first(by_size: dict[str, float]) -> float:
     return next(iter(by_size.values()))
 
 
 def _last(by_size: dict[str, float]) -> float:
     return list(by_size.values())[-1]
-
-
-class Stopwatch:
-    """How long something takes, in microseconds."""
-
-    step = 0.001
-    """What it counts in. A median within one step is where half of the values lie below, so steps may be coarse."""
-
-    def start(self) -> None:
-        self._began = time.perf_counter_ns()
-
-    def stop(self) -> float:
-        return (time.perf_counter_ns() - self._began) / 1000
-
-
-class ServerWatch:
-    """How long a server, which works for nobody else, is busy with it, in microseconds."""
-
-    step = 1.0
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-
-    def start(self) -> None:
-        self._began = self._server.busy()
-
-    def stop(self) -> float:
-        return self._server.busy().since(self._began)
 
 
 class _Bench:
@@ -119,7 +106,7 @@ class _Bench:
         self._store = store
         self._plan = plan
         server = plan.place.server
-        self._watch: Stopwatch | ServerWatch = Stopwatch() if server is None else ServerWatch(server)
+        self._watch: Watch = Stopwatch() if server is None else server.watch()
         self._size = 0
         self._random = random.Random(1)
         self._heard = asyncio.Event()
@@ -149,18 +136,18 @@ class _Bench:
 
     async def measure(self, size: int) -> dict[str, float]:
         """Microseconds of each operation, the median over all repetitions; operations take turns."""
-        store, taken = self._store, {name: list[float]() for name in OPERATIONS}
+        store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
         self._heard.clear()
-        await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(REPETITIONS)], now=_now())
+        await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
         if self._plan.place.server is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._heard.wait(), _TELLING)
             await asyncio.sleep(_TELLING / 10)  # the rest of what it was told
         held: list[Settlement] = []
         until = _now() + _HOUR
-        for number in range(REPETITIONS):
+        for number in range(times):
             if number % 50 == 0:
-                self._plan.progress(f"measuring at {size}", number, REPETITIONS)
+                self._plan.progress(f"measuring at {size}", number, times)
             fresh = self._task(TOPIC, key_of(-1 - number), self._some_time())
             chosen = key_of(self._random.randrange(size))
             move = Move(TOPIC, chosen, At(self._some_time()))
@@ -174,13 +161,13 @@ class _Bench:
             held += [Settlement(LEASED, task.key, task.token, Verdict.DONE) for task in leased.tasks]
             if not (added[0].ok and moved[0].ok and cancelled[0].ok and found.tasks):
                 self.faults.append(f"at {size} tasks an operation did not do what it was asked")
-        for _ in range(REPETITIONS):  # by itself: opening a store for each would disturb what is measured next
+        for _ in range(times):  # by itself: opening a store for each would disturb what is measured next
             if not (await self._ask(taken["next_wake"], until)).next_wake:
                 self.faults.append(f"at {size} tasks nothing was said to wake next")
                 break
-        if len(held) != REPETITIONS or not all(await store.settle(held, now=_now())):
-            self.faults.append(f"at {size} tasks {len(held)} of {REPETITIONS} leases were given and settled")
-        return {name: rounded(median_grouped(times, self._watch.step)) for name, times in taken.items()}
+        if len(held) != times or not all(await store.settle(held, now=_now())):
+            self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
+        return {name: rounded(median_grouped(each[_WARM_UP:], self._watch.step)) for name, each in taken.items()}
 
     async def _timed(self, times: list[float], call: Coroutine[Any, Any, T]) -> T:
         self._watch.start()
@@ -193,8 +180,8 @@ class _Bench:
 
     async def _ask(self, times: list[float], until: Millis) -> Leased:
         """What wakes next. A store on a server may remember what it was told, so one is asked that knows nothing."""
-        asking = {TOPIC: 0}
-        if self._plan.place.server is None:
+        asking, server = {TOPIC: 0}, self._plan.place.server
+        if server is None or not server.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
         fresh = store_maker(self._plan.place.url, Settings())()
         await fresh.open()
