@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from zlib import crc32
 
+import asyncpg
 import pytest
 
 from bide.stores.postgres import PostgresStore, schema
+from bide.stores.postgres.address import address_of
 from bide.testing.store_suite import StoreSuite
 
 
@@ -16,12 +20,45 @@ class TestPostgres(StoreSuite):
     durable: ClassVar[bool] = True
 
     url: str
+    own: str
+    """The schema of the store that was made last, for a table of the caller's."""
 
     @pytest.fixture(autouse=True)
     def _own_schemas(self, postgres_url: str, postgres_schema: str) -> None:
         self.url = f"{postgres_url}?schema={postgres_schema}"
 
+    def place(self, tmp_path: Path) -> str:
+        return f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+
     async def make_store(self, tmp_path: Path) -> PostgresStore:
-        url = f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+        url = self.place(tmp_path)
+        self.own = f'"{address_of(url).schema}"'
         await schema.migrate(url)
         return PostgresStore(url, clock="caller")
+
+    @asynccontextmanager
+    async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:
+        """A connection of the caller's."""
+        connection = await asyncpg.connect(address_of(self.place(tmp_path)).dsn)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _transaction(self, tmp_path: Path) -> AsyncIterator[Any]:
+        async with self._connected(tmp_path) as connection, connection.transaction():
+            yield connection
+
+    def callers_transaction(self, tmp_path: Path) -> AbstractAsyncContextManager[Any]:
+        return self._transaction(tmp_path)
+
+    async def write_text(self, connection: Any, text: str) -> None:
+        await connection.execute(f"CREATE TABLE IF NOT EXISTS {self.own}.texts (text text)")
+        await connection.execute(f"INSERT INTO {self.own}.texts VALUES ($1)", text)
+
+    async def texts(self, tmp_path: Path) -> list[str]:
+        async with self._connected(tmp_path) as connection:
+            if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{self.own}.texts"):
+                return []
+            return [text for (text,) in await connection.fetch(f"SELECT text FROM {self.own}.texts")]

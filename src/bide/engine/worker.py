@@ -73,12 +73,14 @@ class Worker:
         recorder: Recorder,
         observe: Observer | None = None,
         name: str | None = None,
+        tables: Sequence[TableLoop] = (),
     ) -> None:
         self.store = store
         self.clock = clock
         self.terms = terms
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
+        self._tables = tables
         self._recorder = recorder
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
@@ -106,7 +108,13 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Subscribe, then begin to lease."""
+        """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
+        try:
+            for started, table in enumerate(self._tables):
+                await table.start()
+        except BaseException:
+            await self._stop_tables(self._tables[:started], 0)
+            raise
         if isinstance(self.store, Notifies):
             self._listening = await self.store.listen(list(self._lanes), self._heard)
         for name, work in (

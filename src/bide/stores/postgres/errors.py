@@ -53,25 +53,25 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
         return error
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return Again(f"{where}: {error}")  # somebody migrates: it is prepared anew
     if isinstance(error, asyncpg.PostgresError):
-        return _said_by_server(error, where, adding=adding)
+        lost = isinstance(error, asyncpg.PostgresConnectionError)
+        return by_code(error.sqlstate or "", f"{where}: {error}", adding=adding, lost=lost)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
         return Lost(f"{where}: {said(error)}")
     assert isinstance(error, Exception)
     return error
 
 
-def _said_by_server(error: asyncpg.PostgresError, where: str, *, adding: bool) -> Exception:
-    if isinstance(error, asyncpg.InvalidCachedStatementError):
-        return Again(f"{where}: {error}")  # somebody migrates: it is prepared anew
-    code = error.sqlstate or ""
-    text = f"{where}: {error}"
+def by_code(code: str, text: str, *, adding: bool = False, lost: bool = False) -> Exception:
+    """What an error means that the server reported under this SQLSTATE. `lost`: by which the connection ended."""
     found: StoreError
     if code in _AGAIN:
         return Again(text)
     if code in _ELSEWHERE:
         return NotSent(text)
-    if code in _ENDED or isinstance(error, asyncpg.PostgresConnectionError):
+    if code in _ENDED or lost:
         return Lost(text)
     if code in _FULL or (code.startswith("53") and adding):
         what = "free some of its disk"

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
@@ -49,12 +49,11 @@ SESSION = {
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
-_SET = "".join(f"SET {name} = {value};" for name, value in SESSION.items())
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in PLANNER.items())
 
 
-async def connect(address: Address, *, within: float) -> Any:
-    """A new connection, set up for our statements. Raises NotSent, StoreUnavailable."""
+async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
+    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable."""
     try:
         connection = await asyncpg.connect(
             address.dsn,
@@ -62,9 +61,10 @@ async def connect(address: Address, *, within: float) -> Any:
             statement_cache_size=0 if address.pooled else 200,
             server_settings={"application_name": "bide"},
         )
-        if not address.pooled:  # else the next client would have these settings
+        if session and not address.pooled:  # else the next client would have these settings
             # in a statement of their own, and not as the connection begins, where proxies refuse them
-            await connection.execute(_SET, timeout=within)
+            settings = "".join(f"SET {name} = {value};" for name, value in session.items())
+            await connection.execute(settings, timeout=within)
         return connection
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         found = meaning(error, address.shown)
@@ -121,6 +121,14 @@ class Call:
 
 
 Work = Callable[[Call], Awaitable[T]]
+
+
+class Runs(Protocol):
+    """What carries out calls: a lane, or the transaction of somebody else's that they take part in."""
+
+    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T: ...
+
+    async def read(self, work: Work[T]) -> T: ...
 
 
 class Shut(Exception):

@@ -31,7 +31,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.stores.postgres.lane import Call, Lane, Row, Shut
+from bide.stores.postgres.lane import Call, Row, Runs, Shut
 from bide.stores.postgres.rows import columns, record_of, storable, values_of
 
 AT_ONCE = 2_000
@@ -76,7 +76,7 @@ def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
 # --- add
 
 
-async def add(lane: Lane, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
+async def add(lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
     """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known."""
     answers: list[Any] = [None] * len(tasks)
     first, *later = rounds(tasks)
@@ -141,7 +141,7 @@ def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[
 
 
 async def _add_again(
-    lane: Lane, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
+    lane: Runs, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
 ) -> None:
     """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
     rest.sort()
@@ -197,7 +197,7 @@ async def _lock(
 # --- change and settle
 
 
-async def change(lane: Lane, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
+async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
     """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
 
     def decide(asked: Change, old: Record | None, there: Millis, token: Token, writes: _Writes) -> Answer:
@@ -217,7 +217,7 @@ async def change(lane: Lane, changes: Sequence[Change], now: Millis | None, abou
 
 
 async def settle(
-    lane: Lane, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
+    lane: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
 ) -> list[bool]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
     plain = [one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes]
@@ -255,7 +255,7 @@ async def settle(
     return settled
 
 
-async def _settle_done(lane: Lane, outcomes: Sequence[Settlement], places: Places, now: Millis | None) -> Places:
+async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None) -> Places:
     """The places of those that were still held."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
@@ -286,7 +286,7 @@ Asked = TypeVar("Asked", Change, Settlement)
 
 
 async def _decided(
-    lane: Lane,
+    lane: Runs,
     asked: Sequence[Asked],
     now: Millis | None,
     about: Millis,
@@ -366,7 +366,7 @@ class _Writes:
 # --- extend
 
 
-async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)

@@ -31,6 +31,16 @@ _CLOCK = """clock AS MATERIALIZED (
         SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
     ) AS told
 )"""
+_JOINED_CLOCK = """clock AS MATERIALIZED (
+    SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros AND pg_try_advisory_lock({lock}) THEN
+        CASE WHEN coalesce(
+            CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END, micros
+        ) > 0 THEN CASE WHEN pg_advisory_unlock({lock}) THEN micros END END END AS raised
+    FROM {token}, (
+        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
+    ) AS told
+)"""
+"""In a transaction of somebody else's, which may be long: who raises the counter lets go of the lock at once."""
 _GATE = """gate AS MATERIALIZED (
     SELECT 1 AS opened FROM (VALUES (1)) AS one (one) LEFT JOIN LATERAL (
         SELECT number FROM {caller} WHERE name = $2::text AND number < $3::bigint FOR UPDATE
@@ -43,7 +53,8 @@ _NEW_TOKEN = "greatest(nextval('{token}'), clock.micros, clock.raised)"
 class Names:
     """What things are called in one schema, with one prefix."""
 
-    def __init__(self, schema: str, prefix: str) -> None:
+    def __init__(self, schema: str, prefix: str, *, joined: bool = False) -> None:
+        """`joined`: for statements in a transaction that is not ours."""
         self.schema = schema
         self.prefix = prefix
         number = zlib.crc32(f"{schema}.{prefix}".encode())
@@ -55,8 +66,10 @@ class Names:
             "record": COLUMNS, **{table: f'"{schema}"."{prefix}{table}"' for table in TABLES},
         }  # fmt: skip
         self.parts |= {
-            "clock": self.write(_CLOCK), "gate": self.write(_GATE), "new_token": self.write(_NEW_TOKEN),
-        }  # fmt: skip
+            "clock": self.write(_JOINED_CLOCK if joined else _CLOCK),
+            "gate": self.write(_GATE),
+            "new_token": self.write(_NEW_TOKEN),
+        }
 
     def write(self, template: str, **more: str) -> str:
         """`template` with {name} replaced; {record:t} is the record's columns, each of `t`."""
@@ -70,9 +83,12 @@ class Names:
 
 
 @lru_cache(maxsize=256)
-def queries_of(schema: str, prefix: str) -> Mapping[str, str]:
-    """Every statement for tables of that name. `page_of_state` and `count_state` come once for each state: `..._0`."""
-    names = Names(schema, prefix)
+def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str, str]:
+    """Every statement for tables of that name. `page_of_state` and `count_state` come once for each state: `..._0`.
+
+    `joined`: for transactions that are not ours.
+    """
+    names = Names(schema, prefix, joined=joined)
     written: dict[str, str] = {}
     for name, template in _TEMPLATES.items():
         if "{state}" in template:

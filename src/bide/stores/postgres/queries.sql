@@ -236,6 +236,24 @@ VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLI
 -- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
 DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
 
+-- name: keep_transaction
+-- The last statement of a transaction that a handler had: it is still the one that was begun (nobody has ended it and
+-- begun another), and it writes its number, so that it can be told whether it was committed when the answer was lost.
+-- From here on it is soon over: were our process gone, the server would end it in five seconds.
+INSERT INTO {caller} AS c (name, number, seen)
+SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+WHERE current_setting('bide.transaction', true) = $2::bigint::text
+    AND set_config('idle_in_transaction_session_timeout', '5000', true) IS NOT NULL
+ON CONFLICT (name) DO UPDATE SET number = excluded.number, seen = excluded.seen
+RETURNING number
+
+-- name: was_kept
+-- Waits for the end of the transaction that wrote the row, or is about to.
+INSERT INTO {caller} AS c (name, number, seen)
+VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+ON CONFLICT (name) DO UPDATE SET seen = excluded.seen
+RETURNING number
+
 -- name: raise_tokens
 -- Where the caller's clock counts, which may leap: before the statement that goes by it, and waiting for one's turn.
 SELECT CASE WHEN (SELECT last_value FROM {token}) < $1 THEN setval('{token}', $1) END
@@ -336,6 +354,14 @@ WHERE topic = $1 AND key = $2 ORDER BY line DESC LIMIT $3
 
 -- name: time
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: identity
+-- Which server and which database this is, by what everybody may read, and whether our tables are there; then what goes
+-- in and comes out again, to see that the driver leaves such values as they are.
+SELECT d.oid::bigint, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+    to_regclass('{task}') IS NOT NULL,
+    $1::text[], $2::bigint[], $3::boolean[], $4::bytea[], $5::text, $6::bytea, $7::bigint
+FROM pg_database AS d WHERE d.datname = current_database()
 
 -- name: notify
 SELECT pg_notify('{channel}', $1)

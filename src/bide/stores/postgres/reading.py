@@ -9,7 +9,7 @@ from itertools import pairwise
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.lane import Call, Runs
 from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
 
 COUNT_LIMIT = 10_000
@@ -22,7 +22,7 @@ _Located = tuple[int, Record]
 """The row's number and the record."""
 
 
-async def get(lane: Lane, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
@@ -35,7 +35,7 @@ async def get(lane: Lane, refs: Sequence[Ref]) -> list[Record | None]:
     return await lane.read(work)
 
 
-async def tally(lane: Lane, edges: Sequence[Millis] | None) -> Tally:
+async def tally(lane: Runs, edges: Sequence[Millis] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNT_LIMIT) at worst, whatever waits."""
 
     async def work(call: Call) -> Tally:
@@ -63,7 +63,7 @@ def _count(number: int) -> Count:
     return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
 
 
-async def find(lane: Lane, where: Filter, page: Page) -> Found:
+async def find(lane: Runs, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
     order = order_of(where)
     place = read_cursor(page.cursor, order)

@@ -8,9 +8,9 @@ one for each kind of call, opened when first used.
 from __future__ import annotations
 
 import time as steady
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
-from uuid import uuid4
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
@@ -31,68 +31,22 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import Clock, Finding, Heard, Listening
+from bide.stores.borrowed import borrowed
 from bide.stores.postgres import diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
-from bide.stores.postgres.floors import Floors
-from bide.stores.postgres.lane import Call, Lane
-from bide.stores.postgres.queries import Names, queries_of
-from bide.stores.postgres.wakes import POLL, Hearing, Telling
-from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.postgres.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
+from bide.stores.postgres.lane import Call
+from bide.stores.postgres.opened import Opened, Told
+from bide.stores.postgres.queries import queries_of
+from bide.stores.postgres.transactions import Transactions
+from bide.stores.postgres.wakes import POLL
+from bide.stores.server_time import StoreClock
 
 EVENTS_KEPT = 10_000
-_LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 _PURGED_AT_ONCE = 2_000
 LONGEST_PATIENCE = 45.0
-
-
-class _Opened:
-    """What an open store has. Made by `open`, let go of by `close`."""
-
-    def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:
-        self.names = Names(address.schema, address.prefix)
-        self.time = ServerTime()
-        self.name = uuid4().hex[:16]
-        queries = queries_of(address.schema, address.prefix)
-        self.lanes = {
-            kind: Lane(
-                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
-                time=self.time if by_server else None,
-            )
-            for kind in _LANES
-        }  # fmt: skip
-        self.telling = Telling(cap)
-        self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
-        self.floors = Floors(used=by_server)
-        self.hearing.told = self.floors.told
-        self.raised: Millis = -1
-        """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
-
-    async def close(self) -> None:
-        await self.hearing.close()
-        for lane in self.lanes.values():
-            await lane.close()
-
-
-class _Told:
-    """The wakes of one call: which messages go with it, and what to say in this process once it is done."""
-
-    def __init__(self, opened: _Opened, now: Callable[[], Millis]) -> None:
-        self._opened = opened
-        self._now = now
-        self._wakes: Mapping[Topic, Millis] = {}
-
-    def __call__(self, wakes: Mapping[Topic, Millis]) -> list[str]:
-        self._wakes = wakes
-        return self._opened.telling.messages(wakes, self._now())
-
-    def undone(self) -> None:
-        self._opened.telling.forget(self._wakes)
-
-    def done(self) -> None:
-        if self._wakes:
-            self._opened.hearing.tell(self._wakes)
 
 
 class PostgresStore:
@@ -125,7 +79,7 @@ class PostgresStore:
         self._silence = silence
         self._cap = cap
         self._events_kept = events_kept
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.shown})"
@@ -136,21 +90,26 @@ class PostgresStore:
         """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
         if self._opened is not None:
             return
-        opened = _Opened(
+        opened = Opened(
             self._address,
             by_server=self._by_server,
             patience=min(_AT_FIRST, self._patience),
             silence=self._silence,
             cap=self._cap,
         )
+        opened.joins = Joins(
+            self._address.shown,
+            queries_of(self._address.schema, self._address.prefix, joined=True),
+            now=self._now,
+            about=self._about,
+            tell=opened.telling.within,
+            identity=opened.is_this,
+        )
+        opened.transactions = Transactions(
+            self._address, opened.name, opened.joins, opened.lanes["keep"], opened.hearing.tell, silence=self._silence
+        )
         try:
-
-            async def look(call: Call) -> None:
-                await call.begin()
-                await schema.check(call.connection, self._address)
-                await call.commit()
-
-            await opened.lanes["read"].read(look)
+            await opened.look(self._address)
             await self._look_at_the_clock(opened)
         except BaseException:
             await opened.close()
@@ -166,12 +125,12 @@ class PostgresStore:
             opened, self._opened = self._opened, None
             await opened.close()
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Opened:
         if self._opened is None:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
         return self._opened
 
-    async def _look_at_the_clock(self, opened: _Opened) -> None:
+    async def _look_at_the_clock(self, opened: Opened) -> None:
         async def work(call: Call) -> None:
             sent = steady.monotonic()
             [(micros,)] = await call.fetch("time")
@@ -187,7 +146,7 @@ class PostgresStore:
         """What time it is there, as far as is known without asking."""
         return int(self._open().time.seconds() * 1000) if self._by_server else now
 
-    async def _ready(self, now: Millis) -> _Opened:
+    async def _ready(self, now: Millis) -> Opened:
         """Where the caller's clock counts, the counter is raised to it before the first call that goes by it."""
         opened = self._open()
         if not self._by_server and now > opened.raised:
@@ -214,7 +173,7 @@ class PostgresStore:
         opened = await self._ready(now) if asked else self._open()
         answers: list[Any] = []
         for part in operations.slices(asked):
-            told = _Told(opened, lambda: self._about(now))
+            told = Told(opened, lambda: self._about(now))
             try:
                 answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
             except StoreError as error:
@@ -283,6 +242,23 @@ class PostgresStore:
                 break
         await lane.read(forget)
         return purged
+
+    # --- JoinsTransaction
+
+    def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
+        """A transaction on the store's database, for tasks and for your own tables (`.connection`, asyncpg's).
+
+        Committed on leaving without an error, else rolled back; at most ten at a time, others wait for their turn.
+        Raises StoreUnavailable (nothing of it was done) and OutcomeUnknown.
+        """
+        return self._open().transactions.transaction()
+
+    def using(self, connection: object) -> JoinedVerbs:
+        """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
+        lent = borrowed(connection)
+        if lent is None:
+            raise BadInput("connection", connection, ACCEPTED)
+        return CallersConnection(self._open().joins, lent)
 
     # --- Notifies
 

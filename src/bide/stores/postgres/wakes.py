@@ -72,12 +72,20 @@ class Telling:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[topic] = wake, now
-        if not worth:
-            return []
-        text = _encode(worth).decode()
-        if len(text.encode()) <= _LONGEST:
-            return [text]
-        return [_encode({topic: wake}).decode() for topic, wake in worth.items()]
+        return _written(worth)
+
+    def within(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
+        """The same in a transaction that may come to nothing, or last: what was told of before tells nothing there."""
+        return _written({topic: wake for topic, wake in wakes.items() if wake <= now + self._cap})
+
+
+def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
+    if not wakes:
+        return []
+    text = _encode(wakes).decode()
+    if len(text.encode()) <= _LONGEST:
+        return [text]
+    return [_encode({topic: wake}).decode() for topic, wake in wakes.items()]
 
 
 class Listener:

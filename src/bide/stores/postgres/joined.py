@@ -1,0 +1,275 @@
+"""The verbs in a transaction that is the caller's: task and data are committed together, or not at all.
+
+Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
+around it can go on. Three things are different from our own connections. The call has no number, since it needs none:
+whether it was done is whether that transaction was committed. A lock on the counter of tokens is let go at once. And
+no setting is made for the planner, since that would hold for the caller's statements too; with one or a few tasks in a
+call its plans are right without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.stores.borrowed import Borrowed, Driver
+from bide.stores.postgres import operations, reading
+from bide.stores.postgres.errors import Again, Lost, NotSent, by_code, meaning, said
+from bide.stores.postgres.lane import Call, Row, Work
+
+T = TypeVar("T")
+Identity = tuple[int, int]
+"""Of a database: its number on its server, and when that server was started, to the microsecond."""
+
+SAMPLES: Sequence[Any] = (
+    ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
+)  # fmt: skip
+_UNUSABLE = {
+    "25P02": "an earlier statement of its transaction failed: roll that back",
+    "25006": "its transaction is read-only",
+}
+ACCEPTED = (
+    "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
+    "synchronous or not, over one of these two) or Django (over psycopg 3)"
+)
+
+
+class Known:
+    """What is remembered of a caller's connection for as long as it is there."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        """Verbs that are awaited side by side go one after another: a connection does one thing at a time."""
+        self.ours = False
+        """Whether it was found to be to this very database."""
+
+
+class JoinedCall(Call):
+    """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: Driver, queries: Mapping[str, str]) -> None:
+        self._driver = driver
+        self.queries = queries
+        self.connection = driver.raw
+        self.number = None  # type: ignore[assignment]
+        self.sent = self.begun = False
+
+    @property
+    def caller(self) -> str:
+        return None  # type: ignore[return-value]
+
+    async def fetch(self, query: str, *arguments: Any) -> list[Any]:
+        return await self._driver.run(self.queries[query], arguments)  # type: ignore[return-value]
+
+    async def timed(self, query: str, *arguments: Any) -> list[Any]:
+        return await self.fetch(query, *arguments)
+
+    async def begin(self, how: str = "") -> None:
+        """It has begun."""
+
+    async def commit(self) -> None:
+        """Whoever began it will."""
+
+
+class Joins:
+    """What the verbs have of the open store."""
+
+    def __init__(
+        self,
+        where: str,
+        queries: Mapping[str, str],
+        *,
+        now: Callable[[Millis], Millis | None],
+        about: Callable[[Millis], Millis],
+        tell: Callable[[Mapping[Topic, Millis], Millis], list[str]],
+        identity: Callable[[Identity], Awaitable[bool]],
+    ) -> None:
+        """`identity`: whether this is the store's own database."""
+        self.where = where
+        self.queries = queries
+        self.now = now
+        self.about = about
+        self.tell = tell
+        self.identity = identity
+        self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
+
+
+class JoinedVerbs:
+    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+
+    def __init__(self, joins: Joins, connection: Any) -> None:
+        self._joins = joins
+        self._connection = connection
+        self.wakes: dict[Topic, Millis] = {}
+        """What this transaction makes wake earlier, to be told once it is committed."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection, for statements of your own."""
+        return self._connection
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        return await self._write(operations.add, tasks, now)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write(operations.change, changes, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write(operations.settle, outcomes, now)
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        return await reading.get(self, refs) if refs else []
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await reading.find(self, where, page)
+
+    async def _write(self, operation: Any, asked: Sequence[Any], now: Millis) -> list[Any]:
+        joins = self._joins
+        about = joins.about(now)
+        wakes: dict[Topic, Millis] = {}
+
+        def tell(earliest: Mapping[Topic, Millis]) -> list[str]:
+            wakes.update(earliest)
+            return joins.tell(earliest, about)
+
+        whole = _Whole()
+        answers: list[Any] = []
+
+        async def work(call: Call) -> None:
+            whole.call = call
+            for part in operations.slices(asked):
+                answers.extend(await operation(whole, part, joins.now(now), about, tell))
+
+        if asked:
+            await self._savepoint(work, adding=operation is operations.add)
+        for topic, wake in wakes.items():
+            operations.earliest(self.wakes, topic, wake)
+        return answers
+
+    # --- as a lane
+
+    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+        return await self._savepoint(work, adding=adding)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._savepoint(work)
+
+    async def _savepoint(self, work: Work[T], *, adding: bool = False) -> T:
+        """`work`, whole or not at all."""
+        committing = False
+        try:
+            driver = await self._driver()
+            known = self._known(driver)
+            async with known.turn:
+                alone = driver.alone
+                await driver.run("BEGIN" if alone else "SAVEPOINT bide_verb")
+                try:
+                    if not known.ours:
+                        await self._look(driver)
+                        known.ours = True
+                    done = await work(JoinedCall(driver, self._joins.queries))
+                except BaseException:
+                    with suppress(Exception):  # if that fails the connection is gone, and the transaction with it
+                        await driver.run("ROLLBACK" if alone else "ROLLBACK TO bide_verb")
+                        if not alone:
+                            await driver.run("RELEASE bide_verb")
+                    raise
+                committing = alone
+                await driver.run("COMMIT" if alone else "RELEASE bide_verb")
+                return done
+        except Exception as error:
+            found = self._meaning(error, adding=adding, committing=committing)
+            if found is error:
+                raise
+            raise found from error
+
+    async def _driver(self) -> Driver:
+        raise NotImplementedError
+
+    def _known(self, driver: Driver) -> Known:
+        known = self._joins.known.get(driver.raw)
+        if known is None:
+            known = self._joins.known[driver.raw] = Known()
+        return known
+
+    async def _look(self, driver: Driver) -> None:
+        """Whether it is a connection to the store's own database, and gives what our statements take. BadInput."""
+        [row] = await driver.run(self._joins.queries["identity"], SAMPLES)
+        database, started, has_tables, *came = row
+        if not has_tables or not await self._joins.identity((database, started)):
+            raise BadInput(
+                "connection", self._connection, f"{ACCEPTED}: this one is to another database than {self._joins.where}"
+            )
+        if list(came) != list(SAMPLES):
+            raise BadInput(
+                "connection",
+                self._connection,
+                "a connection whose codecs leave text, bytea, bigint, boolean and arrays of them as they are",
+            )
+
+    def _meaning(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
+        where = self._joins.where
+        code = getattr(error, "sqlstate", None)
+        kind = type(error).__name__
+        if isinstance(code, str) and code in _UNUSABLE:
+            return SetupError(f"{where}: the connection cannot be used now: {_UNUSABLE[code]}")
+        if type(error).__module__.partition(".")[0] == "psycopg":
+            found: Exception
+            if isinstance(code, str):
+                found = by_code(code, f"{where}: {error}", adding=adding)
+            elif kind == "DataError":
+                found = BadInput("task", str(error), "text without NUL or lone surrogates, and integers of 64 bits")
+            elif kind == "OperationalError":
+                found = Lost(f"{where}: {said(error)}")
+            else:
+                found = SetupError(f"{where}: the connection cannot be used: {said(error)}")
+        elif kind == "InterfaceError":
+            found = SetupError(f"{where}: the connection cannot be used: {said(error)}")
+        else:
+            found = meaning(error, where, adding=adding)
+        if isinstance(found, Lost):
+            text = f"{found}; its transaction is gone with it"
+            return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
+        if isinstance(found, Again | NotSent):
+            return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
+        return found
+
+
+class _Whole:
+    """A lane for an operation that is within one savepoint already."""
+
+    call: Call
+
+    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+        return await work(self.call)
+
+    async def read(self, work: Work[T]) -> T:
+        return await work(self.call)
+
+
+class CallersConnection(JoinedVerbs):
+    """The verbs on a connection that the caller opened, in whatever transaction it is in.
+
+    If it is in none, and none begins by itself with a statement, the verb is one of its own.
+    """
+
+    def __init__(self, joins: Joins, lent: Borrowed) -> None:
+        super().__init__(joins, lent.given)
+        self._lent = lent
+
+    async def _driver(self) -> Driver:
+        driver = await self._lent.driver()
+        if type(driver).__name__ not in ("AsyncpgDriver", "PsycopgDriver"):
+            raise BadInput("connection", self._connection, ACCEPTED)
+        if driver.closed:
+            raise SetupError(f"{self._joins.where}: the connection is closed")
+        return driver

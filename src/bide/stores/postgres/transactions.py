@@ -1,0 +1,220 @@
+"""Transactions of our own that a handler's statements take part in, on connections that are kept for them.
+
+They have none of a lane's settings: the planner is the handler's, and a handler may take its time. A commit whose
+answer was lost is looked up: the transaction's last statement wrote its number into a row, and whoever writes that row
+next has to wait until the server has made an end of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import asyncpg
+
+from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.stores.borrowed import Driver, driver_of
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.errors import Lost, NotSent, meaning
+from bide.stores.postgres.joined import JoinedVerbs, Joins, Known
+from bide.stores.postgres.lane import Call, Lane, connect
+
+MOST = 10
+"""Transactions at a time in one process: each is a connection."""
+_KEPT = 60.0
+"""Seconds that a connection is kept which nobody uses."""
+_SESSION = {
+    "default_transaction_isolation": "'read committed'",
+    # a process that is gone without a word keeps its locks for half a minute
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
+_AFRESH = "RESET ALL; " + "".join(f"SET {name} = {value}; " for name, value in _SESSION.items())
+"""What an earlier handler has set is not the next one's."""
+
+
+class Lent:
+    """A connection of the pool."""
+
+    __slots__ = ("connection", "idle_since", "name", "number")
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self.connection = connection
+        self.name = name
+        """What its row among the callers is called."""
+        self.number = 0
+        """The transactions on it so far."""
+        self.idle_since = 0.0
+
+
+class OwnTransaction(JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+    over = False
+
+    async def _driver(self) -> Driver:
+        if self.over:
+            raise SetupError(f"{self._joins.where}: this transaction has ended; use the store, or begin another")
+        driver = driver_of(self._connection)
+        assert driver is not None
+        if driver.alone and not driver.closed:
+            raise _ended(self._joins.where)
+        return driver
+
+
+class Transactions:
+    """The pool. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        address: Address,
+        name: str,
+        joins: Joins,
+        keep: Lane,
+        committed: Callable[[Mapping[Topic, Millis]], None],
+        *,
+        silence: float,
+    ) -> None:
+        """`keep`: the lane on which a lost commit is looked up; `committed` is told what wakes earlier by one."""
+        self._address = address
+        self._name = name
+        self._joins = joins
+        self._keep = keep
+        self._committed = committed
+        self._silence = silence
+        self._afresh = "" if address.pooled else _AFRESH
+        self._places = asyncio.Semaphore(MOST)
+        self._idle: list[Lent] = []
+        self._made = 0
+        self._closed = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[OwnTransaction]:
+        """A transaction, committed when left without an error."""
+        async with self._places:
+            lent = await self._begun()
+            joined = OwnTransaction(self._joins, lent.connection)
+            self._joins.known.setdefault(lent.connection, Known()).ours = True
+            try:
+                yield joined
+                joined.over = True
+                await self._commit(lent)
+            except BaseException:
+                joined.over = True
+                await self._undo(lent)
+                raise
+            self._give_back(lent)
+            if joined.wakes:
+                self._committed(joined.wakes)
+
+    async def _begun(self) -> Lent:
+        """A connection with a transaction that has just begun. Raises StoreUnavailable."""
+        ends = time.monotonic() + self._keep.patience
+        while True:
+            if self._closed:
+                raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+            try:
+                lent = self._idle.pop() if self._idle else await self._made_new()
+                lent.number += 1
+                begin = f"{self._afresh}BEGIN; SET LOCAL bide.transaction = '{lent.number}'"
+                await lent.connection.execute(begin, timeout=self._silence)
+                return lent
+            except (NotSent, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+                found = meaning(error, self._address.shown)  # nothing was done yet: with another connection, then
+                if not isinstance(found, Lost | NotSent):
+                    raise found from error
+                if time.monotonic() >= ends:
+                    raise StoreUnavailable(str(found)) from error
+                if not self._idle:
+                    await asyncio.sleep(0.1)
+
+    async def _made_new(self) -> Lent:
+        self._made += 1
+        connection = await connect(self._address, within=self._silence, session={})
+        return Lent(connection, f"{self._name}:transaction{self._made}")
+
+    async def _commit(self, lent: Lent) -> None:
+        """Raises SetupError where it is over already, StoreUnavailable: not done, OutcomeUnknown."""
+        sent = False
+        try:
+            kept = await lent.connection.fetch(
+                self._joins.queries["keep_transaction"], lent.name, lent.number, timeout=self._silence
+            )
+            if not kept:
+                raise _ended(self._address.shown)
+            sent = True
+            done = await lent.connection.execute("COMMIT", timeout=self._silence)
+            if done != "COMMIT":
+                raise StoreUnavailable(f"{self._address.shown}: rolled back, since a statement of it had failed")
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            found = meaning(error, self._address.shown)
+            if not isinstance(found, Lost | NotSent):
+                if isinstance(error, asyncpg.InFailedSQLTransactionError):
+                    found = SetupError(
+                        f"{self._address.shown}: a statement inside failed, so the transaction cannot be committed; "
+                        "let its error out of the block, or put the statement into a savepoint (`conn.transaction()`)"
+                    )
+                elif type(found).__module__ == "bide.stores.postgres.errors":
+                    found = StoreUnavailable(str(found))
+                raise found from error
+            lent.connection.terminate()
+            if not sent or not await self._was_committed(lent, found):
+                raise StoreUnavailable(f"{found}; the transaction came to nothing") from error
+
+    async def _was_committed(self, lent: Lent, why: Exception) -> bool:
+        """What became of a commit whose answer was lost. Raises OutcomeUnknown."""
+
+        async def look(call: Call) -> int:
+            [(number,)] = await call.fetch("was_kept", lent.name)
+            return int(number)
+
+        try:
+            return await self._keep.read(look) == lent.number
+        except Exception as error:
+            raise OutcomeUnknown(f"{why}; and whether it was committed cannot be found out: {error}") from error
+
+    async def _undo(self, lent: Lent) -> None:
+        """Roll back what is not committed."""
+        connection = lent.connection
+        try:
+            if not connection.is_closed():
+                if connection.is_in_transaction():
+                    await connection.execute("ROLLBACK", timeout=self._silence)
+                self._give_back(lent)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            connection.terminate()
+        except BaseException:
+            connection.terminate()
+            raise
+
+    def _give_back(self, lent: Lent) -> None:
+        now = time.monotonic()
+        if self._closed or lent.connection.is_closed():
+            with suppress(Exception):
+                lent.connection.terminate()
+        else:
+            lent.idle_since = now
+            self._idle.append(lent)
+        while self._idle and self._idle[0].idle_since < now - _KEPT:
+            self._idle.pop(0).connection.terminate()
+
+    async def close(self) -> None:
+        """Let go of the connections; a transaction that is open comes to nothing when it is left."""
+        self._closed = True
+        for lent in self._idle:
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await lent.connection.close(timeout=self._silence)
+        self._idle.clear()
+
+
+def _ended(where: str) -> SetupError:
+    return SetupError(
+        f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
+        "with it; leave that to the end of the block"
+    )
