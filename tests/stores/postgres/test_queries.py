@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SELECT 't' || n % 3, n::text, CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 TH
     $1::bigint - 1000000 + (n * 7919::bigint) % 2000000, 0, n, 0, 0, 0, 0, 0, n::text,
     CASE WHEN n % 7 = 0 THEN 'g' END, '', '',
     CASE WHEN n % 100 >= 95 THEN $1::bigint + n END
-FROM generate_series(1, $2::integer) AS n"""
+FROM generate_series($2::integer, $3::integer) AS n"""
 
 NAMES = (["t0", "t1"], ["3", "1"])
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -48,7 +49,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "tasks_by_names": NAMES,
     "page_by_name": ("t0", "", 100),
     "page_by_group": ("g", "t0", "", 100),
-    **{f"page_of_state_{state}": ("t0", NOW, 5, 2**62, 100) for state in range(5)},
+    **{f"page_of_state_{state}": (f"t{max(0, state - 2)}", NOW - 900_000, 5, 2**62, 100) for state in range(5)},
     "next_topic": ("",),
     "next_topic_of_group": ("g", ""),
     "counts": (100,),
@@ -59,9 +60,9 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 TABLES = {"task"}
 
 
-@pytest_asyncio.fixture
-async def connection(url: str) -> AsyncIterator[Any]:
-    """As the store has it, to tables that are empty."""
+@asynccontextmanager
+async def survey(url: str) -> AsyncIterator[Surveyed]:
+    """A connection as the store has it, to tables that are empty and that nobody analyzes."""
     await schema.migrate(url)
     address = address_of(url)
     made = await connect(address, within=10)
@@ -69,8 +70,16 @@ async def connection(url: str) -> AsyncIterator[Any]:
     await made.execute(names.write("ALTER TABLE {task} SET (autovacuum_enabled = off)"))
     made_queries = queries_of(address.schema, address.prefix)
     await made.execute(made_queries["new_caller"].replace("$1", "'c'"))
-    yield Surveyed(made, made_queries, names)
-    await made.close()
+    try:
+        yield Surveyed(made, made_queries, names)
+    finally:
+        await made.close()
+
+
+@pytest_asyncio.fixture
+async def connection(url: str) -> AsyncIterator[Surveyed]:
+    async with survey(url) as made:
+        yield made
 
 
 class Surveyed:
@@ -82,8 +91,13 @@ class Surveyed:
         self.names = names
         self.prepared: set[str] = set()
 
-    async def fill(self, rows: int = ROWS) -> None:
-        await self.connection.execute(self.names.write(_FILL), NOW, rows)
+    async def fill(self, rows: int = ROWS, *, after: int = 0) -> None:
+        """So many rows in all, of which `after` are there already."""
+        await self.execute(_FILL, NOW, after + 1, rows)
+
+    async def execute(self, statement: str, *arguments: Any) -> None:
+        """With the names of the tables written out."""
+        await self.connection.execute(self.names.write(statement), *arguments)
 
     async def prepare(self, query: str) -> None:
         """Once, and carried out once, so that its plan is kept."""
@@ -92,15 +106,24 @@ class Surveyed:
         self.prepared.add(query)
         await self.plan(query)
 
+    async def forget(self) -> None:
+        """All plans."""
+        for query in self.prepared:
+            await self.connection.execute(f"DEALLOCATE {query}")
+        self.prepared.clear()
+
     async def plan(self, query: str) -> dict[str, Any]:
         """Carried out and undone: the plan with what came of it."""
         if query not in self.prepared:
             await self.prepare(query)
         given = ", ".join(literal(one) for one in ARGUMENTS[query])
+        return await self.explained(f"EXECUTE {query} ({given})")
+
+    async def explained(self, statement: str) -> dict[str, Any]:
         transaction = self.connection.transaction()
         await transaction.start()
         try:
-            text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {query} ({given})")
+            text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
         finally:
             await transaction.rollback()
         found: dict[str, Any] = json.loads(text)[0]["Plan"]
@@ -163,7 +186,7 @@ async def test_a_plan_that_was_made_for_an_empty_table_is_right_for_a_full_one(c
 
 async def test_no_statement_scans_an_analyzed_table(connection: Surveyed) -> None:
     await connection.fill()
-    await connection.connection.execute(connection.names.write("ANALYZE {task}"))
+    await connection.execute("ANALYZE {task}")
     await check_all(connection)
 
 
@@ -171,7 +194,7 @@ async def test_no_statement_scans_an_analyzed_table(connection: Surveyed) -> Non
 async def test_a_lease_is_right_for_a_planner_that_may_do_all(connection: Surveyed, analyzed: bool) -> None:
     await connection.fill()
     if analyzed:
-        await connection.connection.execute(connection.names.write("ANALYZE {task}"))
+        await connection.execute("ANALYZE {task}")
     for name in SESSION:
         if name.startswith("enable_"):
             await connection.connection.execute(f"RESET {name}")
