@@ -112,7 +112,7 @@ async def test_the_log_of_events_is_read_by_its_indexes(surveyed: Surveyed) -> N
     for query, given in OF_EVENTS.items():
         await surveyed.connection.execute(f"PREPARE {query} AS {surveyed.queries[query]}")
         await surveyed.explained(f"EXECUTE {query} ({given})" if given else f"EXECUTE {query}")
-    found = {}
+    found: dict[str, int] = {}
     for first, last in ((1, 1_000), (1_001, 100_000)):
         await surveyed.execute(_EVENTS, first, last)
         for query, given in OF_EVENTS.items():

@@ -46,7 +46,7 @@ async def _server(connection: Any, address: Address) -> Finding:
     return Finding(
         number >= 120_000,
         f"{address.shown}: PostgreSQL {version}",
-        "" if number >= 120_000 else "bide is tested with PostgreSQL 14 and newer",
+        "" if number >= 120_000 else "bide needs PostgreSQL 12 or newer",
     )
 
 
@@ -102,6 +102,12 @@ async def _bloat(connection: Any, address: Address) -> Finding:
 
 
 async def _horizon(connection: Any) -> Finding:
+    if not await connection.fetchval("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"):
+        return Finding(
+            False,
+            "how old others' transactions are this user may not see",
+            "an old one keeps vacuum from cleaning up: GRANT pg_read_all_stats TO this user, or watch it yourself",
+        )
     age = await connection.fetchval(
         "SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::bigint FROM pg_stat_activity "
         "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"

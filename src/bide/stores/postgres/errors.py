@@ -81,7 +81,7 @@ def by_code(code: str, text: str, *, adding: bool = False, lost: bool = False) -
     elif code in _MISSING:
         found = StoreMismatch(f"{text}; run `bide migrate`")
     elif code in _RIGHTS:
-        found = StoreUnavailable(f"{text}; grant this user what running bide needs")
+        found = StoreUnavailable(f"{text}; grant this user what it needs (docs/sql.md)")
     elif code in _ACCOUNT:
         found = StoreUnavailable(f"{text}; check the user and the password in the URL")
     elif code in _POOLED:

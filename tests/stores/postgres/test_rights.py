@@ -1,0 +1,180 @@
+"""The rights in docs/sql.md are enough for everything that bide does, and none of them is idle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.postgres_server import ask
+
+from bide.core.errors import StoreError, StoreUnavailable
+from bide.core.events import Event, EventKind
+from bide.core.names import new_id
+from bide.core.records import (
+    Cancel,
+    Filter,
+    In,
+    Lease,
+    Move,
+    NewTask,
+    Page,
+    Redrive,
+    Ref,
+    Result,
+    Settlement,
+    State,
+    Verdict,
+)
+from bide.stores.postgres import PostgresStore, schema
+
+TOPIC, KEYS = "order.close", ["1", "2", "3", "4", "5", "6"]
+ROLES = ("bide_migrator", "bide_worker")
+
+
+class Granted:
+    """The statements of the page, for a schema and for roles that are nobody else's."""
+
+    def __init__(self, text: str, url: str, name: str) -> None:
+        self.name = name
+        self.admin = url
+        blocks = re.findall(r"^```sql\n(-- who (?:migrates|runs).*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert len(blocks) == 2, "the page has one for each user"
+        self.migrator, self.worker = (self._named(block) for block in blocks)
+
+    def _named(self, block: str) -> list[str]:
+        text = re.sub(r"^--.*\n", "", block, flags=re.MULTILINE)
+        text = re.sub(r"\bbide_(migrator|worker)\b", rf"{self.name}_\1", text)
+        text = re.sub(r"\bbide\b", self.name, text)
+        return [one.strip() for one in text.split(";") if one.strip()]
+
+    def run(self, statements: list[str]) -> None:
+        for statement in statements:
+            ask(self.admin, statement)
+
+    def url(self, user: str) -> str:
+        """The store, as the one or the other."""
+        return f"{self.admin.replace('//bide@', f'//{self.name}_{user}@')}?schema={self.name}"
+
+
+@pytest.fixture
+def page(root: Path, postgres_url: str, postgres_schema: str) -> Iterator[Granted]:
+    yield Granted((root / "docs" / "sql.md").read_text(encoding="utf-8"), postgres_url, postgres_schema)
+    for role in ROLES:
+        mine = role.replace("bide", postgres_schema)
+        if ask(postgres_url, f"SELECT FROM pg_roles WHERE rolname = '{mine}'"):
+            ask(postgres_url, f"DROP OWNED BY {mine} CASCADE")
+            ask(postgres_url, f"DROP ROLE {mine}")
+
+
+async def everything(url: str) -> None:
+    """Whatever a store can do, done once, by which each right is used."""
+    store = PostgresStore(url, events_kept=2)
+    await store.open()
+    try:
+        now = await store.time()
+        heard: list[str] = []
+        listening = await store.listen([TOPIC], lambda topic, wake: heard.append(topic))
+        assert list(await store.announce("worker", [TOPIC], now + 30_000, now=now)) == ["worker"]
+        await store.announce("gone", [TOPIC], now - 1, now=now)
+
+        tasks = [NewTask(TOPIC, key, new_id(), In(0), b"{}", group="user-7") for key in KEYS]
+        assert {answer.result for answer in await store.add(tasks, now=now)} == {Result.CREATED}
+        assert (await store.add([tasks[0]], now=now))[0].result is Result.REPLACED
+        moved, cancelled = await store.change([Move(TOPIC, "1", In(3_600_000)), Cancel(TOPIC, "2")], now=now)
+        assert (moved.result, cancelled.result) == (Result.MOVED, Result.CANCELLED)
+        leased = await store.lease({TOPIC: 10}, now=now, until=now + 10_000, holder="worker")
+        held = {task.key: task for task in leased.tasks}
+        assert set(held) == {"3", "4", "5", "6"}
+        assert await store.extend([Lease(*held["3"].ref, held["3"].token)], now=now, until=now + 20_000) == [True]
+        ends = [
+            Settlement(TOPIC, "3", held["3"].token, Verdict.DONE),
+            Settlement(TOPIC, "4", held["4"].token, Verdict.RETRY, In(3_600_000), error="no"),
+            Settlement(TOPIC, "5", held["5"].token, Verdict.DEAD, keep_until=now + 3_600_000, error="no"),
+            Settlement(TOPIC, "6", held["6"].token, Verdict.DONE, keep_until=now + 3_600_000),
+        ]
+        assert await store.settle(ends, now=now) == [True] * 4
+        [redriven] = await store.change([Redrive(TOPIC, "5", new_id(), In(0))], now=now)
+        assert redriven.result is Result.REDRIVEN
+        assert await store.purge(now=now, limit=100) == 0
+
+        for where in (Filter(), Filter(group="user-7"), Filter(topic=TOPIC, state=State.WAITING, wake_from=now)):
+            assert (await store.find(where, Page(limit=2))).tasks
+        await store.tally([now, now + 60_000])
+        assert await store.get([Ref(TOPIC, "1")]) != [None]
+        for number in range(4):
+            await store.record([Event(at=now, topic=TOPIC, key=str(number), id="x", kind=EventKind.RETRY)])
+        assert len(await store.events()) == 2
+        found, wanted = await store.schema_version()
+        assert found == wanted
+        assert await store.plan() == []
+        assert len(await store.diagnose()) > 5
+        assert heard
+        await store.announce("worker", [], now, now=now)
+        await listening.close()
+        await store.change([Cancel(TOPIC, key) for key in KEYS], now=now)
+    finally:
+        await store.close()
+
+
+async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url: str) -> None:
+    page.run(page.migrator)
+    await schema.migrate(page.url("migrator"))
+    page.run(page.worker)
+    await everything(page.url("worker"))
+    grants = [one for one in page.worker if one.startswith("GRANT")]
+    single = [
+        f"{right} ON {'SEQUENCE ' if 'SEQUENCE' in grant else ''}{name}"
+        for grant in grants
+        if "SCHEMA" not in grant
+        for rights, names in re.findall(r"GRANT (.*) ON (?:SEQUENCE )?(.*) TO", grant)
+        for right in rights.split(", ")
+        for name in names.split(", ")
+    ]
+    assert len(single) == 18
+    single.append(f"USAGE ON SCHEMA {page.name}")
+    for right in single:
+        ask(postgres_url, f"DELETE FROM {page.name}.task")
+        ask(postgres_url, f"REVOKE {right} FROM {page.name}_worker")
+        with pytest.raises(StoreError):
+            await everything(page.url("worker"))
+        ask(postgres_url, f"GRANT {right} TO {page.name}_worker")
+    ask(postgres_url, f"DELETE FROM {page.name}.task")
+    await everything(page.url("worker"))
+
+
+async def test_whoever_runs_tasks_cannot_migrate(page: Granted) -> None:
+    page.run(page.migrator)
+    await schema.migrate(page.url("migrator"))
+    page.run(page.worker)
+    ask(page.admin, f"DELETE FROM {page.name}.migration")
+    with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
+        await schema.migrate(page.url("worker"))
+
+
+async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Granted) -> None:
+    page.run(page.migrator[:1])
+    with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
+        await schema.migrate(page.url("migrator"))
+    ask(page.admin, f"GRANT CREATE ON DATABASE postgres TO {page.name}_migrator")
+    assert await schema.migrate(page.url("migrator"))
+
+
+async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
+    """Old transactions of others, which only shows to whoever may read all statistics."""
+    page.run(page.migrator)
+    await schema.migrate(page.url("migrator"))
+    page.run(page.worker)
+
+    async def said() -> list[tuple[bool, str]]:
+        store = PostgresStore(page.url("worker"))
+        await store.open()
+        try:
+            return [(one.ok, one.what) for one in await store.diagnose()]
+        finally:
+            await store.close()
+
+    assert any(not ok and "may not see" in what for ok, what in await said())
+    ask(page.admin, f"GRANT pg_read_all_stats TO {page.name}_worker")
+    assert not any("may not see" in what for _, what in await said())
