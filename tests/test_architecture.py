@@ -25,9 +25,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
     "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "OnConflict",
-    "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "ScaledClock", "Settings", "SetupError",
-    "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable", "SystemClock", "Task",
-    "Worker",
+    "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row", "ScaledClock", "Settings",
+    "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable",
+    "SystemClock", "TableSource", "Task", "Watch", "Worker",
 )  # fmt: skip
 """Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
 
@@ -51,7 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
-STORE_PARTS = {"borrowed", "cursors", "named_queries", "server_time", "sorted_chunks"}
+STORE_PARTS = {
+    "batches", "borrowed", "cursors", "floors", "named_queries", "server_time", "sorted_chunks",
+}  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 
 STANDARD_IN_CORE = {

@@ -9,9 +9,10 @@ import pytest
 from tests.stores.postgres.conftest import OpensStore
 
 from bide.core.records import In, Record
-from bide.stores.postgres import PostgresStore, floors
+from bide.stores import floors
+from bide.stores.floors import SLACK, Floors
+from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.floors import SLACK, Floors
 from bide.stores.postgres.queries import Names
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put, put_one
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.postgres.floors import Floors
+from bide.stores.floors import Floors
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
