@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from bide.cli.bench import bench, check, crew, idle, scale
 from bide.cli.bench.worker import Settled, Start
+from bide.core.errors import BadInput
 
 ABOUT = {"store", "version", "python", "loop", "cpus"}
 DELIVERED = {"lost", "duplicated"}
@@ -78,6 +79,45 @@ def test_the_fields_are_those_that_were_promised(workload: str, store: str, url:
 def test_all_ways_of_being_late_have_their_own_fields(url: str) -> None:
     found = figures(url, "--workload", "lateness", "--n", "10", "--ahead", "all", "--pending", "50", "--flood", "50")
     assert set(found) == {f"{name}{suffix}" for name in LATENESS for suffix in ("", "_20ms", "_0", "_fire")} | ABOUT
+
+
+CHURN = {"course", "growth", "lost", "duplicated", "early", "left_behind"}
+OF_SERVERS = {
+    "redis:": {"used_bytes"},
+    "postgres:": {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"},
+}
+"""What each says of its health."""
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("store", STORES)
+def test_churn_says_how_it_goes_and_compares_the_end_with_the_start(store: str, url: str) -> None:
+    snapshot = ["--snapshot"] if store == "postgres:" else []
+    ended = run(
+        url, "--workload", "churn", "--n", "300", "--rate", "400", "--seconds", "3", "--limit", "--json", *snapshot
+    )
+    assert ended.exit_code == 0, ended.output
+    *lines, found = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert set(found) == CHURN | ABOUT | {"limit_per_s"}
+    assert len(lines) >= 4
+    assert {frozenset(line) for line in lines} == {
+        frozenset({"seconds", "scheduled_per_s", "completed_per_s", "lease_p50_ms", "lease_p99_ms", "late_p50_ms",
+                   "late_p99_ms", "snapshot"} | OF_SERVERS.get(store, {"bytes"}))
+    }  # fmt: skip
+    assert found["course"]["start"] == lines[0]
+    assert found["course"]["end"] == lines[-1]
+    assert 300 < sum(line["scheduled_per_s"] for line in lines) / len(lines) < 450
+    assert lines[-1]["completed_per_s"] > 0
+    assert lines[-1]["lease_p99_ms"] >= lines[-1]["lease_p50_ms"] > 0
+    assert any(line["snapshot"] for line in lines) is bool(snapshot)
+    assert ("held" in found["course"]) is bool(snapshot)
+
+
+def test_what_has_no_snapshots_says_so(redis_url: str) -> None:
+    for url in (redis_url, "sqlite:"):
+        ended = run(url, "--workload", "churn", "--n", "10", "--seconds", "1", "--snapshot")
+        assert isinstance(ended.exception, BadInput)
+        assert "PostgreSQL" in str(ended.exception)
 
 
 @pytest.mark.real_time

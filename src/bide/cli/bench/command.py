@@ -16,6 +16,7 @@ import msgspec
 
 from bide._version import __version__
 from bide.cli.bench.change import change
+from bide.cli.bench.churn import churn
 from bide.cli.bench.crew import BenchFault
 from bide.cli.bench.deliver import burst, crash, throughput
 from bide.cli.bench.idle import idle
@@ -45,6 +46,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "scale": scale,
     "crash": crash,
     "timers": timers,
+    "churn": churn,
 }
 
 
@@ -52,11 +54,11 @@ WORKLOADS: Mapping[str, Workload] = {
 @click.argument("store", metavar="STORE_URL", default="sqlite:")
 @click.option(
     "--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
-    help="What to measure; all of them, one after another, take some five minutes.",
+    help="What to measure; all of them but churn, one after another, take some five minutes.",
 )  # fmt: skip
 @click.option("--n", type=click.IntRange(1, 100_000_000), help="How many tasks, or the largest size.")
 @click.option("--rate", type=click.FloatRange(0.1, 100_000), default=200.0, show_default=True,
-              help="lateness: tasks a second.")  # fmt: skip
+              help="lateness, churn: tasks a second.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--ahead", type=click.Choice([*AHEAD, "all"]), default="2s", show_default=True,
               help="lateness: how long before it is due a task is scheduled; fire: far off, then fired.")  # fmt: skip
@@ -65,6 +67,11 @@ WORKLOADS: Mapping[str, Workload] = {
 )
 @click.option("--flood", type=click.IntRange(0, 10_000_000), default=0,
               help="lateness: due tasks beside, of a topic whose only worker is busy.")  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(1, 864_000), default=60.0, show_default=True, help="churn: for so long."
+)
+@click.option("--snapshot", is_flag=True,
+              help="churn: somebody holds a snapshot of the database open for the middle third.")  # fmt: skip
 @click.option("--limit", is_flag=True, help="Measure the plain driver in the same run, and give ratios to it.")
 @click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio", show_default=True,
               help="The event loop of this process and of the workers.")  # fmt: skip
@@ -78,6 +85,8 @@ def bench(
     ahead: str,
     pending: int,
     flood: int,
+    seconds: float,
+    snapshot: bool,
     limit: bool,
     loop: str,
     as_json: bool,
@@ -93,18 +102,24 @@ def bench(
     """
     names = [workload]
     if workload == "all":
-        names = [name for name in WORKLOADS if store != "memory:" or name != "crash"]
+        names = [name for name in WORKLOADS if name != "churn" and (store != "memory:" or name != "crash")]
     good = True
     for name in names:
         with place_of(store) as place, _progress(name, as_json) as progress:
             plan = Plan(
                 place=place, n=n, rate=rate, processes=processes, ahead=ahead, pending=pending, flood=flood,
-                limit=limit, loop=loop, progress=progress,
+                seconds=seconds, snapshot=snapshot, limit=limit, loop=loop, progress=progress, tell=_tell,
             )  # fmt: skip
             report = _run(name, plan)
         good = _show(name, plan, report, as_json) and good
     if not good:
         raise SystemExit(1)
+
+
+def _tell(figures: Mapping[str, Any]) -> None:
+    """A line of a run that takes long, at once."""
+    click.echo(msgspec.json.encode(figures).decode())
+    sys.stdout.flush()
 
 
 def _run(name: str, plan: Plan) -> Report:

@@ -17,7 +17,7 @@ import msgspec
 from bide.app import AppWorker, Bide
 from bide.cli.bench import worker as worker_module
 from bide.cli.bench.plan import Plan
-from bide.cli.bench.worker import Log, Settled, Spec, Start, Work, make_app, read_log
+from bide.cli.bench.worker import Count, Log, Settled, Spec, Start, Work, make_app, read_log
 
 _PATIENCE = 30.0
 _LINGER = 0.3
@@ -42,6 +42,10 @@ class Crew(Protocol):
 
     async def stop(self) -> None:
         """End them. A second call does nothing."""
+        ...
+
+    async def figures(self) -> list[dict[str, Any]]:
+        """What each of them has to say meanwhile, while it works."""
         ...
 
     def log(self) -> tuple[list[Start], list[Settled]]:
@@ -69,7 +73,7 @@ class LocalCrew:
 
     @property
     def settled(self) -> int:
-        return len(self._log.settled)
+        return self._log.number
 
     async def go(self) -> int:
         began = time.time_ns()
@@ -82,6 +86,9 @@ class LocalCrew:
             self._works = False
             await self._running.stop(grace=0)
             await self._worker.__aexit__(None, None, None)
+
+    async def figures(self) -> list[dict[str, Any]]:
+        return [self._log.figures()]
 
     def log(self) -> tuple[list[Start], list[Settled]]:
         return self._log.starts(), self._log.settles()
@@ -174,6 +181,11 @@ class ProcessCrew:
         for member in self.members:
             await member.stop()
 
+    async def figures(self) -> list[dict[str, Any]]:
+        for member in self.members:
+            member.tell("usage")
+        return [await member.said("usage") for member in self.members]
+
     def log(self) -> tuple[list[Start], list[Settled]]:
         starts: list[Start] = []
         settles: list[Settled] = []
@@ -186,9 +198,9 @@ class ProcessCrew:
 
 
 @asynccontextmanager
-async def stage(plan: Plan, *works: Work) -> AsyncIterator[tuple[Bide, Log]]:
+async def stage(plan: Plan, *works: Work, counted: bool = False) -> AsyncIterator[tuple[Bide, Log]]:
     """An open app on the plan's store, with handlers for `works`; at the end its tasks are taken away."""
-    log = Log()
+    log = Count() if counted else Log()
     app = make_app(Spec(store=plan.place.url, works=works), log)
     async with app:
         if not plan.place.owned:
@@ -202,7 +214,7 @@ async def stage(plan: Plan, *works: Work) -> AsyncIterator[tuple[Bide, Log]]:
 
 @asynccontextmanager
 async def crew_of(
-    plan: Plan, app: Bide, log: Log, works: Sequence[Work], *, journal: bool = False
+    plan: Plan, app: Bide, log: Log, works: Sequence[Work], *, journal: bool = False, counted: bool = False
 ) -> AsyncIterator[LocalCrew | ProcessCrew]:
     """The plan's workers on `works`, ready to go."""
     if not plan.place.shared:
@@ -218,7 +230,9 @@ async def crew_of(
         try:
             for number in range(plan.processes):
                 path = str(Path(directory) / f"worker-{number}.log")
-                spec = Spec(store=plan.place.url, works=tuple(works), log=path, journal=journal, loop=plan.loop)
+                spec = Spec(
+                    store=plan.place.url, works=tuple(works), log=path, journal=journal, counted=counted, loop=plan.loop
+                )
                 crew.members.append(await WorkerProcess.start(spec))
             yield crew
         finally:

@@ -17,8 +17,8 @@ from bide.cli.bench.check import NANOSECONDS, Findings, examine
 from bide.cli.bench.crew import BenchFault, crew_of, settled, stage
 from bide.cli.bench.filling import fill
 from bide.cli.bench.limits import limit_of, random_keys
-from bide.cli.bench.plan import Plan, Report, percentile, rounded
-from bide.cli.bench.worker import PAYLOAD, Log, Work
+from bide.cli.bench.plan import Plan, Report, rounded
+from bide.cli.bench.worker import PAYLOAD, Log, Work, percentile
 from bide.core.answers import Answer
 from bide.core.instants import duration
 

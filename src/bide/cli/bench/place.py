@@ -45,6 +45,10 @@ class Place:
         """Whether another process can work on it."""
         return self.path is not None or self.server is not None
 
+    def health(self) -> Mapping[str, int]:
+        """What grows there in long use; of a server what it says of itself."""
+        return {"bytes": self.size()} if self.server is None else self.server.health()
+
     def size(self) -> int:
         """Bytes on disk, the file and what belongs to it; or those that the server uses."""
         if self.server is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -21,6 +20,10 @@ def silent(what: str, done: int, total: int) -> None:
     """Says nothing."""
 
 
+def unheard(figures: Mapping[str, Any]) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The options of the command, checked."""
@@ -35,7 +38,11 @@ class Plan:
     flood: int = 0
     limit: bool = False
     loop: str = "asyncio"
+    seconds: float = 60.0
+    snapshot: bool = False
     progress: Progress = silent
+    tell: Callable[[Mapping[str, Any]], None] = unheard
+    """Where a run of minutes says how it goes, figure by figure."""
 
     def count(self, default: int) -> int:
         return default if self.n is None else self.n
@@ -57,15 +64,6 @@ class Report:
             if value and name.startswith(("lost", "duplicated", "early", "left_behind"))
         ]
         return [*counted, *self.faults]
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile of sorted values: a value that was really measured. Raises IndexError for none.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99)
-    (2.0, 4.0)
-    """
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 def rounded(value: float) -> float:

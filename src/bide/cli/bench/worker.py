@@ -8,17 +8,18 @@ its standard input (`go`, `usage`, `stop`; its end means `stop`), and answers in
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
 from bide.app import Bide
-from bide.core.records import Record, Settlement
+from bide.core.records import Leased, Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -50,6 +51,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     journal: bool = False
     """Write each line of the log at once, so that it survives `kill -9`; otherwise all of them at the end."""
     loop: str = "asyncio"
+    counted: bool = False
+    """Only count, and write no log: for a run of so many tasks that a log would fill the memory."""
     pending: int = 0
     """Tasks to put into the store first, due in an hour: for a store that lives in the worker's own process."""
 
@@ -108,6 +111,15 @@ class Log:
         if self._journal is not None:
             os.write(self._journal, _settled_line(record, at))
 
+    @property
+    def number(self) -> int:
+        """Outcomes that the store has accepted."""
+        return len(self.settled)
+
+    def figures(self) -> dict[str, float]:
+        """What there is to say meanwhile."""
+        return {}
+
     def starts(self) -> list[Start]:
         return [
             Start(record.key, record.token, record.planned_at, at)
@@ -128,6 +140,57 @@ class Log:
         with open(path, "wb") as file:
             file.writelines(_start_line(*one) for one in zip(self.started, self.started_at, strict=True))
             file.writelines(_settled_line(*one) for one in zip(self.settled, self.settled_at, strict=True))
+
+
+class Count(Log):
+    """What the handlers of one process did, in numbers alone; times in milliseconds, since they were last asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = self._accepted = self._early = 0
+        self._late: list[float] = []
+        self._leases: list[float] = []
+
+    def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
+        async def counting(task: Task[bytes]) -> None:
+            late = time.time_ns() / 1_000_000 - task.record.planned_at
+            self._started += 1
+            self._early += late < 0
+            self._late.append(late)
+
+        return counting
+
+    def observe(self, record: Record, settlement: Settlement) -> None:
+        self._accepted += 1
+
+    @property
+    def number(self) -> int:
+        return self._accepted
+
+    def leased(self, took: float) -> None:
+        """A lease that gave something out."""
+        self._leases.append(took)
+
+    def figures(self) -> dict[str, float]:
+        """Percentiles are null where there was nothing."""
+        said: dict[str, Any] = {"started": self._started, "accepted": self._accepted, "early": self._early}
+        for name, times in (("lease", sorted(self._leases)), ("late", sorted(self._late))):
+            for part in (50, 99):
+                said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None
+        self._late, self._leases = [], []
+        return said
+
+    def write(self, path: str) -> None:
+        """There is nothing to write."""
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """The nearest-rank percentile of sorted values: a value that was really measured. Raises IndexError for none.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99)
+    (2.0, 4.0)
+    """
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 def _start_line(record: Record, at: int) -> bytes:
@@ -162,6 +225,8 @@ def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
         for name in _OPERATIONS:
             if hasattr(store, name):
                 setattr(store, name, _counted(getattr(store, name), calls))
+    if isinstance(log, Count):
+        setattr(store, "lease", _timed(store.lease, log))  # noqa: B010 - a store's method, for this run alone
     app = Bide(store, settings=settings)
     for work in spec.works:
         keep_done = timedelta(milliseconds=work.keep_done)
@@ -173,6 +238,17 @@ def _counted(operation: Callable[..., Awaitable[Any]], calls: list[int]) -> Call
     def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
         calls[0] += 1
         return operation(*args, **kwargs)
+
+    return call
+
+
+def _timed(lease: Callable[..., Awaitable[Leased]], count: Count) -> Callable[..., Awaitable[Leased]]:
+    async def call(*args: Any, **kwargs: Any) -> Leased:
+        began = time.perf_counter_ns()
+        leased = await lease(*args, **kwargs)
+        if leased.tasks:
+            count.leased((time.perf_counter_ns() - began) / 1_000_000)
+        return leased
 
     return call
 
@@ -228,11 +304,11 @@ class Reporter:
 
     def _report(self) -> None:
         self._due = False
-        say(settled=len(self._log.settled))
+        say(settled=self._log.number)
 
 
 async def _work(spec: Spec) -> None:
-    log = Log(spec.log if spec.journal else "")
+    log = Count() if spec.counted else Log(spec.log if spec.journal else "")
     calls = [0]
     app = make_app(spec, log, calls)
     ear = Ear()
@@ -246,10 +322,11 @@ async def _work(spec: Spec) -> None:
             async with app.worker(observe=Reporter(log).observe) as worker:
                 say(working=True)
                 while (word := await ear.word()) != "stop":
-                    say(usage={"calls": calls[0], "cpu": time.process_time_ns(), "at": time.monotonic_ns()})
+                    usage = {"calls": calls[0], "cpu": time.process_time_ns(), "at": time.monotonic_ns()}
+                    say(usage={**usage, **log.figures()})
                 await worker.stop(grace=0)
     log.write(spec.log)
-    say(ended=len(log.settled))
+    say(ended=log.number)
 
 
 def main() -> None:
