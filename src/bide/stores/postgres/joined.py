@@ -205,15 +205,15 @@ class JoinedVerbs:
         """Whether it is a connection to the store's own database, and gives what our statements take. BadInput."""
         [row] = await driver.run(self._joins.queries["identity"], SAMPLES)
         database, started, has_tables, *came = row
-        if not has_tables or not await self._joins.identity((database, started)):
-            raise BadInput(
-                "connection", self._connection, f"{ACCEPTED}: this one is to another database than {self._joins.where}"
-            )
         if list(came) != list(SAMPLES):
             raise BadInput(
                 "connection",
                 self._connection,
                 "a connection whose codecs leave text, bytea, bigint, boolean and arrays of them as they are",
+            )
+        if not has_tables or not await self._joins.identity((database, started)):
+            raise BadInput(
+                "connection", self._connection, f"{ACCEPTED}: this one is to another database than {self._joins.where}"
             )
 
     def _meaning(self, error: Exception, *, adding: bool, committing: bool) -> Exception:

@@ -359,7 +359,7 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 -- Which server and which database this is, by what everybody may read, and whether our tables are there; then what goes
 -- in and comes out again, to see that the driver leaves such values as they are.
 SELECT d.oid::bigint, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-    to_regclass('{task}') IS NOT NULL,
+    to_regclass('{migration}') IS NOT NULL,
     $1::text[], $2::bigint[], $3::boolean[], $4::bytea[], $5::text, $6::bytea, $7::bigint
 FROM pg_database AS d WHERE d.datname = current_database()
 
