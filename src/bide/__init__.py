@@ -34,8 +34,10 @@ from bide.core.events import Event, EventKind
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, OnConflict, Ref, Result, State
 from bide.core.retry import Exponential, Fixed, Ladder
+from bide.core.table_source import Sql, TableSource
 from bide.core.tasks import Task
 from bide.engine.clock import ScaledClock, SystemClock
+from bide.engine.watch import Row, Watch
 from bide.engine.worker import Worker
 from bide.settings import Settings
 
@@ -65,9 +67,11 @@ __all__ = [
     "Ref",
     "Result",
     "Retry",
+    "Row",
     "ScaledClock",
     "Settings",
     "SetupError",
+    "Sql",
     "State",
     "StoreCorrupt",
     "StoreError",
@@ -75,7 +79,9 @@ __all__ = [
     "StoreMismatch",
     "StoreUnavailable",
     "SystemClock",
+    "TableSource",
     "Task",
+    "Watch",
     "Worker",
     "__version__",
 ]

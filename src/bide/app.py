@@ -10,26 +10,31 @@ from typing import Any, Generic, TypeVar, Unpack
 import msgspec
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, BadPayload, DuplicateHandler
+from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import Length, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
-from bide.core.records import NewTask, Topic
+from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
+from bide.core.table_source import TableSource
 from bide.core.tasks import Task
 from bide.engine.arguments import TaskOptions
 from bide.engine.client import Client
+from bide.engine.clock import SystemClock
 from bide.engine.sync import SyncClient
+from bide.engine.tables import TableLoop
 from bide.engine.terms import Retention
+from bide.engine.watch import Watch
 from bide.engine.worker import Observer, Worker
-from bide.ports import Clock, Route, Store
+from bide.ports import Clock, DueRow, Route, Store, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
-from bide.wiring import store_maker, terms_of, without_secrets
+from bide.wiring import store_maker, table_at, terms_of, without_secrets
 
 P = TypeVar("P")
 _THREADS = 32
 """Threads of a plain-function handler unless it says how many."""
+_MOST_CONNECTIONS = 1_000
 
 
 class Handler(Generic[P]):
@@ -125,6 +130,7 @@ class Bide(Client):
         self.routes: dict[Topic, Route] = {}
         self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
+        self.watches: list[Watch] = []
         self.sync = SyncClient(self, self._clone)
 
     def handler(
@@ -181,6 +187,59 @@ class Bide(Client):
 
         return register
 
+    def watch(
+        self,
+        source: TableSource,
+        *,
+        topic: str | None = None,
+        concurrency: int = 1,
+        retry: RetryPolicy | str | None = None,
+        timeout: Length | None = None,
+    ) -> Watch:
+        """Watch a table of your own: each row that comes due gets the changes of `source`, once. Raises BadInput.
+
+        `@watch.handler` adds a function that is called within the transaction of the changes, for `concurrency` rows at
+        once in one process, each on a connection of its own; `retry` says how long a row rests that it failed for, and
+        `timeout` ends a coroutine function as failed. With a `topic` each row becomes a task of that in the same
+        transaction instead, under the row's id, with its columns for a payload: for handlers that take long.
+        """
+        if not isinstance(source, TableSource):
+            raise BadInput("source", source, "a TableSource")
+        if not 1 <= concurrency <= _MOST_CONNECTIONS:
+            raise BadInput("concurrency", concurrency, f"a whole number from 1 to {_MOST_CONNECTIONS}")
+        limit = None if timeout is None else duration(timeout, field="timeout")
+        if limit == 0:
+            raise BadInput("timeout", timeout, "a length above zero, or None for no limit")
+        if topic is not None and source.database is not None:
+            raise BadInput("topic", topic, "none for a table of another database: one transaction cannot cover both")
+
+        def new_task(row: DueRow) -> NewTask:
+            assert topic is not None
+            made = self.new(topic, row.columns, key=str(row.id), delay="0s")
+            return msgspec.structs.replace(made, due=At(row.due))
+
+        watch = Watch(
+            source, concurrency=concurrency, retry=policy(retry), timeout=limit,
+            topic=None if topic is None else check_topic(topic), new_task=new_task,
+        )  # fmt: skip
+        self.watches.append(watch)
+        return watch
+
+    def table_loops(self) -> list[TableLoop]:
+        """What works on the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
+        return [TableLoop(watch, self._table(watch), clock=self.clock, store=self.store) for watch in self.watches]
+
+    def _table(self, watch: Watch) -> Table:
+        source = watch.source
+        if source.database is not None:
+            own_clock = isinstance(self._own_clock, SystemClock)
+            return table_at(source.database, source, watch.concurrency, self.settings, own_clock=own_clock)
+        if isinstance(self.store, WatchesTables):
+            return self.store.table(source, connections=watch.concurrency)
+        raise SetupError(
+            f"{watch}: {type(self.store).__name__} holds no tables of yours; say where it is: TableSource(database=URL)"
+        )
+
     def on_dead(self, topic: str) -> Callable[[Callable[[Task[Any]], Any]], Callable[[Task[Any]], Any]]:
         """Call this function (plain or coroutine) with each task of `topic` that dies: somebody must know.
 
@@ -210,14 +269,17 @@ class Bide(Client):
     def worker(
         self, *, topics: Collection[str] | None = None, observe: Observer | None = None, name: str | None = None
     ) -> AppWorker:
-        """Works on this app's handlers within `async with app.worker():`; no signal handling (`bide work` has that)."""
+        """Works on this app's handlers within `async with app.worker():`; no signal handling (`bide work` has that).
+
+        With `topics`, on those alone; without, on all, and on the watched tables.
+        """
         for topic in topics or ():
             if topic not in self.routes:
                 raise BadInput(
                     "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
                 )
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
-        return AppWorker(self, chosen, observe, name)
+        return AppWorker(self, chosen, observe, name, tables=topics is None)
 
     def _check_payload(self, topic: str, payload: object) -> None:
         """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
@@ -235,19 +297,23 @@ class Bide(Client):
 class AppWorker:
     """A worker with its app: opens the app if it is not open, and lends itself as the running `Worker`."""
 
-    def __init__(self, app: Bide, routes: Mapping[Topic, Route], observe: Observer | None, name: str | None) -> None:
+    def __init__(
+        self, app: Bide, routes: Mapping[Topic, Route], observe: Observer | None, name: str | None, *, tables: bool
+    ) -> None:
         self._app = app
+        self._tables = tables
         self._routes = dict(routes)
         self._observe = observe
         self._name = name
         self._worker: Worker | None = None
 
     async def __aenter__(self) -> Worker:
-        app = await self._app.open()
+        app = self._app
+        await app.open()
         try:
             self._worker = Worker(
                 app.store, self._routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
-                observe=self._observe, name=self._name,
+                observe=self._observe, name=self._name, tables=app.table_loops() if self._tables else (),
             )  # fmt: skip
             await self._worker.start()
         except BaseException:

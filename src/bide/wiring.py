@@ -6,8 +6,9 @@ from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from bide.core.errors import BadInput, MissingExtra, SetupError
+from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
-from bide.ports import Store
+from bide.ports import Store, Table
 from bide.settings import Settings
 
 _ACCEPTED = (
@@ -36,6 +37,26 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
     raise BadInput("store", without_secrets(url), _ACCEPTED)
+
+
+def table_at(url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True) -> Table:
+    """A table to be watched in the database that `url` names, which needs nothing of bide's. As `store_maker` else."""
+    scheme = urlsplit(url).scheme
+    if scheme == "sqlite":
+        from bide.stores.sqlite.table import SqliteTable, TableFile
+
+        file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
+        return SqliteTable(source, file, stores_own=False)
+    if scheme in _POSTGRES:
+        try:
+            from bide.stores.postgres.table import PostgresTable
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise MissingExtra("postgres", f"{scheme}:") from error
+
+        return PostgresTable(url, source, connections=connections, clock="server" if own_clock else "caller")
+    raise BadInput("database", without_secrets(url), '"sqlite:///path.db" or "postgresql://host:5432/database"')
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -68,11 +89,16 @@ def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
     """`sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute, as SQLAlchemy reads them."""
     from bide.stores.sqlite import SqliteStore
 
+    path = _path_of(url, "store")
+    return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
+
+
+def _path_of(url: str, field: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or not path or parts.query or parts.fragment:
-        raise BadInput("store", without_secrets(url), _ACCEPTED)
-    return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
+        raise BadInput(field, without_secrets(url), _ACCEPTED)
+    return path
 
 
 def _redis(url: str, *, own_clock: bool) -> Callable[[], Store]:

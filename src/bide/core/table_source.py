@@ -28,6 +28,13 @@ NOW = ":now"
 _NOW = re.compile(r"(?<![:\w]):now\b")
 
 
+STILL_DUE = (
+    "still due after the changes, so it would be fired again and again: let them end what `where` asks for, or move "
+    "the due time ahead"
+)
+"""Why a firing is undone."""
+
+
 class DueIs(StrEnum):
     """What the due column holds."""
 
@@ -53,13 +60,12 @@ class Sql(Struct, frozen=True):
     def written(self, now: str) -> str:
         """With `now` in the place of `:now`, but for quoted parts."""
         return "".join(
-            part if place % 2 else _NOW.sub(lambda _: now, part)
-            for place, part in enumerate(_around_quotes(self.text))
+            part if place % 2 else _NOW.sub(lambda _: now, part) for place, part in enumerate(_around_quotes(self.text))
         )
 
 
 class TableSource(Struct, frozen=True, kw_only=True):
-    """A table to be watched. Raises BadInput for what cannot be meant; whether it is there is seen when a worker starts.
+    """A table to be watched. Raises BadInput for what cannot be meant; a worker that starts sees whether it is there.
 
     `table` (with or without its schema: "blog.posts"), `id` (one column that is unique), `due`, `columns` (what a
     handler is given besides) are names as the database has them. `where` is a condition on the columns, in SQL, such
@@ -83,18 +89,18 @@ class TableSource(Struct, frozen=True, kw_only=True):
     database: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.table, str) or not 1 <= len(self.table.split(".")) <= 2:
+        if not _is_text(self.table) or self.table.count(".") > 1:
             raise BadInput("table", self.table, '"table" or "schema.table"')
         for part in self.table.split("."):
             _check_name("table", part)
         _check_name("id", self.id)
         _check_name("due", self.due)
-        if isinstance(self.columns, str) or not isinstance(self.columns, Sequence):
+        if not isinstance(self.columns, list | tuple):
             raise BadInput("columns", self.columns, "a list of columns' names")
         for column in self.columns:
             _check_name("columns", column)
         check_expression("where", self.where)
-        if not isinstance(self.changes, Mapping) or not self.changes:
+        if not self.changes or not hasattr(self.changes, "items"):
             raise BadInput("changes", self.changes, 'what is to change when a row fires, such as {"status": 3}')
         for column in self.changes:
             _check_name("changes", column)
@@ -102,13 +108,13 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("changes", self.id, "columns other than the id, which has to stay")
         if self.due_is not in list(DueIs):
             raise BadInput("due_is", self.due_is, f"one of {', '.join(DueIs)}")
-        if not isinstance(self.zone, tzinfo):
+        if not hasattr(self.zone, "utcoffset"):
             raise BadInput("zone", self.zone, 'a zone, such as zoneinfo.ZoneInfo("Europe/Berlin")')
         if type(self.page) is not int or not 1 <= self.page <= _LARGEST_PAGE:
             raise BadInput("page", self.page, f"a whole number from 1 to {_LARGEST_PAGE:,}")
         if not 0 < self.look_every_ms <= LONGEST_LOOK:
             raise BadInput("look_every", self.look_every, "a length above zero, at most an hour")
-        if self.database is not None and not isinstance(self.database, str):
+        if self.database is not None and not _is_text(self.database):
             raise BadInput("database", self.database, "a URL, or None for the app's own store")
         force_setattr(self, "changes", MappingProxyType(dict(self.changes)))
         force_setattr(self, "columns", tuple(self.columns))
@@ -163,6 +169,10 @@ def _around_quotes(text: str) -> list[str]:
         parts += [text[ended : found.start()], found[0]]
         ended = found.end()
     return [*parts, text[ended:]]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _check_name(field: str, name: object) -> None:

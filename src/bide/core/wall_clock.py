@@ -55,10 +55,8 @@ def instant_of(shown: datetime, zone: tzinfo) -> Millis:
         early, late = (_instant(shown, zone, fold) for fold in (0, 1))
     except OverflowError:
         return 0 if shown.year < 1970 else LAST_INSTANT
-    if early <= late:
-        found = late
-    else:  # skipped: both lie on the wrong side of the jump
-        found = _change(max(late - 1, 0), early, zone)
+    # a time that is skipped would be after the jump by the old offset, and before it by the new one
+    found = late if early <= late else _change(max(late - 1, 0), early, zone)
     return max(0, min(found, LAST_INSTANT))
 
 

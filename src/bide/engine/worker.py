@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import msgspec
@@ -32,6 +32,7 @@ from bide.engine.lanes import Lanes
 from bide.engine.recorder import Recorder
 from bide.engine.settler import Settler
 from bide.engine.sweeper import Sweeper
+from bide.engine.tables import TableLoop, TableLoops
 from bide.engine.terms import Terms
 from bide.engine.verdicts import dead, settlement, unfit
 from bide.engine.waker import Waker
@@ -73,14 +74,14 @@ class Worker:
         recorder: Recorder,
         observe: Observer | None = None,
         name: str | None = None,
-        tables: Sequence[TableLoop] = (),
+        tables: Iterable[TableLoop] = (),
     ) -> None:
         self.store = store
         self.clock = clock
         self.terms = terms
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
-        self._tables = tables
+        self._tables = TableLoops(tables)
         self._recorder = recorder
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
@@ -109,12 +110,7 @@ class Worker:
 
     async def start(self) -> None:
         """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
-        try:
-            for started, table in enumerate(self._tables):
-                await table.start()
-        except BaseException:
-            await self._stop_tables(self._tables[:started], 0)
-            raise
+        await self._tables.start()
         if isinstance(self.store, Notifies):
             self._listening = await self.store.listen(list(self._lanes), self._heard)
         for name, work in (
@@ -141,7 +137,7 @@ class Worker:
             await self._listening.close()
         self._give_back()
         ends = (self.terms.grace if grace is None else grace) / 1000
-        await asyncio.gather(*(lanes.idle(ends) for lanes in self._lanes.values()))
+        await asyncio.gather(self._tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
         for lanes in self._lanes.values():
             await lanes.close()
         await self._settler.drain()
@@ -154,13 +150,22 @@ class Worker:
         await self._sweeper.leave()
 
     async def until_empty(self) -> None:
-        """Wait until nothing of this worker's topics is waiting or leased any more, by anybody.
+        """Wait until nothing of this worker's topics and tables is waiting or leased any more, by anybody.
 
         What another worker holds is seen to be over when it is looked at again: at most the longest sleep later. Raises
         RuntimeError if the worker stops before.
         """
+        fired = -1
+        while fired != self._tables.fired:
+            await self._tables.until_empty()
+            fired = self._tables.fired  # a task may write a row, and a row schedule a task
+            await self._until_no_task()
+
+    async def _until_no_task(self) -> None:
         if self._stopping:
             raise RuntimeError(_STOPPED)
+        if not self._lanes:
+            return
         emptied = asyncio.get_running_loop().create_future()
         self._emptied.append(emptied)
         self._waker.kick()

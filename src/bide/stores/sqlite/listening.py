@@ -22,6 +22,9 @@ class Listener:
         self._open = True
 
     async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
         self._open = False
         self._closed(self)
 
@@ -29,6 +32,18 @@ class Listener:
         for topic, wake_at in wakes.items():
             if self._open and topic in self.topics:
                 self._heard(topic, wake_at)
+
+
+class CommitListener(Listener):
+    """A subscription to every commit that is not the store's own, whatever it has changed."""
+
+    def __init__(self, committed: Callable[[], None], closed: Callable[[Listener], None]) -> None:
+        super().__init__((), lambda topic, wake: None, closed)
+        self._committed = committed
+
+    def committed(self) -> None:
+        if self._open:
+            self._committed()
 
 
 class Listeners:
@@ -52,6 +67,15 @@ class Listeners:
     def topics(self) -> set[Topic]:
         """Everything that anybody listens to."""
         return set[Topic]().union(*(listener.topics for listener in self._all))
+
+    def committed(self) -> None:
+        """Somebody has committed something."""
+        for listener in self._all:
+            if isinstance(listener, CommitListener):
+                try:
+                    listener.loop.call_soon_threadsafe(listener.committed)
+                except RuntimeError:  # its loop has been closed without closing it
+                    self.remove(listener)
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Pass on the earliest wake of each topic: one call into each loop that cares."""

@@ -27,11 +27,13 @@ from bide.core.records import (
     Tally,
     Topic,
 )
+from bide.core.table_source import TableSource
 from bide.ports import Finding
 from bide.stores.sqlite import diagnosis, journal, operations, reading, schema
 from bide.stores.sqlite.database import Database, Settings, version_of_file
 from bide.stores.sqlite.joined import JoinedVerbs
 from bide.stores.sqlite.listening import Listener
+from bide.stores.sqlite.table import SqliteTable, StoreFile
 from bide.stores.sqlite.work import Fault, Work
 
 T = TypeVar("T")
@@ -167,6 +169,12 @@ class SqliteStore:
         You commit. Raises BadInput for a connection of another library, or to another file.
         """
         return self._open().using(connection)
+
+    # WatchesTables
+
+    def table(self, source: TableSource, *, connections: int) -> SqliteTable:
+        """A table of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
+        return SqliteTable(source, StoreFile(self._settings.path, self._open), stores_own=True)
 
     # HasSchema
 

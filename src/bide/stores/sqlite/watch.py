@@ -147,6 +147,7 @@ class Watcher:
             if version != self._version:
                 self._tell(cursor)
                 self._version = version
+                self._listeners.committed()
         except sqlite3.Error:
             # Whoever reads or writes meets the same error and is told; tidings may be lost.
             return True

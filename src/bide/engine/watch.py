@@ -1,0 +1,145 @@
+"""What an app says of a table that it watches: what happens to its due rows, and how the handler is called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from bide.core.errors import BadInput, DuplicateHandler, SetupError
+from bide.core.instants import Millis, as_datetime
+from bide.core.records import NewTask, Topic
+from bide.core.retry import RetryPolicy
+from bide.core.table_source import TableSource
+from bide.ports import DueRow
+
+HandlesRow = TypeVar("HandlesRow", bound=Callable[["Row"], Any])
+LAST_PAUSE: Millis = 3_600_000
+"""How long a row rests that its policy has given up: it is due still, and nobody else would look at it."""
+
+
+class Row:
+    """A row that has come due, as it was before the changes. In an open transaction: what it awaits holds the row."""
+
+    __slots__ = ("_now", "_row", "connection")
+
+    def __init__(self, row: DueRow, connection: Any, now: Callable[[], Millis]) -> None:
+        self._row = row
+        self._now = now
+        self.connection = connection
+        """The driver's own, within the transaction that changes the row: what it does is committed with that."""
+
+    @property
+    def id(self) -> Any:
+        return self._row.id
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was due (aware, UTC)."""
+        return as_datetime(self._row.due)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns that the source asks for, and the id."""
+        return dict(self._row.columns)
+
+    def __getitem__(self, column: str) -> Any:
+        return self._row.columns[column]
+
+    @property
+    def lateness(self) -> timedelta:
+        """How long after it was due it is now, by the database's clock."""
+        return timedelta(milliseconds=self._now() - self._row.due)
+
+    def __repr__(self) -> str:
+        return f"<Row {self.id!r} due_at={self.due_at.isoformat()}>"
+
+
+class Watch:
+    """A watched table. By itself it only makes the changes; `@watch.handler` adds a function; a `topic`, a task."""
+
+    def __init__(
+        self,
+        source: TableSource,
+        *,
+        concurrency: int,
+        retry: RetryPolicy,
+        timeout: Millis | None,
+        topic: Topic | None,
+        new_task: Callable[[DueRow], NewTask],
+    ) -> None:
+        self.source = source
+        self.concurrency = concurrency
+        self.retry = retry
+        self.timeout = timeout
+        self.topic = topic
+        self.new_task = new_task
+        self.heard: set[Callable[[], None]] = set()
+        """Whom `look` tells: the loops of this process that watch it."""
+        self._function: Callable[[Row], Any] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def handler(self, function: HandlesRow) -> HandlesRow:
+        """Call `function` with each `Row` that fires, within the transaction of its changes: both, or neither.
+
+        A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is as it was, and
+        is tried again when the retry policy says; what else is due waits for it no longer. Raises DuplicateHandler,
+        SetupError.
+        """
+        if self._function is not None:
+            raise DuplicateHandler(f"{self} has a handler already")
+        if self.topic is not None:
+            raise SetupError(f"{self} hands its rows to {self.topic!r}: either a topic or a handler")
+        if not callable(function):
+            raise BadInput("handler", function, "a function that takes a Row")
+        called = inspect.unwrap(function)
+        if not inspect.iscoroutinefunction(called) and not inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        ):
+            self._threads = ThreadPoolExecutor(self.concurrency, f"bide {self.source.table}")
+        self._function = function
+        return function
+
+    @property
+    def handled(self) -> bool:
+        """Whether a function is called for each row; else they are taken by the page."""
+        return self._function is not None
+
+    def look(self) -> None:
+        """Look at the table now: this process has just written an earlier row, and committed. From any thread.
+
+        Costs nothing where no worker of this process watches it; without it the row is seen `look_every` later at most.
+        """
+        for heard in tuple(self.heard):
+            heard()
+
+    async def call(self, row: Row) -> None:
+        """Let the handler have it. Whatever it raises comes out."""
+        assert self._function is not None
+        if self._threads is None:
+            async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
+                await self._function(row)
+        else:
+            await self._in_thread(self._threads, self._function, row)
+
+    async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> None:
+        """Run it in a thread. That cannot be stopped, and it has the connection: its end is waited for in any case."""
+        context = contextvars.copy_context()
+        running = asyncio.get_running_loop().run_in_executor(threads, context.run, function, row)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            running.exception()
+            raise cancelled
+        running.result()
+
+    def __repr__(self) -> str:
+        return f"<Watch {self.source.table}>"
