@@ -13,11 +13,13 @@ from bide.settings import Settings
 
 _ACCEPTED = (
     'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
-    '"redis+sentinel://...", "redis+cluster://...", "postgresql://host:5432/database" or "memory:"'
+    '"redis+sentinel://...", "redis+cluster://...", "postgresql://host:5432/database", '
+    '"mysql://host:3306/database" or "memory:"'
 )
 _REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 _POSTGRES = ("postgresql", "postgres")
-_LATER = ("mysql", "http", "https")
+_MYSQL = ("mysql", "mariadb")
+_LATER = ("http", "https")
 
 
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
@@ -34,6 +36,8 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return _redis(url, own_clock=own_clock)
     if parts.scheme in _POSTGRES:
         return _postgres(url, settings, own_clock=own_clock)
+    if parts.scheme in _MYSQL:
+        return _mysql(url, own_clock=own_clock)
     if parts.scheme in _LATER:
         raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
     raise BadInput("store", without_secrets(url), _ACCEPTED)
@@ -125,3 +129,15 @@ def _postgres(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], 
     # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
     cap = max(settings.max_sleep, 1_000)
     return lambda: PostgresStore(url, clock="server" if own_clock else "caller", cap=cap)
+
+
+def _mysql(url: str, *, own_clock: bool) -> Callable[[], Store]:
+    try:
+        from bide.stores.mysql import MySqlStore
+    except ModuleNotFoundError as error:
+        if error.name != "asyncmy":
+            raise
+        raise MissingExtra("mysql", url.partition(":")[0] + ":") from error
+
+    MySqlStore(url)  # what is wrong with the URL is said now, not at the first use
+    return lambda: MySqlStore(url, clock="server" if own_clock else "caller")

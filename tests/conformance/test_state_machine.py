@@ -12,6 +12,7 @@ import pytest
 
 from bide.ports import Store, Timer
 from bide.stores.memory import MemoryStore
+from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
 from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
@@ -77,6 +78,23 @@ def test_postgres_answers_as_memory_does(postgres_url: str, postgres_schema: str
 
     def subject() -> Store:
         return MigratedStore(f"{postgres_url}?schema={postgres_schema}_{next(played)}", clock="caller")
+
+    assert play(subject, games=60, moves=100) >= 4_000
+
+
+class MigratedMySqlStore(MySqlStore):
+    """The same."""
+
+    async def open(self) -> None:
+        await self.migrate()
+        await super().open()
+
+
+def test_mysql_answers_as_memory_does(mysql_url: str, mysql_schema: str) -> None:
+    played = count()
+
+    def subject() -> Store:
+        return MigratedMySqlStore(f"{mysql_url}?schema={mysql_schema}_{next(played)}", clock="caller")
 
     assert play(subject, games=60, moves=100) >= 4_000
 

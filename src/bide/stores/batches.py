@@ -1,0 +1,53 @@
+"""Batches of a SQL store: parts without a key twice, sorted by name, of a size that one statement takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+
+AT_ONCE = 2_000
+"""Tasks in one statement: beyond that it is no quicker, and others wait longer."""
+
+
+class Named(Protocol):
+    """Whatever says which task it is about."""
+
+    @property
+    def topic(self) -> Topic: ...
+
+    @property
+    def key(self) -> str: ...
+
+
+One = TypeVar("One")
+
+
+def rounds(asked: Sequence[Named]) -> list[list[int]]:
+    """The places of a batch in parts without a key twice, each sorted by name; what comes again is in a later part.
+
+    Sorted, so that two batches over the same tasks wait for each other and never in a circle.
+    """
+    parts: list[dict[tuple[str, str], int]] = [{}]
+    for place, one in enumerate(asked):
+        name = (one.topic, one.key)
+        for part in parts:
+            if name not in part:
+                part[name] = place
+                break
+        else:
+            parts.append({name: place})
+    return [[part[name] for name in sorted(part)] for part in parts]
+
+
+def slices(asked: Sequence[One]) -> list[Sequence[One]]:
+    return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
+
+
+def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
+    """Note a wake, if it is the earliest of its topic so far."""
+    known = wakes.get(topic)
+    if known is None or wake < known:
+        wakes[topic] = wake

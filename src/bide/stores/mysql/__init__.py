@@ -1,0 +1,5 @@
+"""The store in MySQL or MariaDB: tasks beside your own tables, and in your own transactions."""
+
+from bide.stores.mysql.store import MySqlStore
+
+__all__ = ["MySqlStore"]

@@ -1,0 +1,200 @@
+"""Scheduling: one packet where every key is new; else those that are there are looked at first, under locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from asyncmy.errors import MySQLError
+
+from bide.core import lifecycle
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import At, NewTask, Result, Token, Topic
+from bide.stores.batches import earliest, rounds
+from bide.stores.mysql.errors import Again, Taken, meaning
+from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
+from bide.stores.mysql.statements import Code, Quote
+
+_encode = msgspec.msgpack.encode
+_answers = msgspec.msgpack.Decoder(list[Answer | None])
+
+
+class Conflicts:
+    """Whether batches of late had keys that were there already: then looking first saves a try."""
+
+    __slots__ = ("likely",)
+
+    def __init__(self) -> None:
+        self.likely = False
+
+
+async def add(
+    lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
+) -> list[Answer]:
+    """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
+    wakes: dict[Topic, Millis] = {}
+    for new in tasks:
+        _check_names(new)
+        earliest(wakes, new.topic, min(max(new.due.resolve(about), about), LAST_INSTANT))
+    tell(wakes)
+    parts = rounds(tasks)
+    if len(parts) == 1 and not conflicts.likely:
+        try:
+            return await _add_new(lane, tasks, parts[0], now)
+        except Taken:
+            conflicts.likely = True
+    answers = await _add_looking(lane, tasks, parts, now)
+    conflicts.likely = any(answer.result is not Result.CREATED for answer in answers)
+    return answers
+
+
+def _check_names(new: NewTask) -> None:
+    if "\0" in new.topic or "\0" in new.key or (new.group is not None and "\0" in new.group):
+        raise BadInput("task", (new.topic, new.key, new.group), "names without NUL")
+    try:
+        (new.topic + new.key + new.id + (new.group or "")).encode()
+    except UnicodeEncodeError:
+        raise BadInput("task", (new.topic, new.key, new.group), "text without lone surrogates") from None
+
+
+async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Millis | None) -> list[Answer]:
+    """One statement that inserts all, or raises Taken and inserts none."""
+
+    async def insert(call: Call) -> list[Answer]:
+        statements = [
+            *call.begin(now, len(places)),
+            *([call.write("first_token")] if now is None else []),
+            call.write("clock"),
+            *_insertion(call, tasks, places, now),
+            *call.pass_gate(_highest(call, now)),
+        ]
+        [[(there, _)], tokens] = await call.timed(*statements, commits=True)
+        return _created(tasks, places, there, [token for (token,) in tokens])
+
+    async def inserted(row: Repeated, call: Call) -> list[Answer]:
+        return await _complete(call, tasks, [None] * len(tasks), row)
+
+    return await lane.run(insert, inserted, adding=True)
+
+
+def _highest(call: Call, now: Millis | None) -> Code:
+    """No token that this call gave out is higher: what was inserted has that of its moment."""
+    return Code(b"@bide_token") if now is not None else Code(b"GREATEST(@bide_token, " + call.there + b")")
+
+
+def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis | None) -> list[bytes]:
+    """The statements that insert these, and say with which tokens."""
+    token, there = b"@bide_token", b"@bide_now"
+    if now is None:
+        token = b"GREATEST(@bide_token, " + call.there + b")"
+    quote = call.quote
+    written = [_new_row(tasks[place], quote, token, there) for place in places]
+    return [
+        call.write("insert_tasks", rows=Code(b", ".join(written))),
+        call.write("first_row"),
+        call.write("inserted_tokens", count=len(places)),
+    ]
+
+
+def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
+    topic, key = quote(new.topic.encode()), quote(new.key.encode())
+    millis = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
+    if type(new.due) is At:
+        due = b"%d" % max(millis, 0)
+        at = b"GREATEST(%d, %b)" % (max(millis, 0), there)
+    else:
+        due = b"LEAST(GREATEST(%b%+d, 0), %d)" % (there, millis, LAST_INSTANT)
+        at = due if millis >= 0 else there
+    group = b"NULL, NULL, NULL" if new.group is None else b"%b, %b, %b" % (quote(new.group.encode()), topic, key)
+    return b"(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)" % (
+        topic, key, at, due, token, there, b"NULL" if new.deadline is None else b"%d" % new.deadline,
+        quote(new.id.encode()), group, quote(new.options), quote(new.payload),
+    )  # fmt: skip
+
+
+def _created(tasks: Sequence[NewTask], places: Places, there: Millis, tokens: Sequence[Token]) -> list[Any]:
+    answers: list[Any] = [None] * len(tasks)
+    schedule = lifecycle.schedule
+    for place, token in zip(places, tokens, strict=True):
+        answers[place] = schedule(tasks[place], None, there, token)
+    return answers
+
+
+async def _complete(
+    call: Call, tasks: Sequence[NewTask], answers: Sequence[Answer | None], row: Repeated
+) -> list[Answer]:
+    """The answers of a call that was done before: those that it created are looked up.
+
+    One that has gone meanwhile had a token that nobody can use any more: any that is old enough will do.
+    """
+    missing = [place for place, answer in enumerate(answers) if answer is None]
+    there = {
+        (old.record.topic, old.record.key): old for old in await look_up(call, [tasks[place] for place in missing])
+    }
+    completed: list[Any] = list(answers)
+    for place in missing:
+        new = tasks[place]
+        old = there.get((new.topic, new.key))
+        token = old.record.token if old is not None and old.record.id == new.id else row.micros
+        completed[place] = lifecycle.schedule(new, None, row.now, token)
+    return completed
+
+
+async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places], now: Millis | None) -> list[Answer]:
+    """Some keys may be taken, or come twice: look first, under locks, and take those through the lifecycle."""
+
+    async def decide(call: Call) -> list[Answer]:
+        decided: list[Any] = [None] * len(tasks)
+        created: list[int] = []
+        begin = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
+        highest: Token = 0
+        for number, part in enumerate(parts):
+            there, micros, olds = await lock(call, [tasks[place] for place in part], begin)
+            begin = []
+            writes = Writes()
+            free: Places = []
+            for place in part:
+                new = tasks[place]
+                old = olds.get((new.topic, new.key))
+                if old is None:
+                    free.append(place)
+                    continue
+                token = max(old.record.token + 1, micros)
+                highest = max(highest, token)
+                answer = decided[place] = lifecycle.schedule(new, old.record, there, token)
+                if answer.result is Result.REPLACED and answer.record is not None:
+                    writes.replace(old.row, answer.record)
+            statements = writes.statements(call)
+            if free:
+                statements += _insertion(call, tasks, free, now)
+                created += free
+            last = number == len(parts) - 1
+            if last:
+                kept = [None if place in set(created) else answer for place, answer in enumerate(decided)]
+                above = Code(b"GREATEST(%d, %b)" % (highest, _highest(call, now)))
+                statements += call.pass_gate(above, _encode(kept))
+            if statements:
+                answers = await _sent(call, statements, commits=last)
+                if free:
+                    for place, (token,) in zip(free, answers[0], strict=True):
+                        decided[place] = lifecycle.schedule(tasks[place], None, there, token)
+        return decided
+
+    async def decided_before(row: Repeated, call: Call) -> list[Answer]:
+        return await _complete(call, tasks, _answers.decode(row.answer or b"\x90"), row)
+
+    return await lane.run(decide, decided_before, adding=True)
+
+
+async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> Any:
+    """Send; somebody may have inserted meanwhile what was not there: then all is looked at again."""
+    try:
+        return await call.send(*statements, commits=commits)
+    except MySQLError as error:
+        if isinstance(meaning(error, ""), Taken):
+            raise Again("a key was taken meanwhile") from error
+        raise

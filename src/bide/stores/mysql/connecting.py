@@ -1,0 +1,131 @@
+"""A connection to the server: made, set up for our statements, asked, and let go of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import asyncmy
+from asyncmy.errors import MySQLError
+
+from bide.stores.mysql.address import Address
+from bide.stores.mysql.errors import UNREADABLE, Broken, Lost, NotSent, meaning, said
+
+Rows = Sequence[Sequence[Any]]
+
+_SETTINGS = (
+    # whatever stands between quotes is bytes, and so is whatever comes back
+    "SET NAMES binary",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+    # what somebody's open transaction holds is tried again by itself, and holds up nothing else for longer than that
+    "innodb_lock_wait_timeout = 1",
+)
+_OF_MARIADB = (
+    # one whose process is gone without a word keeps its locks no longer
+    "SET SESSION idle_transaction_timeout = 5",
+    # long lists of names are looked up one by one, and are not made a table
+    "SET SESSION in_predicate_conversion_threshold = 0",
+)
+_OF_MYSQL = ("SET SESSION range_optimizer_max_mem_size = 0",)
+_LOOK = "SELECT @@max_allowed_packet, @@read_only"
+
+
+class Connection:
+    """One connection of the driver's."""
+
+    __slots__ = ("driver", "largest", "read_only")
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.largest = 0
+        """Bytes of one packet that the server takes."""
+        self.read_only = False
+
+    async def ask(self, packet: bytes | str) -> list[Rows]:
+        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken."""
+        driver = self.driver
+        answers: list[Rows] = []
+        try:
+            await driver.query(packet)
+            while True:
+                result = driver._result
+                if result.description is not None:
+                    answers.append(result.rows)
+                if not result.has_next:
+                    return answers
+                await driver.next_result()
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+
+    @property
+    def usable(self) -> bool:
+        transport = self.driver._transport
+        return bool(self.driver.connected and transport is not None and not transport.is_closing())
+
+    def drop(self) -> None:
+        """Without a word, since the server may be waited for in vain."""
+        driver = self.driver
+        transport = driver._transport
+        if transport is not None:
+            transport.abort()
+        driver.close()
+
+    async def close(self, *, within: float) -> None:
+        """In order, as far as that is possible."""
+        with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
+            async with asyncio.timeout(within):
+                await self.driver.ensure_closed()
+        self.drop()
+
+
+async def connect(address: Address, *, within: float) -> Connection:
+    """A new connection, to the first host that may be written to. Raises NotSent, StoreUnavailable, StoreMismatch."""
+    problem: Exception | None = None
+    last: Connection | None = None
+    for host, port in address.hosts:
+        try:
+            async with asyncio.timeout(within):
+                connection = await _connect(address, host, port, within=within)
+        except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
+            found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
+            if isinstance(found, Lost | NotSent):
+                found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
+            problem = found
+            problem.__cause__ = error
+            continue
+        if not connection.read_only:
+            if last is not None:
+                last.drop()
+            return connection
+        if last is not None:
+            last.drop()
+        last = connection
+    if last is not None:
+        return last  # it can be read from, and what is to be written is refused, and tried again
+    assert problem is not None
+    raise problem
+
+
+async def _connect(address: Address, host: str, port: int, *, within: float) -> Connection:
+    tls = address.tls()
+    driver: Any = await asyncmy.connect(
+        host=host, port=port, user=address.user or None, password=address.password,
+        database=address.database or None, unix_socket=address.socket or None, ssl=tls,
+        connect_timeout=max(1, int(within)), autocommit=None, charset="utf8mb4", program_name="bide",
+    )  # fmt: skip
+    connection = Connection(driver)
+    try:
+        if tls is not None and driver._transport.get_extra_info("ssl_object") is None:
+            raise NotSent(f"{address.shown}: the server offers no TLS, and ssl_mode asks for it")
+        mariadb = "MariaDB" in str(driver.get_server_info())
+        settings = (*_SETTINGS, *(_OF_MARIADB if mariadb else _OF_MYSQL), _LOOK)
+        [((largest, read_only),)] = await connection.ask("; ".join(settings))
+        connection.largest = int(largest)
+        connection.read_only = str(read_only) not in ("0", "OFF", "b'OFF'")
+    except BaseException:
+        connection.drop()
+        raise
+    return connection

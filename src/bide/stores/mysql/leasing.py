@@ -1,0 +1,265 @@
+"""Leasing: one packet locks what is due of each topic, the next writes the leases and says when to come again.
+
+What nobody waits for is not asked for: before anything is locked, one packet that only reads says whether something is
+due, unless that is known (`Expected`). So a worker that polls costs the server a few seeks and no write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from bide.core import lifecycle
+from bide.core.instants import Millis
+from bide.core.records import Leased, Record, State, Topic
+from bide.stores.floors import Floors
+from bide.stores.mysql.connecting import Rows
+from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.rows import AT, ROW, WOKE, record_of
+from bide.stores.mysql.statements import listed
+
+MOST = 1_000_000
+_PAUSES = (0.001, 0.002, 0.004, 0.008)
+"""Seconds between looks at what others have locked: a verb takes a few round trips."""
+_LATER: Millis = 20
+"""When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
+
+_encode = msgspec.msgpack.encode
+_holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+
+class Expected:
+    """When something may be due next, as far as this process knows."""
+
+    __slots__ = ("_wake",)
+
+    def __init__(self) -> None:
+        self._wake: Millis | None = None
+
+    def told(self, wakes: Mapping[Topic, Millis]) -> None:
+        for wake in wakes.values():
+            if self._wake is None or wake < self._wake:
+                self._wake = wake
+
+    def is_due(self, about: Millis) -> bool:
+        return self._wake is not None and self._wake <= about
+
+    def became(self, wake: Millis | None) -> None:
+        self._wake = wake
+
+
+async def lease(
+    lane: Runs,
+    floors: Floors,
+    expected: Expected,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
+    lasts: Millis,
+    holder: str,
+) -> Leased:
+    """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
+
+    What others have locked is passed over. If there is nothing else, it is looked for again a few times: whoever locks
+    a task has decided something about it in a moment.
+    """
+    if not any(want > 0 for want in wants.values()):
+        return (await _look(lane, floors, wants, now))[0]
+    if not expected.is_due(about):
+        leased, due = await _look(lane, floors, wants, now)
+        if not due:
+            expected.became(leased.next_wake)
+            return leased
+    skipped = True
+    leased = Leased([], None, 0)
+    for pause in (*_PAUSES, None):
+        leased, skipped = await _lease(lane, floors, wants, now, lasts, holder)
+        if leased.tasks or not skipped or pause is None:
+            break
+        await asyncio.sleep(pause)
+    full = sum(1 for record in leased.tasks) >= sum(max(want, 0) for want in wants.values())
+    expected.became(0 if full else leased.next_wake)
+    return leased
+
+
+async def _lease(
+    lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+) -> tuple[Leased, bool]:
+    topics = sorted(wants)
+    counts = {topic: min(wants[topic], MOST) for topic in topics}
+
+    async def take(call: Call) -> tuple[Leased, bool]:
+        since, thorough = floors.ask(topics)
+        floor = dict(zip(topics, since, strict=True))
+        try:
+            there, micros, olds = await _locked(call, counts, floor, now, thorough=thorough)
+            tokens = [max(old[1].token + 1, micros) for old in olds]
+            statements = _statements(call, olds, micros, there + lasts, holder)
+            heads, room = _heads(call, counts, floor, olds, thorough=thorough)
+            end = call.commit()
+            if olds or call.again:
+                answer = _encode([(old[0], token) for old, token in zip(olds, tokens, strict=True)])
+                end = call.pass_gate(max(tokens, default=0), answer)
+            answers = await call.send(*statements, *heads, *end, commits=bool(olds) or call.again)
+        except BaseException:
+            floors.failed(topics)
+            raise
+        tasks = [
+            lifecycle.lease(record, there, there + lasts, holder, token)
+            for (_, record, _), token in zip(olds, tokens, strict=True)
+        ]
+        taken = {record.topic for record in tasks}
+        wake, skipped = _next_wake(room, counts, answers, there, thorough=thorough)
+        if any(topic in taken for topic in room):
+            wake = there + lasts if wake is None else min(wake, there + lasts)
+        _note(floors, counts, room, olds, there, skipped=skipped)
+        return Leased(tasks, wake, there), skipped
+
+    async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
+        return await _again(row, call), False
+
+    return await lane.run(take, taken)
+
+
+Due = tuple[int, Record, Millis]
+"""The row, the task, and the wake that it is leased for."""
+
+
+async def _locked(
+    call: Call, counts: Mapping[Topic, int], floor: Mapping[Topic, Millis], now: Millis | None, *, thorough: bool
+) -> tuple[Millis, int, list[Due]]:
+    """What time it is there, in both units, and what is due of each topic, oldest first, locked."""
+    statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
+    asked: list[Topic] = []
+    for topic, count in counts.items():
+        if count > 0:
+            statements.append(call.write("take_waiting", topic=topic, floor=floor[topic], most=count))
+            asked.append(topic)
+            if thorough:
+                statements.append(call.write("take_lost", topic=topic, most=count))
+                asked.append(topic)
+    [[(there, micros)], *answers] = await call.timed(*statements)
+    found: dict[Topic, list[Due]] = {}
+    for topic, rows in zip(asked, answers, strict=True):
+        found.setdefault(topic, []).extend((row[ROW], record_of(row), row[AT]) for row in rows)
+    olds: list[Due] = []
+    for topic, dues in found.items():
+        dues.sort(key=_by_wake)
+        olds += dues[: counts[topic]]
+    olds.sort(key=_by_wake)
+    return there, micros, olds
+
+
+def _by_wake(due: Due) -> Millis:
+    return due[2]
+
+
+def _statements(call: Call, olds: list[Due], micros: int, until: Millis, holder: str) -> list[bytes]:
+    if not olds:
+        return []
+    numbers = listed(sorted(row for row, _, _ in olds))
+    return [call.write("lease_tasks", rows=numbers, micros=micros, until=until, holder=holder)]
+
+
+def _heads(
+    call: Call, counts: Mapping[Topic, int], floor: Mapping[Topic, Millis], olds: list[Due], *, thorough: bool
+) -> tuple[list[bytes], list[Topic]]:
+    """What asks for the next wake, and of which topics: those that got fewer than they wanted, and that want none."""
+    numbers: dict[Topic, int] = {}
+    for _, record, _ in olds:
+        numbers[record.topic] = numbers.get(record.topic, 0) + 1
+    room = [topic for topic, count in counts.items() if count <= 0 or numbers.get(topic, 0) < count]
+    return head_statements(call, room, floor, thorough=thorough), room
+
+
+def head_statements(call: Call, topics: list[Topic], floor: Mapping[Topic, Millis], *, thorough: bool) -> list[bytes]:
+    statements = []
+    for topic in topics:
+        statements.append(call.write("waiting_head", topic=topic, floor=floor[topic]))
+        if thorough:
+            statements.append(call.write("leased_head", topic=topic))
+    return statements
+
+
+def _next_wake(
+    topics: list[Topic], counts: Mapping[Topic, int], answers: list[Rows], there: Millis, *, thorough: bool
+) -> tuple[Millis | None, bool]:
+    """The earliest of the heads; and whether one is due all the same, which somebody else has locked."""
+    wakes: list[Millis] = []
+    skipped = False
+    each = 1 + thorough
+    for place, rows in enumerate(answers):
+        for (at,) in rows:
+            if at > there or counts[topics[place // each]] <= 0:
+                wakes.append(at)
+            else:
+                skipped = True
+    if skipped:
+        wakes.append(there + _LATER)
+    return min(wakes, default=None), skipped
+
+
+def _note(
+    floors: Floors,
+    counts: Mapping[Topic, int],
+    room: list[Topic],
+    olds: list[Due],
+    there: Millis,
+    *,
+    skipped: bool,
+) -> None:
+    """Tell `floors` how far it was looked."""
+    if skipped:
+        return
+    floors.emptied([topic for topic in room if counts[topic] > 0], there)
+    full = {topic for topic in counts if topic not in room}
+    reached: dict[Topic, Millis] = {}
+    for _, record, wake in olds:
+        if record.topic in full and record.state is State.WAITING:
+            reached[record.topic] = max(wake, reached.get(record.topic, 0))
+    floors.reached(reached)
+
+
+async def _again(row: Repeated, call: Call) -> Leased:
+    """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
+    tokens = dict(_holds.decode(row.answer or b"\x90"))
+    held: list[tuple[Millis, Record]] = []
+    if tokens:
+        [rows] = await call.send(call.write("tasks_by_rows", rows=listed(sorted(tokens))))
+        for one in rows:
+            record = record_of(one)
+            if record.state is State.LEASED and record.token == tokens[one[ROW]]:
+                held.append((one[WOKE], record))
+    held.sort(key=_first)
+    return Leased([record for _, record in held], row.now, row.now)
+
+
+def _first(held: tuple[Millis, Record]) -> Millis:
+    return held[0]
+
+
+async def _look(lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None) -> tuple[Leased, bool]:
+    """Only the next wake, and whether something is due of a topic that is wanted."""
+    topics = sorted(wants)
+
+    async def work(call: Call) -> tuple[Leased, bool]:
+        since, thorough = floors.ask(topics)
+        floor = dict(zip(topics, since, strict=True))
+        heads = head_statements(call, topics, floor, thorough=thorough)
+        try:
+            answers = await call.timed(*call.read_clock(now), call.write("clock"), *heads)
+        except BaseException:
+            floors.failed(topics)
+            raise
+        [[(there, _)], *found] = answers
+        counts = dict(wants)
+        wake, due = _next_wake(topics, counts, found, there, thorough=thorough)
+        if due:
+            floors.failed(topics)  # the look that follows is to be as thorough
+        else:
+            floors.emptied([topic for topic in topics if counts[topic] > 0], there)
+        return Leased([], wake, there), due
+
+    return await lane.read(work)

@@ -1,0 +1,87 @@
+-- What bide keeps in MySQL or MariaDB: version 1. Statements are parted by lines of two dashes and a semicolon. {name}
+-- stands for a table of the chosen database with the chosen prefix. Each may be run twice: tables cannot be made within
+-- a transaction here.
+
+-- One row per task.
+-- row: never changes over all lives of a key, so that pages can tell equal times apart by it. InnoDB keeps the table in
+-- this order, so new tasks, whatever their keys, come one after the other, and the other indexes stay small.
+-- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
+-- at: the wake_at of what lives, the finished_at of what has ended. woke_at: the wake_at that a lease was given for
+-- (for the order of what is given out), or the last wake_at of what has ended.
+-- Names are bytes (UTF-8): so case, accents and trailing spaces count, whatever the collation of the database, and they
+-- sort by their bytes, as everywhere else in bide. CONVERT(topic USING utf8mb4) shows them.
+-- group_topic, group_key: the name once more, of those that have a group, for an index that has no entries of others.
+CREATE TABLE IF NOT EXISTS {task} (
+    `row`       bigint UNSIGNED NOT NULL AUTO_INCREMENT,
+    token       bigint NOT NULL,
+    at          bigint NOT NULL,
+    due_at      bigint NOT NULL,
+    planned_at  bigint NOT NULL DEFAULT 0,
+    created_at  bigint NOT NULL,
+    deadline    bigint,
+    woke_at     bigint,
+    keep_until  bigint,
+    attempt     integer NOT NULL DEFAULT 0,
+    failures    integer NOT NULL DEFAULT 0,
+    losses      integer NOT NULL DEFAULT 0,
+    state       tinyint NOT NULL DEFAULT 0,
+    topic       varbinary(200) NOT NULL,
+    `key`       varbinary(200) NOT NULL,
+    id          varbinary(64) NOT NULL,
+    group_name  varbinary(200),
+    group_topic varbinary(200),
+    group_key   varbinary(200),
+    holder      varbinary(255),
+    error       mediumblob,
+    options     mediumblob NOT NULL,
+    payload     longblob NOT NULL,
+    PRIMARY KEY (`row`),
+    UNIQUE KEY name (topic, `key`),
+    -- what is due, oldest first, the next wake, lists and counts: each state of each topic by its time
+    KEY due (topic, state, at, `row`),
+    -- what purge may forget; only what has ended is kept until some time
+    KEY kept (keep_until),
+    -- the members of a group
+    KEY grouped (group_name, group_topic, group_key)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+-- The last call of each caller and its answer, written with the work itself: so a call that is sent again, because its
+-- answer was lost, is recognised. One row per kind of call and process.
+-- micros: no token that the call gave out was higher. What begins a life takes one above all of these, so that tokens
+-- rise although the clock was set back. The row without a name holds what those had that are forgotten.
+CREATE TABLE IF NOT EXISTS {caller} (
+    name    varbinary(64) NOT NULL,
+    number  bigint NOT NULL,
+    seen    bigint NOT NULL,
+    now     bigint NOT NULL,
+    micros  bigint NOT NULL,
+    answer  longblob,
+    PRIMARY KEY (name)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+INSERT INTO {caller} (name, number, seen, now, micros) VALUES ('', 0, 0, 0, 0) ON DUPLICATE KEY UPDATE number = 0
+--;
+-- Who works on what, until when.
+CREATE TABLE IF NOT EXISTS {worker} (
+    holder  varbinary(255) NOT NULL,
+    topics  longblob NOT NULL,
+    until   bigint NOT NULL,
+    PRIMARY KEY (holder)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+-- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
+CREATE TABLE IF NOT EXISTS {event} (
+    line    bigint UNSIGNED NOT NULL AUTO_INCREMENT,
+    at      bigint NOT NULL,
+    topic   varbinary(200) NOT NULL,
+    `key`   varbinary(200) NOT NULL,
+    id      varbinary(64) NOT NULL,
+    kind    varbinary(40) NOT NULL,
+    attempt integer NOT NULL,
+    who     mediumblob,
+    what    mediumblob NOT NULL,
+    was     bigint,
+    wake_at bigint,
+    PRIMARY KEY (line),
+    KEY name (topic, `key`, line)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4

@@ -1,0 +1,53 @@
+"""The queries of `queries.sql` by name, written out for one database and prefix."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from bide.stores.mysql.statements import Template
+from bide.stores.named_queries import read_queries
+
+COLUMNS = (
+    "topic, `key`, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
+    "payload, options, deadline, error, created_at, woke_at, keep_until, `row`"
+)
+"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
+
+TABLES = ("task", "caller", "worker", "event", "migration")
+_HERE = Path(__file__).parent
+_TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+_PART = re.compile(r"\{(\w+)\}")
+
+THERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
+"""The server's clock at the very moment, on our own connections, whose time zone is UTC."""
+THERE_ANYWHERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+"""The server's clock when the statement began, whatever the time zone of the connection."""
+
+
+class Names:
+    """What things are called in one database, with one prefix."""
+
+    def __init__(self, schema: str, prefix: str) -> None:
+        self.schema = schema
+        self.prefix = prefix
+        self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
+        """The advisory lock of whoever migrates."""
+        self.parts = {
+            "record": COLUMNS, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
+        }  # fmt: skip
+
+    def write(self, template: str) -> str:
+        """`template` with {name} replaced."""
+        return _PART.sub(lambda found: self.parts[found[1]], template)
+
+
+@lru_cache(maxsize=256)
+def queries_of(schema: str, prefix: str) -> Mapping[str, Template]:
+    """Every statement for tables of that name."""
+    names = Names(schema, prefix)
+    return MappingProxyType({name: Template(names.write(text)) for name, text in _TEMPLATES.items()})

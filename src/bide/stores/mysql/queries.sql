@@ -1,0 +1,242 @@
+-- Every statement, with the reason for its form. {task} and the like are tables; {record} stands for the columns of a
+-- Record in its order, and then `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value.
+--
+-- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
+-- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
+-- Every big table is entered by FORCE INDEX: statistics of a table that was just filled would lead elsewhere.
+
+-- name: begin
+BEGIN
+
+-- name: commit
+COMMIT
+
+-- name: snapshot
+-- What reads several times reads the same state of the database.
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- name: begin_snapshot
+START TRANSACTION WITH CONSISTENT SNAPSHOT
+
+-- name: look_at_clock
+-- :there is the server's clock in microseconds, or else the caller's.
+SET @bide_micros = :there
+
+-- name: tell_clock
+SET @bide_now = @bide_micros DIV 1000
+
+-- name: first_token
+-- For what begins a life: above everything that was given out before, also if the clock was set back since.
+SET @bide_token = GREATEST(@bide_micros, (SELECT MAX(micros) FROM {caller}) + 1)
+
+-- name: raise_floor
+-- Where the caller's clock counts, which may leap: tokens come from one row, that is one call at a time.
+UPDATE {caller} SET micros = LAST_INSERT_ID(GREATEST(micros, :now * 1000 - 1) + 1 + :most) WHERE name = ''
+
+-- name: take_floor
+SET @bide_micros = LAST_INSERT_ID() - :most, @bide_now = :now, @bide_token = LAST_INSERT_ID() - :most
+
+-- name: clock
+SELECT @bide_now, @bide_micros
+
+-- name: pass_gate
+-- Locks the caller's row, so that a call sent again waits for the end of the first one.
+UPDATE {caller} SET number = :number, seen = @bide_now, now = @bide_now, micros = :micros, answer = :answer
+WHERE name = :me AND number < :number
+
+-- name: gate
+SET @bide_open = IF(ROW_COUNT() = 1, 1, (SELECT 1 UNION ALL SELECT 2))
+
+-- name: all_of_them
+-- Fails (a number that is too large) unless the statement before met so many rows.
+SET @bide_open = 18446744073709551615 + (ROW_COUNT() <> :count)
+
+-- name: insert_tasks
+-- Plain: one key that is taken, and none is inserted. The clock is looked at for each row (:rows say how), since a key
+-- may have lived and ended, with a token of that time, while the rows before it were written.
+INSERT INTO {task} (
+    topic, `key`, at, due_at, token, created_at, deadline, id, group_name, group_topic, group_key, options, payload
+) VALUES :rows
+
+-- name: first_row
+SET @bide_row = LAST_INSERT_ID()
+
+-- name: inserted_tokens
+-- The rows of one statement have consecutive numbers, in its order.
+SELECT token FROM {task}
+WHERE `row` >= @bide_row AND `row` < @bide_row + :count * @@auto_increment_increment ORDER BY `row`
+
+-- name: lock_tasks
+-- Those of the names that are there, locked in the order of the index.
+SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys) FOR UPDATE
+
+-- name: put_tasks
+-- What was decided about locked rows, all at once: each is there, so none is inserted. What a transition cannot change
+-- (payload, options, group) is left as it is.
+INSERT INTO {task} (
+    `row`, topic, `key`, id, state, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
+    created_at, woke_at, keep_until, options, payload
+) VALUES :rows
+ON DUPLICATE KEY UPDATE
+    id = VALUES(id), state = VALUES(state), due_at = VALUES(due_at), at = VALUES(at), planned_at = VALUES(planned_at),
+    attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses), token = VALUES(token),
+    holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error), created_at = VALUES(created_at),
+    woke_at = VALUES(woke_at), keep_until = VALUES(keep_until)
+
+-- name: replace_tasks
+-- The same for new lives, which bring a payload of their own.
+INSERT INTO {task} (
+    `row`, topic, `key`, id, state, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
+    created_at, woke_at, keep_until, options, payload, group_name, group_topic, group_key
+) VALUES :rows
+ON DUPLICATE KEY UPDATE
+    id = VALUES(id), state = VALUES(state), due_at = VALUES(due_at), at = VALUES(at), planned_at = VALUES(planned_at),
+    attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses), token = VALUES(token),
+    holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error), created_at = VALUES(created_at),
+    woke_at = VALUES(woke_at), keep_until = VALUES(keep_until), options = VALUES(options), payload = VALUES(payload),
+    group_name = VALUES(group_name), group_topic = VALUES(group_topic), group_key = VALUES(group_key)
+
+-- name: forget_tasks
+DELETE FROM {task} WHERE `row` IN (:rows)
+
+-- name: take_waiting
+-- What others have locked is passed over. :floor is from where on to look, see `floors`.
+SELECT {record} FROM {task} FORCE INDEX (due)
+WHERE topic = :topic AND state = 0 AND at >= :floor AND at <= @bide_now ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- name: take_lost
+-- What a lost holder left.
+SELECT {record} FROM {task} FORCE INDEX (due)
+WHERE topic = :topic AND state = 1 AND at <= @bide_now ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- name: lease_tasks
+-- Assignments are carried out in this order, each seeing those before.
+UPDATE {task} SET
+    losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), woke_at = at, attempt = attempt + 1,
+    holder = :holder, token = GREATEST(token + 1, :micros), state = 1, at = :until
+WHERE `row` IN (:rows)
+
+-- name: waiting_head
+SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 0 AND at >= :floor ORDER BY at LIMIT 1
+
+-- name: leased_head
+SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 1 ORDER BY at LIMIT 1
+
+-- name: extend_leases
+-- Done twice it is the same as done once, so it has no gate.
+UPDATE {task} FORCE INDEX (name) SET at = @bide_now + :lasts
+WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
+
+-- name: held
+SELECT topic, `key`, token FROM {task} FORCE INDEX (name)
+WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
+
+-- name: settle_done
+-- Plain Done with nothing to remember: the condition is the token.
+DELETE t FROM {task} AS t FORCE INDEX (name)
+WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
+
+-- name: repeated
+-- Locked, so that a first sending that is still under way is waited for.
+SELECT number, now, micros, answer FROM {caller} WHERE name = :me FOR UPDATE
+
+-- name: new_caller
+INSERT INTO {caller} (name, number, seen, now, micros) VALUES (:me, 0, :there DIV 1000, 0, 0)
+ON DUPLICATE KEY UPDATE number = number
+
+-- name: forgotten_callers
+-- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
+SELECT name, micros FROM {caller} WHERE seen < :there DIV 1000 - 600000 AND name NOT IN (:ours)
+
+-- name: keep_highest
+UPDATE {caller} SET micros = GREATEST(micros, :micros) WHERE name = ''
+
+-- name: forget_callers
+DELETE FROM {caller} WHERE name IN (:names) AND seen < :there DIV 1000 - 600000
+
+-- name: purgeable
+SELECT `row` FROM {task} FORCE INDEX (kept) WHERE keep_until <= @bide_now ORDER BY keep_until LIMIT :most
+FOR UPDATE SKIP LOCKED
+
+-- name: tasks_by_names
+SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys)
+
+-- name: tasks_by_rows
+SELECT {record} FROM {task} WHERE `row` IN (:rows)
+
+-- name: page_by_name
+SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
+
+-- name: page_by_group
+SELECT {record} FROM {task} FORCE INDEX (grouped)
+WHERE group_name = :group AND group_topic = :topic AND group_key > :key ORDER BY group_key LIMIT :most
+
+-- name: page_at_instant
+-- One state of one topic: what is left of those of one instant, after a row.
+SELECT {record} FROM {task} FORCE INDEX (due)
+WHERE topic = :topic AND state = :state AND at = :instant AND `row` > :row ORDER BY `row` LIMIT :most
+
+-- name: page_after_instant
+-- And what comes after. Apart, since `(at, row) > (?, ?)` is not looked up in an index.
+SELECT {record} FROM {task} FORCE INDEX (due)
+WHERE topic = :topic AND state = :state AND at > :instant AND at < :before ORDER BY at, `row` LIMIT :most
+
+-- name: next_topic
+-- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
+SELECT topic FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic LIMIT 1
+
+-- name: next_topic_of_group
+SELECT group_topic FROM {task} FORCE INDEX (grouped)
+WHERE group_name = :group AND group_topic > :topic ORDER BY group_topic LIMIT 1
+
+-- name: count_state
+-- Counting stops at the limit, so that a tally costs the same at ten million.
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = :state LIMIT :most
+) AS few
+
+-- name: count_waiting_between
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM {task} FORCE INDEX (due)
+    WHERE topic = :topic AND state = 0 AND at >= :low AND at < :high LIMIT :most
+) AS few
+
+-- name: announce
+INSERT INTO {worker} (holder, topics, until) VALUES (:holder, :topics, :until)
+ON DUPLICATE KEY UPDATE topics = VALUES(topics), until = VALUES(until)
+
+-- name: leave
+DELETE FROM {worker} WHERE holder = :holder
+
+-- name: workers
+-- As many rows as there are workers: no index is worth it.
+SELECT holder, topics, until FROM {worker}
+
+-- name: forget_workers
+DELETE FROM {worker} WHERE holder IN (:holders) AND until <= :now
+
+-- name: insert_events
+INSERT INTO {event} (at, topic, `key`, id, kind, attempt, who, what, was, wake_at) VALUES :rows
+
+-- name: event_span
+-- First and last line: a seek to each end of the table.
+SELECT COALESCE(MIN(line), 0), COALESCE(MAX(line), 0) FROM {event}
+
+-- name: trim_events
+DELETE FROM {event} WHERE line <= :line
+
+-- name: events
+SELECT at, topic, `key`, id, kind, attempt, who, what, was, wake_at FROM {event} ORDER BY line DESC LIMIT :most
+
+-- name: events_by_name
+SELECT at, topic, `key`, id, kind, attempt, who, what, was, wake_at FROM {event} FORCE INDEX (name)
+WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
+
+-- name: time
+SELECT :there
+
+-- name: has_migrations
+SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table
+
+-- name: migrations
+SELECT number, checksum FROM {migration} ORDER BY number

@@ -1,0 +1,50 @@
+"""Between a Record and its row: by position, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bide.core.records import Record, State
+
+STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
+"""By code, as in the table."""
+CODES = {state: code for code, state in enumerate(STATES)}
+AT = 6
+"""The place of `at`, which a waiting or leased task wakes at."""
+WOKE = 18
+"""While leased: the wake that it was leased for."""
+ROW = 20
+_ENDED = 2
+"""The first code of a state in which nothing is still to happen."""
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """The record in `row`. What is no UTF-8, by another program's doing, is shown so that it still names the task."""
+    (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
+     payload, options, deadline, error, created_at, woke_at, keep_until, _) = row  # fmt: skip
+    ended = state >= _ENDED
+    return Record(
+        topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"),
+        identity.decode("utf-8", "replace"), None if group is None else group.decode("utf-8", "replace"),
+        STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
+        losses, token, None if holder is None else holder.decode("utf-8", "replace"), payload, options, deadline,
+        None if error is None else error.decode("utf-8", "replace"), created_at, at if ended else None, keep_until,
+    )  # fmt: skip
+
+
+def settled_values(row: int, record: Record) -> tuple[Any, ...]:
+    """The values of a row for the query `put_tasks`, in its order, but for what a transition leaves as it is."""
+    at, woke_at = record.wake_at, None
+    if record.finished_at is not None:
+        at, woke_at = record.finished_at, record.wake_at
+    return (
+        row, record.topic, record.key, record.id, CODES[record.state], record.due_at, at, record.planned_at,
+        record.attempt, record.failures, record.losses, record.token, record.holder, record.deadline,
+        storable(record.error), record.created_at, woke_at, record.keep_until,
+    )  # fmt: skip
+
+
+def storable(text: str | None) -> bytes | None:
+    """`text` of anybody's (an error) as UTF-8, also where it has lone surrogates."""
+    return None if text is None else text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,178 @@
+"""The schema, its versions, and how it comes about: numbered migrations, each once, by one client at a time.
+
+Only a program that may create tables migrates; whoever runs tasks checks, and refuses what is missing or older. A newer
+schema is accepted: migrations only ever add what older code can live with. Tables cannot be made within a transaction
+here, so each statement can be run twice, and a migration that was cut short is run again from its beginning.
+
+The least rights: to run, SELECT, INSERT, UPDATE and DELETE on bide's tables; to migrate, CREATE, INDEX and ALTER in
+addition, on the database (and, to make that itself, CREATE on it before it is there); PROCESS for all of `bide doctor`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncmy.errors import MySQLError
+
+from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.connecting import Connection, connect
+from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
+from bide.stores.mysql.queries import Names, queries_of
+from bide.stores.mysql.statements import Template
+from bide.stores.named_queries import read_statements
+
+_HERE = Path(__file__).parent / "migrations"
+_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_PATIENCE = 30.0
+
+_BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
+    number integer PRIMARY KEY, name varbinary(100) NOT NULL, checksum varbinary(64) NOT NULL,
+    at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4"""
+_DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
+
+
+class Migration(NamedTuple):
+    """One step."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return sha256(self.text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def migrations() -> Sequence[Migration]:
+    """All that this code knows, in order."""
+    found = []
+    for path in sorted(_HERE.glob("*.sql")):
+        named = _NAME.fullmatch(path.name)
+        assert named is not None, path.name
+        found.append(Migration(int(named[1]), named[2], path.read_text("utf-8")))
+    return tuple(found)
+
+
+def wanted() -> int:
+    """The version that this code works with."""
+    return migrations()[-1].number
+
+
+async def found_version(connection: Connection, address: Address) -> int:
+    """The version that is there, 0 for none. Raises StoreMismatch where a migration is not the one that we know."""
+    queries = queries_of(address.schema, address.prefix)
+    looked = queries["has_migrations"].write(schema=address.schema, table=f"{address.prefix}migration")
+    [[(there,)]] = await connection.ask(looked)
+    if not there:
+        return 0
+    known = {one.number: one.checksum for one in migrations()}
+    version = 0
+    [rows] = await connection.ask(queries["migrations"].write())
+    for number, checksum in rows:
+        if number in known and known[number] != checksum.decode():
+            raise StoreMismatch(
+                f"{address.shown}: migration {number} was made by another version of its file; this schema was "
+                "written by a bide that was never released, or by hand: give another schema or prefix"
+            )
+        version = number
+    return version
+
+
+async def check(connection: Connection, address: Address) -> None:
+    """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
+    version = await found_version(connection, address)
+    if version < wanted():
+        what = (
+            f"its schema is version {version}, this bide works with {wanted()}" if version else "no bide schema there"
+        )
+        raise StoreMismatch(
+            f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and other "
+            "processes may go on)"
+        )
+
+
+def statements(address: Address, since: int = 0) -> list[str]:
+    """What `migrate` runs after version `since`, in a database that is there: to run it by hand, for example."""
+    names = Names(address.schema, address.prefix)
+    written = [names.write(_BOOK)] if since == 0 else []
+    for one in migrations():
+        if one.number > since:
+            written += [names.write(text) for text in read_statements(one.text)]
+            written.append(names.write(_DONE) % (one.number, one.name, one.checksum))
+    return written
+
+
+async def apply(connection: Connection, address: Address) -> list[str]:
+    """Bring the schema to what this code wants, under an advisory lock; the names of the steps."""
+    names = Names(address.schema, address.prefix)
+    lock = Template("SELECT GET_LOCK(:name, :patience)").write(name=names.lock, patience=int(_PATIENCE))
+    [[(got,)]] = await connection.ask(lock)
+    if got != 1:
+        raise StoreUnavailable(f"{address.shown}: somebody else has been migrating for {_PATIENCE:.0f} s")
+    try:
+        looked = Template("SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = :schema")
+        [[(there,)]] = await connection.ask(looked.write(schema=address.schema))
+        if not there:
+            await connection.ask(f"CREATE DATABASE IF NOT EXISTS `{address.schema}` CHARACTER SET utf8mb4")
+        version = await found_version(connection, address)  # now that nobody else is about to change it
+        for statement in statements(address, version):
+            await connection.ask(statement)
+    finally:
+        await connection.ask(Template("SELECT RELEASE_LOCK(:name)").write(name=names.lock))
+    return [f"{one.number:04} {one.name}" for one in migrations() if one.number > version]
+
+
+async def migrate(url: str) -> list[str]:
+    """Make or complete the schema that `url` names; the names of the steps that were missing. Any number may at once.
+
+    Raises StoreUnavailable, StoreMismatch.
+    """
+    address = address_of(url)
+    try:
+        connection = await connect(_without_database(address), within=_PATIENCE)
+        try:
+            return await apply(connection, address)
+        finally:
+            await connection.close(within=_PATIENCE)
+    except (NotSent, Lost, MySQLError, Broken, OSError, TimeoutError) as error:
+        raise _plain(meaning(error, address.shown)) from error
+
+
+async def plan(url: str) -> list[str]:
+    """What `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
+    address = address_of(url)
+    version, _ = await versions(url)
+    return statements(address, version) if version < wanted() else []
+
+
+async def versions(url: str) -> tuple[int, int]:
+    """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
+    address = address_of(url)
+    try:
+        connection = await connect(_without_database(address), within=_PATIENCE)
+        try:
+            return await found_version(connection, address), wanted()
+        finally:
+            await connection.close(within=_PATIENCE)
+    except (NotSent, Lost, MySQLError, Broken, OSError, TimeoutError) as error:
+        raise _plain(meaning(error, address.shown)) from error
+
+
+def _without_database(address: Address) -> Address:
+    """For a connection that names no database, since that may not be there yet."""
+    return Address(
+        hosts=address.hosts, user=address.user, password=address.password, database="", schema=address.schema,
+        prefix=address.prefix, socket=address.socket, options=address.options, shown=address.shown,
+    )  # fmt: skip
+
+
+def _plain(found: Exception) -> Exception:
+    return StoreUnavailable(str(found)) if isinstance(found, NotSent | Lost | Again) else found

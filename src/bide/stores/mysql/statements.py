@@ -1,0 +1,85 @@
+"""Statements as bytes: templates, and values written into them.
+
+The driver sends text, so values are written out here: numbers as they are, text and bytes quoted. On our own
+connections everything between quotes is bytes (`SET NAMES binary`), so a payload passes as it is but for quotes and
+backslashes; on a connection of somebody else's, of whatever character set and SQL mode, it is hexadecimal, which is the
+same in all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+_PLACE = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+class Code(bytes):
+    """A part of a statement that is no value."""
+
+    __slots__ = ()
+
+
+def quoted(data: bytes) -> bytes:
+    """For a connection whose character set is `binary` and whose SQL mode knows backslashes."""
+    if b"'" in data or b"\\" in data:
+        data = data.replace(b"\\", b"\\\\").replace(b"'", b"''")
+    return b"'" + data + b"'"
+
+
+def in_hexadecimal(data: bytes) -> bytes:
+    """For every connection."""
+    return b"x'" + data.hex().encode() + b"'"
+
+
+Quote = Callable[[bytes], bytes]
+
+
+def literal(value: Any, quote: Quote = quoted) -> bytes:
+    """A number, text, bytes, None, or Code."""
+    kind = type(value)
+    if kind is str:
+        return quote(value.encode("utf-8", "surrogateescape"))
+    if kind is int:
+        return b"%d" % value
+    if value is None:
+        return b"NULL"
+    if kind is bytes:
+        return quote(value)
+    if kind is Code:
+        return bytes(value)
+    if isinstance(value, str):
+        return quote(value.encode("utf-8", "surrogateescape"))
+    assert isinstance(value, int), kind
+    return b"%d" % value
+
+
+def listed(values: Iterable[Any], quote: Quote = quoted) -> Code:
+    """What stands between the parentheses of IN."""
+    return Code(b", ".join([literal(value, quote) for value in values]))
+
+
+def rows(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
+    """What follows VALUES, or tuples between the parentheses of IN."""
+    return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
+
+
+class Template:
+    """A statement with places for values, each written `:name`."""
+
+    __slots__ = ("_names", "_pieces", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        pieces = _PLACE.split(text)
+        self._pieces = [piece.encode() for piece in pieces[::2]]
+        self._names = pieces[1::2]
+
+    def write(self, quote: Quote = quoted, /, **values: Any) -> bytes:
+        """The statement with these values in their places."""
+        parts = [self._pieces[0]]
+        for name, piece in zip(self._names, self._pieces[1:], strict=True):
+            parts.append(literal(values[name], quote))
+            parts.append(piece)
+        return b"".join(parts)

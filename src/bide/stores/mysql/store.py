@@ -1,0 +1,318 @@
+"""The store on MySQL and MariaDB: one row per task, beside your own tables.
+
+**The cost**: scheduling and plain Done are one packet and one round trip per batch; leasing two, and one that only
+reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
+transaction of two. A process has up to seven connections, one for each kind of call, opened when first used.
+
+Nothing in MySQL tells others of a commit, so a worker looks five times a second, and sleeps exactly until what it has
+seen or was told of in its own process.
+"""
+
+from __future__ import annotations
+
+import time as steady
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.records import (
+    Change,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    Tally,
+    Topic,
+)
+from bide.ports import Clock, Finding, Heard, Listening
+from bide.stores.floors import Floors
+from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
+from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.listening import POLL, Listeners
+from bide.stores.mysql.queries import queries_of
+from bide.stores.mysql.sizes import AT_ONCE, slices, too_large
+from bide.stores.server_time import ServerTime, StoreClock
+
+EVENTS_KEPT = 10_000
+_LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
+_AT_FIRST = 3.0
+"""Seconds that opening waits for a server that cannot be reached."""
+LONGEST_PATIENCE = 45.0
+
+
+class _Opened:
+    """What an open store has. Made by `open`, let go of by `close`."""
+
+    def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
+        self.time = ServerTime()
+        self.name = uuid4().hex[:16]
+        queries = queries_of(address.schema, address.prefix)
+        self.lanes = {
+            kind: Lane(
+                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
+                time=self.time if by_server else None,
+            )
+            for kind in _LANES
+        }  # fmt: skip
+        self.listeners = Listeners()
+        self.floors = Floors(used=by_server)
+        self.expected = leasing.Expected()
+        self.conflicts = adding.Conflicts()
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """What was committed in this process and now wakes then."""
+        self.floors.told(wakes)
+        self.expected.told(wakes)
+        self.listeners.tell(wakes)
+
+    async def close(self) -> None:
+        for lane in self.lanes.values():
+            await lane.close()
+
+
+class MySqlStore:
+    """Tasks in MySQL or MariaDB, at `url`; see `address` for what that may say. `schema.migrate` makes the tables.
+
+    `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
+    tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
+    `silence`: seconds that one packet may take.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Literal["server", "caller"] = "server",
+        patience: float = 10.0,
+        silence: float = 10.0,
+        events_kept: int = EVENTS_KEPT,
+    ) -> None:
+        self._address: Address = address_of(url)
+        self._url = url
+        if clock not in ("server", "caller"):
+            raise BadInput("clock", clock, '"server" or "caller"')
+        if not 0 < patience <= LONGEST_PATIENCE:
+            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
+        self._by_server = clock == "server"
+        self._patience = patience
+        self._silence = silence
+        self._events_kept = events_kept
+        self._opened: _Opened | None = None
+
+    def __repr__(self) -> str:
+        return f"MySqlStore({self._address.shown})"
+
+    # --- open and close
+
+    async def open(self) -> None:
+        """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
+        if self._opened is not None:
+            return
+        opened = _Opened(
+            self._address,
+            by_server=self._by_server,
+            patience=min(_AT_FIRST, self._patience),
+            silence=self._silence,
+        )
+        try:
+
+            async def look(call: Call) -> None:
+                await schema.check(call.connection, self._address)
+
+            await opened.lanes["read"].read(look)
+            await self._look_at_the_clock(opened)
+        except BaseException:
+            await opened.close()
+            raise
+        for lane in opened.lanes.values():
+            lane.patience = self._patience
+        if self._by_server:
+            opened.time.warn_of_skew(self._address.shown)
+        self._opened = opened
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await opened.close()
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+        return self._opened
+
+    async def _look_at_the_clock(self, opened: _Opened) -> None:
+        async def work(call: Call) -> None:
+            sent = steady.monotonic()
+            [[(micros,)]] = await call.send(call.write("time", there=call.there))
+            opened.time.saw(micros, sent, steady.monotonic())
+
+        await opened.lanes["read"].read(work)
+
+    def _now(self, now: Millis) -> Millis | None:
+        """What a statement is told: nothing where it is to look at the server's clock."""
+        return None if self._by_server else now
+
+    def _about(self, now: Millis) -> Millis:
+        """What time it is there, as far as is known without asking."""
+        return int(self._open().time.seconds() * 1000) if self._by_server else now
+
+    # --- clients
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        opened = self._open()
+        largest = opened.lanes["read"].largest
+        refused = {place: too_large(new, largest) for place, new in enumerate(tasks)}
+        problems = {place: problem for place, problem in refused.items() if problem is not None}
+        if not problems:
+            return await self._add(opened, tasks, now)
+        if len(problems) == len(tasks):
+            raise problems[0]
+        answers: list[Any] = [problems.get(place) for place in range(len(tasks))]
+        fine = [place for place in range(len(tasks)) if place not in problems]
+        added: Sequence[object]
+        try:
+            added = await self._add(opened, [tasks[place] for place in fine], now)
+        except PartlyFailed as error:
+            added = error.answers
+        except StoreError as error:
+            added = [error] * len(fine)
+        for place, answer in zip(fine, added, strict=True):
+            answers[place] = answer
+        raise PartlyFailed(answers)
+
+    async def _add(self, opened: _Opened, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
+        async def operation(
+            lane: Lane, part: Sequence[NewTask], now: Millis | None, about: Millis, tell: operations.Tell
+        ) -> list[Answer]:
+            return await adding.add(lane, part, now, about, tell, opened.conflicts)
+
+        return await self._write("add", operation, slices(tasks, opened.lanes["read"].largest), now)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write("change", operations.change, slices(changes), now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write("settle", operations.settle, slices(outcomes), now)
+
+    async def _write(self, kind: str, operation: Any, parts: Sequence[Sequence[Any]], now: Millis) -> list[Any]:
+        opened = self._open()
+        asked = sum(map(len, parts))
+        answers: list[Any] = []
+        for part in parts:
+            told: dict[Topic, Millis] = {}
+            try:
+                answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told.update)
+            except StoreError as error:
+                answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
+                if len(answers) == asked and not any(answer is not error for answer in answers):
+                    raise
+                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
+                raise PartlyFailed([*answers, *([rest] * (asked - len(answers)))]) from error
+            if told:
+                opened.tell(told)
+        return answers
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        opened = self._open()
+        answers: list[bool] = []
+        for part in slices(leases):
+            answers += await operations.extend(opened.lanes["extend"], part, self._now(now), until - now)
+        return answers
+
+    # --- look
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        opened = self._open()
+        found: list[Record | None] = []
+        for first in range(0, len(refs), AT_ONCE):
+            found += await reading.get(opened.lanes["read"], refs[first : first + AT_ONCE])
+        return found
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await reading.find(self._open().lanes["read"], where, page)
+
+    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+        return await reading.tally(self._open().lanes["read"], edges)
+
+    # --- workers
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        opened = self._open()
+        leased = await leasing.lease(
+            opened.lanes["lease"], opened.floors, opened.expected, wants, self._now(now), self._about(now),
+            until - now, holder,
+        )  # fmt: skip
+        if self._by_server:  # nobody tells of what other processes schedule
+            soon = leased.now + POLL
+            wake = soon if leased.next_wake is None else min(soon, leased.next_wake)
+            return Leased(leased.tasks, wake, leased.now)
+        return leased
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        opened = self._open()
+        lane = opened.lanes["keep"]
+        purged = await keeping.purge(lane, self._now(now), limit)
+        await keeping.forget_callers(lane, [lane.name for lane in opened.lanes.values()])
+        return purged
+
+    # --- Notifies
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        return self._open().listeners.listen(topics, heard)
+
+    # --- Shares
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        return await journal.announce(self._open().lanes["keep"], holder, topics, until, now)
+
+    # --- KeepsEvents
+
+    async def record(self, events: Sequence[Event]) -> None:
+        opened = self._open()
+        if events:
+            await journal.record(opened.lanes["keep"], events, self._events_kept)
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        return await journal.events(self._open().lanes["read"], ref, limit, self._events_kept)
+
+    # --- TellsTime
+
+    async def time(self) -> Millis:
+        opened = self._open()
+        await self._look_at_the_clock(opened)
+        return int(opened.time.seconds() * 1000)
+
+    def clock(self) -> Clock | None:
+        return StoreClock(self._open().time) if self._by_server else None
+
+    # --- HasSchema
+
+    async def schema_version(self) -> tuple[int, int]:
+        """What is there (0: nothing), and what this code wants."""
+        return await schema.versions(self._url)
+
+    async def plan(self) -> list[str] | None:
+        """What is missing there, as statements."""
+        return await schema.plan(self._url)
+
+    async def migrate(self) -> None:
+        """Bring the schema to what this code wants; needs the right to create tables."""
+        await schema.migrate(self._url)
+
+    # --- Diagnoses
+
+    async def diagnose(self) -> list[Finding]:
+        opened = self._open()
+        return await diagnosis.diagnose(opened.lanes["keep"], self._address, opened.time)
