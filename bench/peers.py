@@ -1,13 +1,18 @@
-"""bide beside other task queues, on one Redis server, in turns: the ratios, not the figures, are what to quote.
+"""bide beside other task queues, on the same server, in turns: the ratios, not the figures, are what to quote.
 
     python bench/peers.py                                    all peers, all workloads, three rounds
     python bench/peers.py docket arq --workload burst --n 20000 --rounds 5
     python bench/peers.py --json > peers.json
 
-Peers: docket (pydocket), arq, SAQ, Dramatiq, Celery, Huey, and BullMQ if there is a node.js. Each is installed with
-pinned versions (`bench/requirements-NAME.txt`) into an environment of its own under `--venvs`, once; one that cannot be
-installed or fails is reported as "not measured" with the reason. bide runs from the project's `.venv`. Needs
-`redis-server` on the PATH, or `--redis URL` of an empty database, which is emptied before every run.
+    python bench/peers.py graphile procrastinate             those on PostgreSQL
+
+Peers on Redis: docket (pydocket), arq, SAQ, Dramatiq, Celery, Huey, and BullMQ if there is a node.js. On PostgreSQL:
+procrastinate with its fastest polling, procrastinate-default with that which it comes with, and graphile
+(graphile-worker) if there is a node.js. Each is installed with pinned versions (`bench/requirements-NAME.txt`) into an
+environment of its own under `--venvs`, once; one that cannot be installed or fails is reported as "not measured" with
+the reason. bide runs from the project's `.venv`. Needs `redis-server` on the PATH, or `--redis URL` of an empty
+database, which is emptied before every run; and PostgreSQL's programs, of which it starts a server of its own, as it
+comes.
 
 Workloads:
 
@@ -21,14 +26,14 @@ Workloads:
                tasks are moved together, that is when they are moved); once, not in rounds.
                Counted 60 s after the last due time at the latest:
                `unfired` (no handler was started), `undone` (no handler ended), `lost` (those of them that are nowhere
-               in Redis any more), `redelivered` (started again, since the first start had not ended), `duplicated`
+               in the server any more), `redelivered` (started again, since the first start had not ended), `duplicated`
                (started again although it had ended), `recovered_ms` (the latest start less its due time). A dead
                worker's tasks come back after bide's default of 10 seconds, for everybody who lets that be set
 
 In every round each peer's run is followed by one of bide, on an emptied server; a ratio is bide / peer of such a pair,
 and what is printed is the median over the rounds. For rates more is better, for milliseconds less. Every task carries
 100 bytes, and every handler writes one line to a log in its first step; a thousand tasks are scheduled and done before
-each run, so that nobody starts cold. All of it takes some 25 minutes. Each library has the settings that its
+each run, so that nobody starts cold. All of it takes some 35 minutes. Each library has the settings that its
 documentation gives for throughput and punctuality; the modules in `bench/contest/` say which, and why. Run it on a
 machine that does nothing else: with two cores, a worker, a scheduling process and Redis share them already.
 """

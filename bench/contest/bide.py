@@ -13,6 +13,7 @@ from bench.contest.client import URL, Client, Item, as_time
 from bench.contest.tasks import ended, pause, started
 
 from bide import Bide, Task
+from bide.cli import main
 
 app = Bide(URL)
 
@@ -43,3 +44,6 @@ class BideClient(Client):
 
 
 CLIENT = BideClient
+
+if __name__ == "__main__":  # its tables are made by the command that everybody uses
+    main(["migrate", "--store", URL])

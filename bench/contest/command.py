@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.contest.contestants import BIDE, PEERS, ROOT, Contestant
+from bench.contest.database import Database, database_in
 from bench.contest.environments import Environment, NotMeasured, default_place, environment_of
 from bench.contest.figures import Figures, middle, ratio
 from bench.contest.report import show
@@ -74,7 +76,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
         metavar="URL",
         help="an empty database, which is emptied again and again; default: a server of our own",
     )
-    add("--store", choices=["redis", "sqlite"], default="redis", help="of bide; the peers are always on Redis (redis)")
+    add("--store", choices=["redis", "sqlite"], default="redis", help="of bide beside the peers on Redis (redis)")
     add("--venvs", metavar="DIR", type=Path, default=default_place(), help=f"({default_place()})")
     add("--json", action="store_true", help="one JSON object instead of tables")
     return made
@@ -116,18 +118,20 @@ async def _contest(options: argparse.Namespace) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory:
-        async with server_at(options.redis, Path(directory)) as server:
+        async with AsyncExitStack() as started:
+            servers = await _servers({PEERS[name].server for name in names}, options.redis, Path(directory), started)
             environments, absent = await _install(names, options.venvs)
             outcomes = {
                 workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads
             }
             about = {
                 "versions": {"bide": _version(), **{name: PEERS[name].version for name in names}},
-                "redis": server.version, "python": platform.python_version(), "cpus": os.cpu_count() or 1,
+                "servers": {kind: server.version for kind, server in servers.items()},
+                "python": platform.python_version(), "cpus": os.cpu_count() or 1,
                 "loop": options.loop, "store": options.store, "n": options.n, "rounds": options.rounds,
             }  # fmt: skip
             try:
-                await _rounds(options, server, Path(directory), environments, outcomes)
+                await _rounds(options, servers, Path(directory), environments, outcomes)
             finally:  # also when it is interrupted: what was measured is not thrown away
                 measured = {
                     workload: {name: outcome.as_json(workload) for name, outcome in by_name.items()}
@@ -136,6 +140,18 @@ async def _contest(options: argparse.Namespace) -> int:
                 text = json.dumps({**about, "workloads": measured}) if options.json else show(about, measured)
                 sys.stdout.write(f"{text}\n")
     return 0 if any(outcome.theirs for by_name in outcomes.values() for outcome in by_name.values()) else 1
+
+
+async def _servers(
+    kinds: set[str], redis: str | None, directory: Path, started: AsyncExitStack
+) -> dict[str, Server | Database]:
+    """Those that somebody keeps his tasks in. Raises ServerFault."""
+    servers: dict[str, Server | Database] = {}
+    if "redis" in kinds:
+        servers["redis"] = await started.enter_async_context(server_at(redis, directory))
+    if "postgres" in kinds:
+        servers["postgres"] = await started.enter_async_context(database_in(directory))
+    return servers
 
 
 async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environment], dict[str, str]]:
@@ -154,14 +170,15 @@ async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environ
 
 async def _rounds(
     options: argparse.Namespace,
-    server: Server,
+    servers: Mapping[str, Server | Database],
     directory: Path,
     environments: Mapping[str, Environment],
     outcomes: Outcomes,
 ) -> None:
     leads: dict[str, float] = {}
 
-    async def play(contestant: Contestant, workload: str) -> Figures:
+    async def play(contestant: Contestant, workload: str, kind: str) -> Figures:
+        server = servers[kind]
         player = Player(
             contestant=contestant, environment=environments[contestant.name], server=server, loop=options.loop,
             url=_url(options.store, server, directory) if contestant is BIDE else server.url,
@@ -179,25 +196,25 @@ async def _rounds(
                 if outcome.reason:
                     continue
                 try:
-                    theirs = await play(PEERS[name], workload)
+                    theirs = await play(PEERS[name], workload, PEERS[name].server)
                 except NotMeasured as reason:
                     outcome.reason = str(reason)
                     say(f"{workload}: {name}: round {number + 1}: not measured: {reason}")
                     continue
                 outcome.theirs.append(theirs)
                 try:
-                    outcome.ours.append(await play(BIDE, workload))
+                    outcome.ours.append(await play(BIDE, workload, PEERS[name].server))
                 except NotMeasured as reason:
                     outcome.ours.append({})
                     outcome.fault = str(reason)
                     say(f"{workload}: bide: round {number + 1}: not measured: {reason}")
 
 
-def _url(store: str, server: Server, directory: Path) -> str:
+def _url(store: str, server: Server | Database, directory: Path) -> str:
     """Where bide's tasks of one run are: a place where nothing is yet."""
     if store == "sqlite":
         return f"sqlite:///{directory / str(time.time_ns())}.db"
-    return f"{server.url}?namespace={_NAMESPACE}"
+    return f"{server.url}?namespace={_NAMESPACE}" if server.kind == "redis" else server.url
 
 
 def _version() -> str:

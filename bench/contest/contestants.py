@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,6 +20,12 @@ class Contestant:
     """What it is called where it is installed from; its version is in the requirements."""
     worker: Sequence[str]
     producer: Sequence[str]
+    server: str = "redis"
+    """What it keeps its tasks in; or "postgres"."""
+    setup: Sequence[str] = ()
+    """The command line that makes its tables, where the server is one that has some."""
+    of: str = ""
+    """The contestant whose module and requirements these are, with other settings."""
     node: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     """Settings of its worker that it takes from the environment alone."""
@@ -40,8 +46,13 @@ class Contestant:
         return (*self.worker, *on_uvloop, *(self.sleepy if sleepy else ()))
 
     @property
+    def module(self) -> str:
+        """What its file in this folder is called."""
+        return self.of or self.name
+
+    @property
     def requirements(self) -> Path:
-        return ROOT / "bench" / f"requirements-{self.name}.txt"
+        return ROOT / "bench" / f"requirements-{self.module}.txt"
 
     @property
     def version(self) -> str:
@@ -78,9 +89,24 @@ def _python(
     )  # fmt: skip
 
 
+def _procrastinate(name: str, **variables: str) -> Contestant:
+    module = ("-P", "-m", "bench.contest.procrastinate")
+    return Contestant(
+        name=name, of="procrastinate", package="procrastinate", server="postgres", worker=module,
+        setup=(*module, "setup"), producer=("-P", "-m", "bench.contest.produce", "procrastinate"), uvloop=(),
+        variables=variables,
+    )  # fmt: skip
+
+
 _BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
 
-BIDE = _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet", uvloop=("--uvloop",))
+_GRAPHILE = str(ROOT / "bench" / "contest" / "graphile.cjs")
+
+BIDE = replace(
+    _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet", uvloop=("--uvloop",)),
+    setup=("-P", "-m", "bench.contest.bide"),
+)
+"""On whatever server the peer beside it is on."""
 
 PEERS: Mapping[str, Contestant] = {
     contestant.name: contestant
@@ -105,6 +131,12 @@ PEERS: Mapping[str, Contestant] = {
         ),
         Contestant(
             name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True
+        ),
+        _procrastinate("procrastinate"),
+        _procrastinate("procrastinate-default", BENCH_POLLING="5"),
+        Contestant(
+            name="graphile", package="graphile-worker", server="postgres", worker=(_GRAPHILE, "work"),
+            setup=(_GRAPHILE, "setup"), producer=(_GRAPHILE, "produce"), node=True,
         ),
     )
 }  # fmt: skip

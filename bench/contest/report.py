@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _NONE = "-"
+_SERVERS = {"redis": "Redis", "postgres": "PostgreSQL"}
 _TITLES = {
     "schedule": "schedule: tasks due in an hour",
     "burst": "burst: tasks due at one instant",
@@ -17,9 +18,10 @@ _TITLES = {
 def show(about: Mapping[str, Any], measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """One table for each workload, and who was not measured."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    servers = ", ".join(f"{_SERVERS[kind]} {version}" for kind, version in about["servers"].items())
     parts = [
-        f"{versions}\nbide on {about['store']}, Redis {about['redis']}, Python {about['python']}, {about['loop']}, "
-        f"{about['cpus']} CPUs, N = {about['n']:,}, rounds: {about['rounds']}"
+        f"{versions}\n{servers}, bide on {about['store']} beside peers on Redis, Python {about['python']}, "
+        f"{about['loop']}, {about['cpus']} CPUs, N = {about['n']:,}, rounds: {about['rounds']}"
     ]
     for workload, by_name in measured.items():
         present = {name: outcome for name, outcome in by_name.items() if "not_measured" not in outcome}

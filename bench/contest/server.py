@@ -120,6 +120,8 @@ def _leaves(reply: object) -> Iterator[bytes]:
 class Server:
     """A Redis database that is ours to empty."""
 
+    kind = "redis"
+
     def __init__(self, url: str, version: str) -> None:
         self.url = url
         self.version = version

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contest.contestants import ROOT, Contestant
+from bench.contest.database import Database
 from bench.contest.environments import Environment, NotMeasured
 from bench.contest.server import Server
 
@@ -35,7 +36,7 @@ class Player:
     environment: Environment
     url: str
     """What it is told about where the tasks are."""
-    server: Server
+    server: Server | Database
     loop: str = "asyncio"
 
 
@@ -174,6 +175,8 @@ async def stage(
     variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}
     if lease is not None:
         variables["BENCH_LEASE"] = str(lease)
+    if player.server.kind == "postgres":
+        await _set_up(player, variables, directory)
     crew: list[Worker] = []
     producer: Producer | None = None
     try:
@@ -207,6 +210,18 @@ async def _spawn(
             stdin=pipe if talks else asyncio.subprocess.DEVNULL, stdout=pipe if talks else errors, stderr=errors,
         )  # fmt: skip
     return process, path
+
+
+async def _set_up(player: Player, variables: dict[str, str], directory: Path) -> None:
+    process, errors = await _spawn(player, player.contestant.setup, variables, directory)
+    try:
+        await asyncio.wait_for(process.wait(), _PATIENCE)
+    except TimeoutError:
+        raise NotMeasured(f"making its tables took more than {_PATIENCE:.0f} s") from None
+    finally:
+        await _end(process)
+    if process.returncode:
+        raise NotMeasured(f"its tables cannot be made: {_last_line(errors)}")
 
 
 async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:

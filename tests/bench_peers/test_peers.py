@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.child import ServerMissing
+from tests.servers.fixtures import not_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = ROOT / "bench" / "contest"
@@ -33,9 +35,13 @@ def test_the_examples_in_the_docstrings_hold(contest: Any, name: str) -> None:
 
 def test_every_peer_has_a_module_pinned_requirements_and_a_say_about_its_settings(contest: Any) -> None:
     peers = contest("contestants").PEERS
-    assert set(peers) == {"docket", "arq", "saq", "dramatiq", "celery", "huey", "bullmq"}
-    for name, peer in peers.items():
-        module = CONTEST / (f"{name}.cjs" if peer.node else f"{name}.py")
+    on_redis = {"docket", "arq", "saq", "dramatiq", "celery", "huey", "bullmq"}
+    assert {name for name, peer in peers.items() if peer.server == "redis"} == on_redis
+    on_postgres = {name for name, peer in peers.items() if peer.server == "postgres"}
+    assert on_postgres == {"procrastinate", "procrastinate-default", "graphile"}
+    assert all(peers[name].setup for name in on_postgres)
+    for peer in peers.values():
+        module = CONTEST / (f"{peer.module}.cjs" if peer.node else f"{peer.module}.py")
         assert "Settings" in module.read_text(encoding="utf-8")
         assert re.fullmatch(r"\d+(\.\d+)+", peer.version)
         entries = [line for line in peer.requirements.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
@@ -106,13 +112,15 @@ def test_the_tables_say_who_was_not_measured_and_why(contest: Any) -> None:
     absent = command.Outcome(reason="there is no node")
     outcomes = {"arq": measured, "saq": failed, "bullmq": absent}
     about = {
-        "versions": {"bide": "1"}, "redis": "7", "python": "3", "loop": "asyncio", "cpus": 2, "store": "redis",
+        "versions": {"bide": "1"}, "servers": {"redis": "7", "postgres": "15"}, "python": "3", "loop": "asyncio",
+        "cpus": 2, "store": "redis",
         "n": 5, "rounds": 1,
     }  # fmt: skip
     shown = report.show(about, {"burst": {name: outcome.as_json("burst") for name, outcome in outcomes.items()}})
     lines = shown.splitlines()
     assert re.search(r"arq +completed_per_s +10 +50 +5 +peer missing 2", shown)
     assert re.search(r"saq +completed_per_s +10 +- +-", shown)
+    assert "Redis 7, PostgreSQL 15, bide on redis beside peers on Redis" in shown
     assert "bide beside saq: not measured: it fell" in lines
     assert "bullmq: not measured: there is no node" in lines
 
@@ -126,6 +134,32 @@ def test_what_is_left_in_redis_is_found_whatever_it_is_wrapped_in(contest: Any) 
     leaves = contest("server")._leaves
     wrapped = b'{"body": "eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"}'
     assert any(leaf == b"x" * 66 for leaf in leaves([[wrapped, None], 7]))
+
+
+@pytest.mark.faults
+async def test_a_database_is_emptied_and_searched_as_a_whole(contest: Any, tmp_path: Path) -> None:
+    database, tasks = contest("database"), contest("tasks")
+    texts = [tasks.text(number, 1_000) for number in range(1, 5)]
+    as_json, as_bytes = json.dumps({"payload": texts[0]}), texts[1].encode().hex()
+    try:
+        async with database.database_in(tmp_path) as server:
+            assert re.match(r"\d+", server.version)
+            await server.empty()
+            await database.psql(
+                server.url,
+                f"""CREATE TABLE jobs (args jsonb); INSERT INTO jobs VALUES ('{as_json}');
+                CREATE SCHEMA other; CREATE TABLE other.task (payload bytea, note text);
+                INSERT INTO other.task VALUES ('\\x{as_bytes}', '{texts[2]}');""",
+            )
+            assert await server.holds(set(texts)) == set(texts[:3])
+            await server.empty()
+            assert await server.holds(set(texts)) == set()
+            with pytest.raises(contest("server").ServerFault, match="psql"):
+                await database.psql(server.url, "SELECT * FROM jobs;")
+    except contest("server").ServerFault as error:
+        if "not installed" not in str(error):
+            raise
+        not_installed(ServerMissing(str(error)))
 
 
 async def test_redis_replies_of_every_kind_are_understood(contest: Any) -> None:
