@@ -73,7 +73,8 @@ class TableSource(Struct, frozen=True, kw_only=True):
     `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds" since the epoch. `zone`
     (UTC, unless said) is that of times without one. `page`: how many rows are taken at once. `look_every`: the longest
     time without looking, since nobody tells of what others write; at most an hour. `database`: the URL of the database,
-    if it is not that of the app's store; then bide needs no tables of its own there.
+    if it is not that of the app's store; then bide needs no tables of its own there. `channel`: in PostgreSQL, a name
+    that it listens to: whatever is notified there makes it look at once.
     """
 
     table: str
@@ -87,6 +88,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
     page: int = 100
     look_every: Length = "1s"
     database: str | None = None
+    channel: str | None = None
 
     def __post_init__(self) -> None:
         if not _is_text(self.table) or self.table.count(".") > 1:
@@ -116,6 +118,8 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("look_every", self.look_every, "a length above zero, at most an hour")
         if self.database is not None and not _is_text(self.database):
             raise BadInput("database", self.database, "a URL, or None for the app's own store")
+        if self.channel is not None:
+            _check_name("channel", self.channel)
         force_setattr(self, "changes", MappingProxyType(dict(self.changes)))
         force_setattr(self, "columns", tuple(self.columns))
 

@@ -30,6 +30,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
+from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
 from bide.stores.postgres import diagnosis, journal, leasing, operations, reading, schema
@@ -38,6 +39,7 @@ from bide.stores.postgres.joined import ACCEPTED, CallersConnection, JoinedVerbs
 from bide.stores.postgres.lane import Call
 from bide.stores.postgres.opened import Opened, Told
 from bide.stores.postgres.queries import queries_of
+from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import POLL
 from bide.stores.server_time import StoreClock
@@ -291,6 +293,13 @@ class PostgresStore:
 
     def clock(self) -> Clock | None:
         return StoreClock(self._open().time) if self._by_server else None
+
+    # --- WatchesTables
+
+    def table(self, source: TableSource, *, connections: int) -> PostgresTable:
+        """A table of the same database, on connections of its own."""
+        clock: Literal["server", "caller"] = "server" if self._by_server else "caller"
+        return PostgresTable(self._url, source, connections=connections, clock=clock, using=self.using)
 
     # --- HasSchema
 

@@ -1,0 +1,69 @@
+"""What a column of times holds in PostgreSQL, and how it compares with the server's clock within a statement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+from bide.core.errors import SetupError
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.table_source import DueIs, TableSource
+from bide.core.wall_clock import instant_of, stretch
+
+_EPOCH = as_datetime(0)
+_MILLISECOND = timedelta(milliseconds=1)
+_BEHIND: Millis = 10
+"""The offset of a zone is that of so long ago: what is known here of the server's clock may be ahead of it."""
+_WHOLE = frozenset({"smallint", "integer", "bigint"})
+_NUMBERS = _WHOLE | {"numeric", "real", "double precision"}
+
+Given = Callable[[Any, str], str]
+"""Takes a value and its type, and says what stands for it in the statement."""
+
+
+class TableTimes:
+    """The due column of one source, of the type `kind`. Raises SetupError for one that cannot hold these times."""
+
+    def __init__(self, source: TableSource, kind: str) -> None:
+        self._zone = source.zone
+        self._is = DueIs(source.due_is)
+        self._type = kind
+        what = f"{source.table}.{source.due} is of type {kind}"
+        if self._is is DueIs.TIMESTAMP:
+            self._zoned = kind == "timestamp with time zone"
+            if not self._zoned and kind != "timestamp without time zone":
+                raise SetupError(f'{what}; for numbers give due_is="seconds" or "milliseconds"')
+        elif kind not in _NUMBERS:
+            raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for timestamps")
+
+    def cutoff(self, now: str, about: Millis, given: Given) -> str:
+        """The latest time that has come at `now`, an expression; `about` is what we take that to be."""
+        if self._is is not DueIs.TIMESTAMP:
+            factor = "" if self._is is DueIs.SECONDS else " * 1000"
+            passed = f"extract(epoch FROM {now}){factor}"
+            return f"floor({passed})::{self._type}" if self._type in _WHOLE else f"({passed})::{self._type}"
+        if self._zoned:
+            return now
+        held = stretch(max(about - _BEHIND, 0), self._zone)
+        until = given(as_datetime(held.until), "timestamptz")
+        offset, least = given(held.offset, "interval"), given(held.least, "timestamp")
+        return f"least((least({now}, {until}) AT TIME ZONE 'UTC') + {offset}, {least})"
+
+    def written(self, now: str, cutoff: str) -> str:
+        """`now` as the column has it."""
+        return f"({now})" if self._is is DueIs.TIMESTAMP and self._zoned else f"({cutoff})"
+
+    def instant_of(self, value: Any) -> Millis:
+        """When a value of the column has come, rounded up."""
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                return instant_of(value, self._zone)
+            millis = -((_EPOCH - value) // _MILLISECOND)
+        elif isinstance(value, float) and not math.isfinite(value):
+            millis = LAST_INSTANT if value > 0 else 0
+        else:
+            millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
+        return max(0, min(millis, LAST_INSTANT))
