@@ -53,10 +53,13 @@ async def add(
 
 
 def _check_names(new: NewTask) -> None:
-    if "\0" in new.topic or "\0" in new.key or (new.group is not None and "\0" in new.group):
+    text = f"{new.topic}{new.key}{new.id}{new.group or ''}"
+    if text.isascii() and "\0" not in text:
+        return
+    if "\0" in text:
         raise BadInput("task", (new.topic, new.key, new.group), "names without NUL")
     try:
-        (new.topic + new.key + new.id + (new.group or "")).encode()
+        text.encode()
     except UnicodeEncodeError:
         raise BadInput("task", (new.topic, new.key, new.group), "text without lone surrogates") from None
 
@@ -91,8 +94,7 @@ def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis
     token, there = b"@bide_token", b"@bide_now"
     if now is None:
         token = b"GREATEST(@bide_token, " + call.there + b")"
-    quote = call.quote
-    written = [_new_row(tasks[place], quote, token, there) for place in places]
+    written = [_new_row(tasks[place], call.quote, token, there) for place in places]
     return [
         call.write("insert_tasks", rows=Code(b", ".join(written))),
         call.write("first_row"),
@@ -106,6 +108,8 @@ def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
     if type(new.due) is At:
         due = b"%d" % max(millis, 0)
         at = b"GREATEST(%d, %b)" % (max(millis, 0), there)
+    elif 0 <= millis < LAST_INSTANT // 2:
+        due = at = b"%b+%d" % (there, millis)
     else:
         due = b"LEAST(GREATEST(%b%+d, 0), %d)" % (there, millis, LAST_INSTANT)
         at = due if millis >= 0 else there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.records import NewTask
@@ -27,33 +27,40 @@ def size_of(new: NewTask) -> int:
     return size
 
 
-def too_large(new: NewTask, largest: int) -> StoreError | None:
-    """Why the server would not take this task, if so."""
-    if len(new.payload) + len(new.options) < _BYTES_AT_ONCE // 4 and largest >= _BYTES_AT_ONCE:
-        return None
-    size = size_of(new) + _REST
-    if size <= largest:
-        return None
-    return StoreUnavailable(
-        f"not done: task {new.topic!r} {new.key!r} makes a packet of up to {size} bytes, and the server's "
-        f"max_allowed_packet is {largest}: raise that, or keep large data elsewhere"
-    )
+def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
+    """The places of those that the server would not take, and why."""
+    if not tasks or 2 * max(len(new.payload) + len(new.options) for new in tasks) + _AROUND + _REST <= largest:
+        return {}
+    problems: dict[int, StoreError] = {}
+    for place, new in enumerate(tasks):
+        size = size_of(new) + _REST
+        if size > largest:
+            problems[place] = StoreUnavailable(
+                f"not done: task {new.topic!r} {new.key!r} makes a packet of up to {size} bytes, and the server's "
+                f"max_allowed_packet is {largest}: raise that, or keep large data elsewhere"
+            )
+    return problems
 
 
-def slices(asked: Sequence[One], largest: int | None = None) -> list[Sequence[One]]:
-    """Parts for one packet each; with `largest`, of new tasks, also by their bytes."""
-    if largest is None:
-        return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
-    room = max(min(_BYTES_AT_ONCE, largest - _REST), 0)
-    parts: list[Sequence[One]] = []
-    first, size = 0, 0
-    new: Any
-    for place, new in enumerate(asked):
-        more = size_of(new)
-        if place > first and (place - first >= AT_ONCE or size + more > room):
-            parts.append(asked[first:place])
-            first, size = place, 0
-        size += more
-    if first < len(asked):
-        parts.append(asked[first:])
+def slices(asked: Sequence[One]) -> list[Sequence[One]]:
+    """Parts for one packet each."""
+    return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
+
+
+def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTask]]:
+    """The same of new tasks, also by their bytes."""
+    room = min(_BYTES_AT_ONCE, largest - _REST)
+    parts: list[Sequence[NewTask]] = []
+    for part in slices(tasks):
+        if sum(2 * len(new.payload) + 2 * len(new.options) + _AROUND for new in part) <= room:
+            parts.append(part)
+            continue
+        first, size = 0, 0
+        for place, new in enumerate(part):
+            more = size_of(new)
+            if place > first and size + more > room:
+                parts.append(part[first:place])
+                first, size = place, 0
+            size += more
+        parts.append(part[first:])
     return parts

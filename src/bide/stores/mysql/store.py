@@ -40,7 +40,7 @@ from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.listening import POLL, Listeners
 from bide.stores.mysql.queries import queries_of
-from bide.stores.mysql.sizes import AT_ONCE, slices, too_large
+from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
 from bide.stores.server_time import ServerTime, StoreClock
 
 EVENTS_KEPT = 10_000
@@ -171,8 +171,7 @@ class MySqlStore:
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         opened = self._open()
         largest = opened.lanes["read"].largest
-        refused = {place: too_large(new, largest) for place, new in enumerate(tasks)}
-        problems = {place: problem for place, problem in refused.items() if problem is not None}
+        problems = too_large(tasks, largest)
         if not problems:
             return await self._add(opened, tasks, now)
         if len(problems) == len(tasks):
@@ -196,7 +195,7 @@ class MySqlStore:
         ) -> list[Answer]:
             return await adding.add(lane, part, now, about, tell, opened.conflicts)
 
-        return await self._write("add", operation, slices(tasks, opened.lanes["read"].largest), now)
+        return await self._write("add", operation, slices_of_new(tasks, opened.lanes["read"].largest), now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
         return await self._write("change", operations.change, slices(changes), now)
