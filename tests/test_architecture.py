@@ -67,7 +67,7 @@ STANDARD_FOR_IDS = {"os", "time"}
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
-    "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg"},
+    "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg", "asyncmy"},
     "service": {"msgspec"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""

@@ -35,8 +35,8 @@ RATIOS = {
     "throughput": {"ratio_completed"},
     "change": {"ratio_move", "ratio_cancel", "ratio_bulk_move", "ratio_bulk_cancel"},
 }
-STORES = ("memory:", "sqlite:", "redis:", "postgres:")
-SERVERS = {"redis:": "redis_url", "postgres:": "postgres_url"}
+STORES = ("memory:", "sqlite:", "redis:", "postgres:", "mysql:")
+SERVERS = {"redis:": "redis_url", "postgres:": "postgres_url", "mysql:": "mysql_url"}
 """By the store: the fixture that knows where one is."""
 
 
@@ -84,6 +84,7 @@ def test_all_ways_of_being_late_have_their_own_fields(url: str) -> None:
 CHURN = {"course", "growth", "lost", "duplicated", "early", "left_behind"}
 OF_SERVERS = {
     "redis:": {"used_bytes"},
+    "mysql:": {"bytes", "history"},
     "postgres:": {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"},
 }
 """What each says of its health."""
@@ -92,7 +93,7 @@ OF_SERVERS = {
 @pytest.mark.real_time
 @pytest.mark.parametrize("store", STORES)
 def test_churn_says_how_it_goes_and_compares_the_end_with_the_start(store: str, url: str) -> None:
-    snapshot = ["--snapshot"] if store == "postgres:" else []
+    snapshot = ["--snapshot"] if store in ("postgres:", "mysql:") else []
     ended = run(
         url, "--workload", "churn", "--n", "300", "--rate", "400", "--seconds", "3", "--limit", "--json", *snapshot
     )
@@ -154,7 +155,7 @@ def test_people_get_a_table() -> None:
     assert "growth" in ended.output
 
 
-@pytest.mark.parametrize(("store", "part"), [("mysql://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
+@pytest.mark.parametrize(("store", "part"), [("http://localhost", "memory:"), ("sqlite://host/a.db", "memory:")])
 def test_another_store_is_refused(store: str, part: str) -> None:
     ended = run(store, "--workload", "timers", "--n", "10")
     assert ended.exit_code != 0

@@ -95,8 +95,8 @@ def bench(
 
     STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory), `sqlite:///path`, one of Redis
     (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), where a namespace of its own is used
-    unless the URL names one, or `postgresql://`, where a schema of its own is made and dropped unless the URL names
-    one. In a file, a namespace or a schema that is there already only the topics "bench.*" are touched, and emptied.
+    unless the URL names one, or `postgresql://` or `mysql://`, where a schema of its own is made and dropped unless the
+    URL names one (`?schema=`). In what is there already only the topics "bench.*" are touched, and emptied.
     Each run counts for itself what was lost, delivered twice or early, and exits 1 if that is anything but nothing.
     Run one at a time, on a quiet machine, and against a server that has nothing else to do.
     """

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from bide.cli.bench import postgres_server, redis_server
+from bide.cli.bench import mysql_server, postgres_server, redis_server
 from bide.cli.bench.server import Server
 from bide.core.errors import BadInput
 
 TOPIC_PREFIX = "bench."
 _ACCEPTED = (
     '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db", '
-    '"redis://host:port/0" (a namespace of its own) or "postgresql://host:port/database" (a schema of its own)'
+    '"redis://host:port/0" (a namespace of its own), "postgresql://host:port/database" or "mysql://..." (a schema of '
+    "its own)"
 )
 _Opens = Callable[[str], AbstractContextManager[tuple[Server, str]]]
 _SERVERS: Mapping[str, _Opens] = {
     **dict.fromkeys(redis_server.SCHEMES, redis_server.redis_server),
     **dict.fromkeys(postgres_server.SCHEMES, postgres_server.postgres_server),
+    **dict.fromkeys(mysql_server.SCHEMES, mysql_server.mysql_server),
 }
 """By the scheme of the URL: the server with the part of it to work in, and the URL that names that part."""
 

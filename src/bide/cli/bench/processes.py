@@ -27,6 +27,8 @@ class Stat(NamedTuple):
     name: str
     state: str
     parent: int
+    used: float
+    """Processor time of all its threads, in steps of some milliseconds."""
     waited: float
     """Processor time of children that have ended and were waited for."""
     began: float
@@ -39,7 +41,10 @@ def stat(place: Path) -> Stat:
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()  # from the third on
     tick = os.sysconf("SC_CLK_TCK")
-    return Stat(name, fields[0], int(fields[1]), (int(fields[13]) + int(fields[14])) / tick, int(fields[19]) / tick)
+    used = (int(fields[11]) + int(fields[12])) / tick
+    return Stat(
+        name, fields[0], int(fields[1]), used, (int(fields[13]) + int(fields[14])) / tick, int(fields[19]) / tick
+    )
 
 
 def spent(place: Path) -> float:
