@@ -191,6 +191,21 @@ class Parted(Protocol):
 
 
 @runtime_checkable
+class AnswersApart(Protocol):
+    """A store in which somebody else's open transaction may hold up some tasks of a batch.
+
+    These are the verbs of the same names for whoever can deal with a late answer: in its place is an `asyncio.Future`,
+    so that nobody waits for another's task.
+    """
+
+    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]: ...
+
+    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]: ...
+
+    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]: ...
+
+
+@runtime_checkable
 class HasSchema(Protocol):
     """A store with a schema that has versions."""
 

@@ -20,7 +20,7 @@ Got = TypeVar("Got")
 class Batcher(Generic[Asked, Got]):
     """Folds `ask(x)` calls into `send([x, ...])`, whose answer has the same length and order. One batch in flight."""
 
-    __slots__ = ("_asked", "_busy", "_futures", "_limit", "_loop", "_send", "_task")
+    __slots__ = ("_asked", "_busy", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
 
     def __init__(self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]], *, limit: int = 1000) -> None:
         self._send = send
@@ -30,6 +30,7 @@ class Batcher(Generic[Asked, Got]):
         self._futures: list[asyncio.Future[Got]] = []
         self._busy = False
         self._task: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Future[Any]] = set()
 
     def ask(self, asked: Asked) -> asyncio.Future[Got]:
         """The answer to come. A caller that stops waiting does not stop the call: it may be done all the same."""
@@ -53,28 +54,44 @@ class Batcher(Generic[Asked, Got]):
                         future.cancel()
                     raise
                 except PartlyFailed as partly:
-                    _tell(futures, partly.answers)
+                    self._tell(futures, partly.answers)
                 except Exception as error:  # noqa: BLE001 - every caller of the batch is told
-                    _tell(futures, [error] * len(futures))
+                    self._tell(futures, [error] * len(futures))
                 else:
                     for future, answer in zip(futures, got, strict=True):
                         if not future.done():
-                            future.set_result(answer)
+                            if isinstance(answer, asyncio.Future):
+                                self._later(future, answer)
+                            else:
+                                future.set_result(answer)
         finally:
             self._busy = False
+
+    def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
+        """Each its own answer, or the error that befell it."""
+        for future, answer in zip(futures, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, asyncio.Future):
+                self._later(future, answer)
+            elif isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def _later(self, future: asyncio.Future[Any], answer: asyncio.Future[Any]) -> None:
+        """What is held up comes when it comes: the next batch does not wait for it."""
+        self._waiting.add(answer)
+
+        def told(answer: asyncio.Future[Any]) -> None:
+            self._waiting.discard(answer)
+            self._tell([future], [answer.exception() or answer.result()])
+
+        answer.add_done_callback(told)
 
     async def drain(self) -> None:
         """Wait until everything asked so far has been answered."""
         while self._busy and self._task is not None:
             await asyncio.wait([self._task])
-
-
-def _tell(futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
-    """Each its own answer, or the error that befell it."""
-    for future, answer in zip(futures, answers, strict=True):
-        if future.done():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+        if self._waiting:
+            await asyncio.wait(self._waiting)

@@ -12,7 +12,7 @@ from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive
 from bide.engine.batcher import Batcher
 from bide.engine.joining import joined_to, stays_here
 from bide.engine.recorder import Recorder
-from bide.ports import Clock, Joined, Parted, Store, Verbs
+from bide.ports import AnswersApart, Clock, Joined, Parted, Store, Verbs
 
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
@@ -21,6 +21,7 @@ _CHANGED = frozenset(
 
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
+_Sends = Callable[..., Awaitable[list[Answer]]]
 
 
 class Session:
@@ -32,6 +33,9 @@ class Session:
         self.recorder = Recorder(store)
         self._clock = clock
         self._actor = actor
+        apart = isinstance(store, AnswersApart)
+        self._send_adds: _Sends = store.add_apart if apart else store.add  # type: ignore[attr-defined]
+        self._send_changes: _Sends = store.change_apart if apart else store.change  # type: ignore[attr-defined]
         self._part_of = store.part_of if isinstance(store, Parted) else None
         self._gets: dict[int, Batcher[Ref, Record | None]] = {}
         self._adds: dict[int, Batcher[NewTask, Answer]] = {}
@@ -115,10 +119,10 @@ class Session:
         return batcher
 
     async def _add(self, batch: Sequence[NewTask]) -> Sequence[Answer]:
-        return await self.store.add(batch, now=self._clock.now())
+        return await self._send_adds(batch, now=self._clock.now())
 
     async def _change(self, batch: Sequence[Change]) -> Sequence[Answer]:
-        return await self.store.change(batch, now=self._clock.now())
+        return await self._send_changes(batch, now=self._clock.now())
 
     async def close(self) -> None:
         """Wait for calls under way, then close the store."""

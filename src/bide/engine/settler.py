@@ -19,7 +19,7 @@ from functools import partial
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.delivery import Delivery
-from bide.ports import Clock, Parted, Store
+from bide.ports import AnswersApart, Clock, Parted, Store
 
 _log = logging.getLogger("bide.settler")
 _LIMIT = 1_000
@@ -54,7 +54,8 @@ class _Outbox:
     """The outcomes on their way to one part of the store."""
 
     def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
-        self._store = store
+        self._settle = store.settle_apart if isinstance(store, AnswersApart) else store.settle
+        self._late: set[asyncio.Future[bool]] = set()
         self._clock = clock
         self._told = told
         self._more_to_come = busy
@@ -99,13 +100,15 @@ class _Outbox:
         while True:
             accepted: Sequence[object]
             try:
-                accepted = await self._store.settle([one for _, one in batch], now=self._clock.now())
+                accepted = await self._settle([one for _, one in batch], now=self._clock.now())
             except PartlyFailed as partly:
                 accepted = partly.answers
             except StoreError as error:
                 accepted = [error] * len(batch)
             for (delivery, settlement), ok in zip(batch, accepted, strict=True):
-                if not isinstance(ok, StoreError):
+                if isinstance(ok, asyncio.Future):
+                    self._held_up(delivery, settlement, ok)
+                elif not isinstance(ok, StoreError):
                     self._told(delivery, settlement, bool(ok))
             failed = [ok for ok in accepted if isinstance(ok, StoreError)]
             if not failed:
@@ -119,14 +122,32 @@ class _Outbox:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    def _held_up(self, delivery: Delivery, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
+        """Somebody's open transaction holds the task up: the outcomes of others do not wait for it."""
+        self._late.add(answer)
+
+        def answered(answer: asyncio.Future[bool]) -> None:
+            self._late.discard(answer)
+            error = answer.exception()
+            if error is None:
+                self._told(delivery, settlement, answer.result())
+            elif self._closing or not isinstance(error, StoreError):
+                _log.error("an outcome could not be settled before closing; it will be delivered again: %s", error)
+            else:
+                self.put(delivery, settlement)
+
+        answer.add_done_callback(answered)
+
     async def drain(self) -> None:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
             self._start()
-        while self._busy:
+        while self._busy or self._late:
             if self._task is not None and not self._task.done():
                 await asyncio.wait([self._task])
+            elif self._late:
+                await asyncio.wait(self._late)
             else:
                 await asyncio.sleep(0)
         self._closing = False

@@ -21,7 +21,7 @@ from bide.core.errors import BadInput, SetupError
 
 _TAKEN = re.compile(r"\$(\d+)")
 _IDLE = 0
-"""libpq's status of a connection that is in no transaction."""
+"""libpq's status of a connection that is in no transaction, and of one that is in no pipeline."""
 
 
 class Row(tuple[Any, ...]):
@@ -58,6 +58,10 @@ class Driver(Protocol):
         """The rows, by position and name. `statement` has the store's own kind of place holders ($1, or %s)."""
         ...
 
+    async def command(self, *statements: str) -> None:
+        """Statements without arguments, one after another: in one round trip where the driver can."""
+        ...
+
 
 class AsyncpgDriver:
     """asyncpg. What the caller had it do with prepared statements is left as it is."""
@@ -75,11 +79,11 @@ class AsyncpgDriver:
         return not self.raw.is_in_transaction()
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
-        if not arguments:
-            await self.raw.execute(statement)
-            return ()
         rows: Sequence[Any] = await self.raw.fetch(statement, *arguments, record_class=self._row)
         return rows
+
+    async def command(self, *statements: str) -> None:
+        await self.raw.execute("; ".join(statements))
 
 
 class PsycopgDriver:
@@ -122,6 +126,11 @@ class PsycopgDriver:
             closing = cursor.close()
             if self._asynchronous:
                 await closing
+
+    async def command(self, *statements: str) -> None:
+        one_by_one = int(self.raw.pgconn.pipeline_status) != _IDLE
+        for statement in statements if one_by_one else ("; ".join(statements),):
+            await self.run(statement)
 
 
 class MysqlDriver:
@@ -175,6 +184,10 @@ class MysqlDriver:
             if isawaitable(closing):
                 await closing
 
+    async def command(self, *statements: str) -> None:
+        for statement in statements:
+            await self.run(statement)
+
 
 class SqliteDriver:
     """The standard library's sqlite3, which its store talks to directly."""
@@ -189,6 +202,10 @@ class SqliteDriver:
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         return list(self.raw.execute(statement, arguments))
+
+    async def command(self, *statements: str) -> None:
+        for statement in statements:
+            self.raw.execute(statement)
 
 
 class Borrowed:

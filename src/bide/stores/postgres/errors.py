@@ -3,6 +3,7 @@
 Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
 NotSent       there is no connection, or nothing that writes at its end: trying again is safe
 Again         it was refused and undone for what others did meanwhile: the same batch once more
+Locked        so too, since others keep a row of it locked: the others of the batch without it
 (a StoreError) it will not be done, for the reason that it says
 """
 
@@ -20,8 +21,10 @@ from bide.core.errors import (
     StoreUnavailable,
 )
 
-_AGAIN = frozenset({"40001", "40P01", "55P03"})
-"""Serialization failure, deadlock, lock not available."""
+_AGAIN = frozenset({"40001", "40P01"})
+"""Serialization failure, deadlock."""
+_LOCKED = frozenset({"55P03"})
+"""Lock not available."""
 _ELSEWHERE = frozenset({"25006", "57P03", "53300"})
 """Read-only (it was a replica, or has become one), starting up or shutting down, too many clients: not done."""
 _ENDED = frozenset({"57P01", "57P02", "57P05", "08000", "08003", "08006", "08001", "08004", "08P01"})
@@ -47,6 +50,14 @@ class Again(Exception):
     """Undone by the server, because of others: try again."""
 
 
+class Locked(Again):
+    """Undone by the server: somebody has kept a row locked for longer than our lanes wait for one."""
+
+
+class Held(StoreUnavailable):
+    """Not done: an open transaction of somebody else's keeps the task locked."""
+
+
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
     """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, BideError | NotSent | Lost | Again):
@@ -69,6 +80,8 @@ def by_code(code: str, text: str, *, adding: bool = False, lost: bool = False) -
     found: StoreError
     if code in _AGAIN:
         return Again(text)
+    if code in _LOCKED:
+        return Locked(text)
     if code in _ELSEWHERE:
         return NotSent(text)
     if code in _ENDED or lost:

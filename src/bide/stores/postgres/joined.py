@@ -3,8 +3,9 @@
 Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
 around it can go on. Three things are different from our own connections. The call has no number, since it needs none:
 whether it was done is whether that transaction was committed. A lock on the counter of tokens is let go at once. And
-no setting is made for the planner, since that would hold for the caller's statements too; with one or a few tasks in a
-call its plans are right without.
+the planner is not told what to avoid, since that would hold for the caller's statements too. Its plans are right
+without, even for a table that nobody has analyzed, if they are made for the size that the table has: so each is made
+anew, and not kept from the day when the table was empty.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavaila
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.borrowed import Borrowed, Driver
-from bide.stores.postgres import operations, reading
+from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.errors import Again, Lost, NotSent, by_code, meaning, said
 from bide.stores.postgres.lane import Call, Row, Work
 
@@ -35,6 +36,12 @@ _UNUSABLE = {
     "25P02": "an earlier statement of its transaction failed: roll that back",
     "25006": "its transaction is read-only",
 }
+_RELEASE = "RELEASE bide_verb"
+_PLAN_ANEW = (
+    "SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true)",
+    "SET LOCAL plan_cache_mode = force_custom_plan",
+)
+_PLAN_AS_BEFORE = "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true)"
 ACCEPTED = (
     "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
     "synchronous or not, over one of these two) or Django (over psycopg 3)"
@@ -118,7 +125,7 @@ class JoinedVerbs:
         return self._connection
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(operations.add, tasks, now)
+        return await self._write(adding.add, tasks, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
         return await self._write(operations.change, changes, now)
@@ -150,17 +157,24 @@ class JoinedVerbs:
                 answers.extend(await operation(whole, part, joins.now(now), about, tell))
 
         if asked:
-            await self._savepoint(work, adding=operation is operations.add)
+            await self._savepoint(work, adding=operation is adding.add)
         for topic, wake in wakes.items():
             operations.earliest(self.wakes, topic, wake)
         return answers
 
     # --- as a lane
 
-    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+    async def run(
+        self,
+        work: Work[T],
+        repeated: Callable[[Row, Call], Awaitable[T]],
+        *,
+        past: Work[T] | None = None,
+        adding: bool = False,
+    ) -> T:
         return await self._savepoint(work, adding=adding)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, adding: bool = False) -> T:
@@ -171,7 +185,7 @@ class JoinedVerbs:
             known = self._known(driver)
             async with known.turn:
                 alone = driver.alone
-                await driver.run("BEGIN" if alone else "SAVEPOINT bide_verb")
+                await driver.command("BEGIN" if alone else "SAVEPOINT bide_verb", *_PLAN_ANEW)
                 try:
                     if not known.ours:
                         await self._look(driver)
@@ -179,12 +193,10 @@ class JoinedVerbs:
                     done = await work(JoinedCall(driver, self._joins.queries))
                 except BaseException:
                     with suppress(Exception):  # if that fails the connection is gone, and the transaction with it
-                        await driver.run("ROLLBACK" if alone else "ROLLBACK TO bide_verb")
-                        if not alone:
-                            await driver.run("RELEASE bide_verb")
+                        await driver.command(*(("ROLLBACK",) if alone else ("ROLLBACK TO bide_verb", _RELEASE)))
                     raise
                 committing = alone
-                await driver.run("COMMIT" if alone else "RELEASE bide_verb")
+                await driver.command(*(("COMMIT",) if alone else (_PLAN_AS_BEFORE, _RELEASE)))
                 return done
         except Exception as error:
             found = self._meaning(error, adding=adding, committing=committing)
@@ -249,10 +261,17 @@ class _Whole:
 
     call: Call
 
-    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+    async def run(
+        self,
+        work: Work[T],
+        repeated: Callable[[Row, Call], Awaitable[T]],
+        *,
+        past: Work[T] | None = None,
+        adding: bool = False,
+    ) -> T:
         return await work(self.call)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
         return await work(self.call)
 
 

@@ -23,7 +23,7 @@ import asyncpg
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
+from bide.stores.postgres.errors import Again, Held, Locked, Lost, NotSent, meaning, said
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.postgres")
@@ -49,7 +49,12 @@ SESSION = {
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
-_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in PLANNER.items())
+_LANES = {
+    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
+    "lock_timeout": "30",
+}
+_LANE_SESSION = SESSION | _LANES
+_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _LANES).items())
 
 
 async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
@@ -126,9 +131,16 @@ Work = Callable[[Call], Awaitable[T]]
 class Runs(Protocol):
     """What carries out calls: a lane, or the transaction of somebody else's that they take part in."""
 
-    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T: ...
+    async def run(
+        self,
+        work: Work[T],
+        repeated: Callable[[Row, Call], Awaitable[T]],
+        *,
+        past: Work[T] | None = None,
+        adding: bool = False,
+    ) -> T: ...
 
-    async def read(self, work: Work[T]) -> T: ...
+    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T: ...
 
 
 class Shut(Exception):
@@ -147,12 +159,17 @@ class Lane:
         patience: float,
         silence: float,
         time: ServerTime | None = None,
+        passes: bool = False,
     ) -> None:
-        """`time`: whom to tell what time it is there; None where the caller's clock counts."""
+        """`time`: whom to tell what time it is there; None where the caller's clock counts.
+
+        `passes`: what others have locked is passed over from the first.
+        """
         self.name = name
         self.queries = queries
         self.time = time
         self.pooled = address.pooled
+        self._passes = passes
         self.resent = 0
         """Calls that had to be sent more than once."""
         self._address = address
@@ -163,23 +180,40 @@ class Lane:
         self._connection: Any = None
         self._closed = False
 
-    async def run(self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]], *, adding: bool = False) -> T:
+    async def run(
+        self,
+        work: Work[T],
+        repeated: Callable[[Row, Call], Awaitable[T]],
+        *,
+        past: Work[T] | None = None,
+        adding: bool = False,
+    ) -> T:
         """`work`, once. It raises Shut where the gate did; then `repeated` makes its answer from the caller's row.
 
-        Raises what `errors.meaning` finds; StoreUnavailable: not done; OutcomeUnknown.
+        `past` is the same passing over what others have locked, for when something is; it has the same number, since
+        of the first form nothing was done. Raises what `errors.meaning` finds; Held, where also `past` (which may be
+        `work` itself) came upon something locked; StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self._number += 1
-            return await self._insist(work, repeated, adding=adding)
+            return await self._insist(work, repeated, past, adding=adding)
 
-    async def read(self, work: Work[T]) -> T:
-        """`work` that may be done twice without harm."""
+    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+        """`work` that may be done twice without harm; `past` as above."""
         async with self._turn:
-            return await self._insist(work, None)
+            return await self._insist(work, None, past)
 
     async def _insist(
-        self, work: Work[T], repeated: Callable[[Row, Call], Awaitable[T]] | None, *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Row, Call], Awaitable[T]] | None,
+        past: Work[T] | None = None,
+        *,
+        adding: bool = False,
     ) -> T:
+        passing = past is not None and (past is work or self._passes)
+        if past is not None and passing:
+            work = past
         ends = time.monotonic() + self.patience
         pause, maybe = _FIRST_PAUSE, False
         while True:
@@ -196,6 +230,13 @@ class Lane:
                     return await repeated(row, call)
             except Exception as error:
                 found = meaning(error, self._address.shown, adding=adding)
+                if isinstance(found, Locked) and past is not None:
+                    await self._undo()
+                    if not passing:
+                        work, passing = past, True
+                        continue
+                    if not maybe:
+                        raise Held(str(found)) from error
                 if isinstance(found, Again):
                     await self._undo()
                 elif isinstance(found, Lost | NotSent):
@@ -240,7 +281,7 @@ class Lane:
         if self._closed:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._address, within=self._silence)
+            self._connection = await connect(self._address, within=self._silence, session=_LANE_SESSION)
         return self._connection
 
     async def _undo(self) -> None:

@@ -11,6 +11,7 @@ from bide.core.records import Topic
 from bide.stores.floors import Floors
 from bide.stores.postgres import schema
 from bide.stores.postgres.address import Address
+from bide.stores.postgres.held import HeldTasks
 from bide.stores.postgres.joined import SAMPLES, Identity, Joins
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.queries import Names, queries_of
@@ -18,7 +19,7 @@ from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import Hearing, Telling
 from bide.stores.server_time import ServerTime
 
-LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
+LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep")
 
 
 class Opened:
@@ -32,10 +33,11 @@ class Opened:
         self.lanes = {
             kind: Lane(
                 f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
-                time=self.time if by_server else None,
+                time=self.time if by_server else None, passes=kind == "held",
             )
             for kind in LANES
         }  # fmt: skip
+        self.held = HeldTasks(self.lanes["held"], address.shown)
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
         self.floors = Floors(used=by_server)
@@ -74,6 +76,7 @@ class Opened:
         return identity == self.identity
 
     async def close(self) -> None:
+        await self.held.close()
         await self.transactions.close()
         await self.hearing.close()
         for lane in self.lanes.values():

@@ -16,22 +16,21 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import Millis
 from bide.core.records import (
-    At,
     Change,
     Lease,
     Move,
     NewTask,
     Record,
-    Result,
     Settlement,
     State,
     Token,
     Topic,
     Verdict,
 )
-from bide.stores.postgres.lane import Call, Row, Runs, Shut
+from bide.stores.postgres.errors import Held
+from bide.stores.postgres.lane import Call, Runs, Shut
 from bide.stores.postgres.rows import columns, record_of, storable, values_of
 
 AT_ONCE = 2_000
@@ -44,9 +43,12 @@ Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
 
-_encode = msgspec.msgpack.encode
-_answers = msgspec.msgpack.Decoder(list[Answer])
-_truths = msgspec.msgpack.Decoder(list[bool])
+HELD = Held("an open transaction of somebody else's keeps the task locked; nothing was done")
+"""In the place of an answer."""
+encode = msgspec.msgpack.encode
+answers_of = msgspec.msgpack.Decoder(list[Answer | None])
+"""None: passed over, since it was locked."""
+_truths = msgspec.msgpack.Decoder(list[bool | None])
 
 
 def rounds(asked: Sequence[Named]) -> list[Places]:
@@ -73,134 +75,30 @@ def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
         wakes[topic] = wake
 
 
-# --- add
+# --- change and settle
 
 
-async def add(lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
-    """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known."""
-    answers: list[Any] = [None] * len(tasks)
-    first, *later = rounds(tasks)
-    rest: Places = []
-    wakes: dict[Topic, Millis] = {}
-    for new in tasks:
-        earliest(wakes, new.topic, min(max(new.due.resolve(about), about), LAST_INSTANT))
-    said = tell(wakes)
-    try:
-        arguments = _insertion(tasks, first)
-
-        async def insert(call: Call) -> None:
-            rows = await call.timed("insert_tasks", now, call.caller, call.number, *arguments, said)
-            if not rows:
-                raise Shut
-            rest.extend(_inserted(tasks, first, rows[0], answers))
-
-        async def inserted(row: Row, call: Call) -> None:
-            rest.extend(_inserted(tasks, first, row, answers))
-
-        await lane.run(insert, inserted, adding=True)
-        rest.extend(place for part in later for place in part)
-        if rest:
-            await _add_again(lane, tasks, rest, answers, now, said)
-    except StoreError as error:
-        if all(answer is None for answer in answers):
-            raise
-        raise PartlyFailed([error if answer is None else answer for answer in answers]) from error
-    return answers
-
-
-def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
-    rows = []
-    for place in places:
-        new = tasks[place]
-        due = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
-        rows.append(
-            (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
-             new.payload)
-        )  # fmt: skip
-    return columns(rows, 9)
-
-
-def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:
-    """Fill in the answers of those that were new; the places of the others."""
-    now, tokens, keys = row["now"], row["tokens"] or [], row["keys"]
-    schedule = lifecycle.schedule
-    if keys is None and len(tokens) == len(places):
-        for place, token in zip(places, tokens, strict=True):
-            answers[place] = schedule(tasks[place], None, now, token)
-        return []
-    given = dict(zip(zip(row["topics"] or (), keys or (), strict=True), tokens, strict=True))
-    taken = []
-    for place in places:
-        new = tasks[place]
-        token = given.get((new.topic, new.key))
-        if token is None:
-            taken.append(place)
-        else:
-            answers[place] = schedule(new, None, now, token)
-    return taken
-
-
-async def _add_again(
-    lane: Runs, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
-) -> None:
-    """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
-    rest.sort()
-    asked = [tasks[place] for place in rest]
-
-    async def decide(call: Call) -> list[Answer]:
-        decided: list[Any] = [None] * len(asked)
-        await call.begin()
-        there: Millis = 0
-        gate: tuple[Any, Any] = (call.caller, call.number)
-        for part in rounds(asked):
-            left = part
-            while left:
-                rows = await _lock(call, now, gate, asked, left)
-                gate, there = (None, None), rows[0]["now"]
-                writes = _Writes()
-                free = []
-                for place, row in zip(left, rows, strict=True):
-                    if row["topic"] is None:  # it ended meanwhile, and nothing is in the way any more
-                        free.append(place)
-                        continue
-                    new, old = asked[place], record_of(row, 3)
-                    answer = decided[place] = lifecycle.schedule(new, old, row["now"], row["new_token"])
-                    if answer.result is Result.REPLACED and answer.record is not None:
-                        writes.put(answer.record)
-                await writes.flush(call)
-                left = free
-                if free:
-                    [one] = await call.timed("insert_tasks", now, None, None, *_insertion(asked, free), [])
-                    left = _inserted(asked, free, one, decided)
-        await _Writes().flush(call, _encode(decided), said, there)
-        await call.commit()
-        return decided
-
-    async def decided_before(row: Row, call: Call) -> list[Answer]:
-        return _answers.decode(row["answer"])  # type: ignore[call-overload]
-
-    for place, answer in zip(rest, await lane.run(decide, decided_before, adding=True), strict=True):
-        answers[place] = answer
-
-
-async def _lock(
-    call: Call, now: Millis | None, gate: tuple[Any, Any], asked: Sequence[Named], places: Places
+async def lock(
+    call: Call,
+    now: Millis | None,
+    gate: tuple[Any, Any],
+    asked: Sequence[Named],
+    places: Places,
+    query: str = "lock_tasks",
 ) -> list[Any]:
+    """The rows of those names, with a new token each, locked. Raises Shut."""
     topics = [asked[place].topic for place in places]
     keys = [asked[place].key for place in places]
-    rows = await call.timed("lock_tasks", now, *gate, topics, keys)
+    rows = await call.timed(query, now, *gate, topics, keys)
     if not rows:
         raise Shut
     return rows
 
 
-# --- change and settle
-
-
-async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
+async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Any]:
     """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
 
-    def decide(asked: Change, old: Record | None, there: Millis, token: Token, writes: _Writes) -> Answer:
+    def decide(asked: Change, old: Record | None, there: Millis, token: Token, writes: Writes) -> Answer:
         answer = lifecycle.change(asked, old, there, token)
         record = answer.record
         if record is not None and record.token == token:
@@ -210,37 +108,40 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
                 writes.put_or_forget(record, there)
         return answer
 
-    async def repeated(row: Any, call: Call) -> list[Answer]:
-        return _answers.decode(row["answer"])
+    async def repeated(row: Any, call: Call) -> list[Answer | None]:
+        return answers_of.decode(row["answer"])
 
     return await _decided(lane, changes, now, about, tell, decide, repeated)
 
 
 async def settle(
     lane: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
-) -> list[bool]:
+) -> list[Any]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
     plain = [one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes]
-    settled = [False] * len(outcomes)
+    settled: list[Any] = [False] * len(outcomes)
     done = [place for place, yes in enumerate(plain) if yes]
     other = [place for place, yes in enumerate(plain) if not yes]
     names = {(outcomes[place].topic, outcomes[place].key) for place in done}
     if any((outcomes[place].topic, outcomes[place].key) in names for place in other):
         done, other = [], list(range(len(outcomes)))  # one task both ways: what comes first counts
     if done:
-        for place in await _settle_done(lane, outcomes, done, now):
+        held, missed = await _settle_done(lane, outcomes, done, now)
+        for place in held:
             settled[place] = True
+        for place in missed:
+            settled[place] = HELD
     if not other:
         return settled
 
-    def decide(asked: Settlement, old: Record | None, there: Millis, token: Token, writes: _Writes) -> bool:
+    def decide(asked: Settlement, old: Record | None, there: Millis, token: Token, writes: Writes) -> bool:
         if old is None or not lifecycle.holds(old, asked.token):
             return False
         told = msgspec.structs.replace(asked, error=storable(asked.error))
         writes.put_or_forget(lifecycle.settle(told, old, there, token), there)
         return True
 
-    async def repeated(row: Any, call: Call) -> list[bool]:
+    async def repeated(row: Any, call: Call) -> list[bool | None]:
         return _truths.decode(row["answer"])
 
     try:
@@ -255,8 +156,10 @@ async def settle(
     return settled
 
 
-async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None) -> Places:
-    """The places of those that were still held."""
+async def _settle_done(
+    lane: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None
+) -> tuple[Places, Places]:
+    """The places of those that were still held, and of those that somebody has locked."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
         one = outcomes[place]
@@ -264,21 +167,27 @@ async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], places: Place
     asked = sorted(leases)
     arguments = columns(asked, _LEASE_COLUMNS)
 
-    async def delete(call: Call) -> Any:
-        rows = await call.timed("settle_done", now, call.caller, call.number, *arguments)
+    async def delete(call: Call, query: str = "settle_done") -> Any:
+        rows = await call.timed(query, now, call.caller, call.number, *arguments)
         if not rows:
             raise Shut
-        return rows[0]
+        passed_over = rows[0]["held"] if query == "settle_done_past" else None
+        return rows[0], [asked[number - 1] for number in passed_over or ()]
+
+    async def delete_past(call: Call) -> Any:
+        return await delete(call, "settle_done_past")
 
     async def deleted(row: Any, call: Call) -> Any:
-        return row
+        return row, None  # what was passed over is forgotten: all that is left is asked for again
 
-    row = await lane.run(delete, deleted)
+    row, locked = await lane.run(delete, deleted, past=delete_past)
     tokens = row["tokens"] or ()
     if len(tokens) == len(asked):
-        return list(leases.values())
+        return list(leases.values()), []
     held = set(zip(row["topics"] or (), row["keys"] or (), tokens, strict=True))
-    return [place for lease, place in leases.items() if lease in held]
+    if locked is None:
+        locked = [lease for lease in asked if lease not in held]
+    return [place for lease, place in leases.items() if lease in held], [leases[lease] for lease in locked]
 
 
 Decision = TypeVar("Decision")
@@ -291,39 +200,48 @@ async def _decided(
     now: Millis | None,
     about: Millis,
     tell: Tell,
-    decide: Callable[[Asked, Record | None, Millis, Token, _Writes], Decision],
+    decide: Callable[[Asked, Record | None, Millis, Token, Writes], Decision],
     repeated: Callable[[Any, Call], Any],
-) -> list[Decision]:
+) -> list[Any]:
     """Read under locks, decide, write: one transaction of four round trips."""
     parts = rounds(asked)
 
-    async def work(call: Call) -> list[Decision]:
+    async def work(call: Call, query: str = "lock_tasks") -> list[Decision | None]:
         decided: list[Any] = [None] * len(asked)
+        past = query == "lock_tasks_past"
+        locked: set[tuple[Topic, str]] = set()
         wakes: dict[Topic, Millis] = {}
         await call.begin()
         gate: tuple[Any, Any] = (call.caller, call.number)
-        writes, there = _Writes(), about
+        writes, there = Writes(), about
         for number, part in enumerate(parts):
-            rows = await _lock(call, now, gate, asked, part)
+            rows = await lock(call, now, gate, asked, part, query)
             gate = (None, None)
             there = rows[0]["now"]
             for place, row in zip(part, rows, strict=True):
+                one = asked[place]
+                if past and (row["held"] or (one.topic, one.key) in locked):  # nor what comes later of the same task
+                    locked.add((one.topic, one.key))
+                    continue
                 old = None if row["topic"] is None else record_of(row, 3)
                 decided[place] = decide(asked[place], old, there, row["new_token"], writes)
             for record in writes.waiting:
                 earliest(wakes, record.topic, record.wake_at)
             if number < len(parts) - 1:
                 await writes.flush(call)
-                writes = _Writes()
-        await writes.flush(call, _encode(decided), tell(wakes), there)
+                writes = Writes()
+        await writes.flush(call, encode(decided), tell(wakes), there)
         await call.commit()
         return decided
 
-    decided: list[Decision] = await lane.run(work, repeated)
-    return decided
+    async def work_past(call: Call) -> list[Decision | None]:
+        return await work(call, "lock_tasks_past")
+
+    decided: list[Decision | None] = await lane.run(work, repeated, past=work_past)
+    return [HELD if one is None else one for one in decided]
 
 
-class _Writes:
+class Writes:
     """The writes of one round, gathered so that they go out as one statement."""
 
     __slots__ = ("_forgotten", "_moved", "_put", "waiting")
@@ -366,14 +284,21 @@ class _Writes:
 # --- extend
 
 
-async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)
+    locked: set[Lease] = set()
 
-    async def work(call: Call) -> set[tuple[str, str, int]]:
+    async def work(call: Call) -> set[Lease]:
         rows = await call.timed("extend_leases", now, lasts, *arguments)
-        return {(row["topic"], row["key"], row["token"]) for row in rows}
+        return {Lease(row["topic"], row["key"], row["token"]) for row in rows}
 
-    held = await lane.read(work)
-    return [lease in held for lease in leases]
+    async def work_past(call: Call) -> set[Lease]:
+        rows = await call.timed("extend_leases_past", now, lasts, *arguments)
+        found = {(Lease(row["topic"], row["key"], row["token"]), row["held"]) for row in rows}
+        locked.update(lease for lease, held in found if held)
+        return {lease for lease, held in found if not held}
+
+    held = await lane.read(work, past=work_past)
+    return [HELD if lease in locked else lease in held for lease in leases]

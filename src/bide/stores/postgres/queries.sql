@@ -57,6 +57,18 @@ LEFT JOIN LATERAL (
     SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE
 ) AS t ON true
 
+-- name: lock_tasks_past
+-- The same, passing over what others have locked (`held`), for a batch that came upon something locked. One that was
+-- let go in between counts as held too: it is tried again.
+WITH {clock}, {gate}
+SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.topic IS NULL AND (
+    SELECT true FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1
+) IS NOT NULL AS held
+FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
+LEFT JOIN LATERAL (
+    SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS t ON true
+
 -- name: write_tasks
 -- What was decided about locked rows: whole new states, moves (which touch little), what is forgotten; with it, if it
 -- is the last of a call, the answer to keep for a caller whose connection breaks now.
@@ -204,6 +216,28 @@ FROM clock, unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token
 WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
 RETURNING clock.micros, t.topic, t.key, t.token
 
+-- name: extend_leases_past
+-- The same, passing over what others have locked: `held` is a lease that is ours, as far as can be seen. Two steps, for
+-- an UPDATE waits for a lock; so it is for when there is one.
+WITH {clock},
+asked AS MATERIALIZED (SELECT * FROM unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token)),
+free AS MATERIALIZED (
+    SELECT found.place, l.topic, l.key FROM asked AS l CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM {task}
+        WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS found
+),
+extended AS (
+    UPDATE {task} AS t SET at = clock.now + $2 FROM clock WHERE t.ctid = ANY (ARRAY(SELECT place FROM free))
+    RETURNING t.topic, t.key, t.token
+)
+SELECT clock.micros, topic, key, token, false AS held FROM clock, extended
+UNION ALL
+SELECT clock.micros, l.topic, l.key, l.token, true FROM clock, asked AS l
+WHERE (
+    SELECT true FROM {task} WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1
+) AND NOT EXISTS (SELECT FROM free WHERE free.topic = l.topic AND free.key = l.key)
+
 -- name: settle_done
 -- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours.
 WITH {clock}, {gate},
@@ -224,6 +258,40 @@ kept AS (
     FROM gate, clock, answer WHERE c.name = $2
 )
 SELECT now, micros, tokens, topics, keys FROM gate, clock, answer
+
+-- name: settle_done_past
+-- The same, passing over what others have locked, see `extend_leases_past`. `held`: the places of those.
+WITH {clock}, {gate},
+asked AS MATERIALIZED (
+    SELECT * FROM unnest($4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY AS l (topic, key, token, place)
+),
+free AS MATERIALIZED (
+    SELECT found.row, l.place FROM gate, asked AS l CROSS JOIN LATERAL (
+        SELECT ctid AS row FROM {task}
+        WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS found
+),
+deleted AS (
+    DELETE FROM {task} AS t WHERE t.ctid = ANY (ARRAY(SELECT free.row FROM free))
+    RETURNING t.topic, t.key, t.token
+),
+answer AS MATERIALIZED (
+    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
+        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
+    FROM deleted
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
+        keys = answer.keys, answer = NULL
+    FROM gate, clock, answer WHERE c.name = $2
+)
+SELECT now, micros, tokens, topics, keys, (
+    SELECT array_agg(l.place) FROM asked AS l WHERE (
+        SELECT true FROM {task} WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1
+    ) AND l.place NOT IN (SELECT free.place FROM free)
+) AS held
+FROM gate, clock, answer
 
 -- name: repeated
 SELECT now, tokens, topics, keys, answer, number FROM {caller} WHERE name = $1

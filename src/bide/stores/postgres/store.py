@@ -1,8 +1,8 @@
 """The PostgreSQL store: one row per task, beside your own tables.
 
 **The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; whatever has to look at
-a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to seven connections,
-one for each kind of call, opened when first used.
+a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to nine connections,
+one for each kind of call and one that listens, opened when first used, and up to ten for transactions of handlers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from bide.core.records import (
 from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
-from bide.stores.postgres import diagnosis, journal, leasing, operations, reading, schema
+from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.held import together
 from bide.stores.postgres.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
-from bide.stores.postgres.lane import Call
+from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.opened import Opened, Told
 from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.table import PostgresTable
@@ -49,6 +50,8 @@ _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 _PURGED_AT_ONCE = 2_000
 LONGEST_PATIENCE = 45.0
+_SHORT = 0.2
+"""Seconds that extending waits for what somebody has locked: the leases of all the others are next."""
 
 
 class PostgresStore:
@@ -163,40 +166,61 @@ class PostgresStore:
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write("add", operations.add, tasks, now)
+        return await together(await self.add_apart(tasks, now=now))
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write("change", operations.change, changes, now)
+        return await together(await self.change_apart(changes, now=now))
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await together(await self.settle_apart(outcomes, now=now))
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
+        opened = await self._ready(now) if leases else self._open()
+
+        async def extend(lane: Lane, part: Sequence[Lease]) -> list[Any]:
+            return await operations.extend(lane, part, self._now(now), until - now)
+
+        answers: list[Any] = []
+        for part in operations.slices(leases):
+            answers += await extend(opened.lanes["extend"], part)
+        return await together(opened.held.answers(leases, answers, extend, patience=_SHORT))
+
+    # --- AnswersApart
+
+    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
+        return await self._write("add", adding.add, tasks, now)
+
+    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
+        return await self._write("change", operations.change, changes, now)
+
+    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
         return await self._write("settle", operations.settle, outcomes, now)
 
     async def _write(self, kind: str, operation: Any, asked: Sequence[Any], now: Millis) -> list[Any]:
         opened = await self._ready(now) if asked else self._open()
-        answers: list[Any] = []
-        for part in operations.slices(asked):
+
+        async def write(lane: Lane, part: Sequence[Any]) -> list[Any]:
             told = Told(opened, lambda: self._about(now))
             try:
-                answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told)
-            except StoreError as error:
+                answers: list[Any] = await operation(lane, part, self._now(now), self._about(now), told)
+            except BaseException:
                 told.undone()
+                raise
+            told.done()
+            return answers
+
+        answers: list[Any] = []
+        for part in operations.slices(asked):
+            try:
+                answers += await write(opened.lanes[kind], part)
+            except StoreError as error:
                 answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
                 if len(answers) == len(asked) and not any(answer is not error for answer in answers):
                     raise
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
-            except BaseException:
-                told.undone()
-                raise
-            told.done()
-        return answers
-
-    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        opened = await self._ready(now) if leases else self._open()
-        answers: list[bool] = []
-        for part in operations.slices(leases):
-            answers += await operations.extend(opened.lanes["extend"], part, self._now(now), until - now)
-        return answers
+        return opened.held.answers(asked, answers, write, patience=self._patience)
 
     # --- look
 
