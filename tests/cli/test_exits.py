@@ -70,7 +70,7 @@ def test_a_folder_that_is_not_there_is_unavailable(line: CommandLine) -> None:
 
 
 def test_a_store_of_a_later_version_is_a_matter_of_setup(line: CommandLine) -> None:
-    assert "mysql" in line.error("ls", "--store", "mysql://localhost", code=Exit.SETUP)
+    assert "http" in line.error("ls", "--store", "http://localhost", code=Exit.SETUP)
 
 
 def test_a_defect_is_one_line_and_debug_shows_where(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

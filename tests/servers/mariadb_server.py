@@ -148,6 +148,7 @@ class MariaDbServer(Running):
         words = [
             install, "--no-defaults", f"--datadir={self.home / 'data'}", "--auth-root-authentication-method=normal",
             "--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=64M", "--innodb-flush-method=nosync",
+            f"--tmpdir={self.home}",  # names of temporary files are unique within one only
         ]  # fmt: skip
         done = subprocess.run([*self._account(), *words], cwd=self.home, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -161,6 +162,7 @@ class MariaDbServer(Running):
     def _launch(self) -> None:
         settings = {
             "datadir": str(self.home / "data"),
+            "tmpdir": str(self.home),
             "socket": str(self.home / "socket"),
             "pid-file": str(self.home / "pid"),
             "bind-address": HOST,

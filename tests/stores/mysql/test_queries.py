@@ -1,0 +1,178 @@
+"""Every statement goes by its indexes: also on a table that was just filled, of which the optimizer knows nothing.
+
+What a statement reads is counted by the server (`Handler_read...`): a scan cannot hide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from bide.core import lifecycle
+from bide.core.records import At
+from bide.stores.mysql import adding, schema
+from bide.stores.mysql.address import address_of
+from bide.stores.mysql.connecting import Connection, connect
+from bide.stores.mysql.queries import THERE, Names, queries_of
+from bide.stores.mysql.rows import settled_values
+from bide.stores.mysql.statements import Code, Template, listed, quoted
+from bide.stores.mysql.statements import rows as tuples
+from bide.testing.store_suite.acts import NOW, new
+
+ROWS = 30_000
+"""Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""
+
+_FILL = """INSERT INTO {task} (topic, `key`, state, at, due_at, token, created_at, id, group_name, group_topic,
+    group_key, options, payload, keep_until)
+SELECT CONCAT('t', n % 3), CAST(n AS CHAR), CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 THEN 1 ELSE 2 + n % 3 END,
+    :now - 1000000 + (n * 7919) % 2000000, 0, n, 0, CAST(n AS CHAR), IF(n % 7 = 0, 'g', NULL),
+    IF(n % 7 = 0, CONCAT('t', n % 3), NULL), IF(n % 7 = 0, CAST(n AS CHAR), NULL), '', '',
+    CASE WHEN n % 100 >= 95 THEN :now + n END
+FROM (WITH RECURSIVE d AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM d WHERE i < 199)
+    SELECT a.i * 200 + b.i + 1 AS n FROM d AS a, d AS b) AS numbers WHERE n <= :rows"""
+
+_NEW = lifecycle.schedule(new("3", topic="t0", due=At(NOW)), None, NOW, 1).record
+assert _NEW is not None
+_PUT = settled_values(3, _NEW)
+_KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
+_HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
+_STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
+ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
+    "insert_tasks": ({"rows": Code(adding._new_row(new("y"), quoted, b"1", b"2"))}, 5),
+    "inserted_tokens": ({"count": 5}, 10),
+    "lock_tasks": (_KEYS, 10),
+    "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
+    "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None, None, None)])}, 10),
+    "forget_tasks": ({"rows": listed([5, 6])}, 10),
+    "take_waiting": ({"topic": "t0", "floor": 0, "most": 50}, 110),
+    "take_lost": ({"topic": "t0", "most": 50}, 110),
+    "lease_tasks": ({"rows": listed([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
+    "waiting_head": ({"topic": "t0", "floor": NOW - 500_000}, 5),
+    "leased_head": ({"topic": "t0"}, 5),
+    "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
+    "held": (_HOLDS, 10),
+    "settle_done": (_HOLDS, 12),
+    "purgeable": ({"most": 50}, 110),
+    "tasks_by_names": (_KEYS, 10),
+    "tasks_by_rows": ({"rows": listed([7, 8])}, 10),
+    "page_by_name": ({"topic": "t0", "key": "2", "most": 50}, 110),
+    "page_by_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 110),
+    "page_at_instant": ({**_STATE, "row": 5}, 110),
+    "page_after_instant": ({**_STATE, "before": 2**62}, 210),
+    "next_topic": ({"topic": "t0"}, 5),
+    "next_topic_of_group": ({"group": "g", "topic": "t0"}, 5),
+    "count_state": ({"topic": "t0", "state": 0, "most": 50}, 170),
+    "count_waiting_between": ({"topic": "t0", "low": 0, "high": 2**62, "most": 50}, 170),
+}
+"""Every statement that touches the table of tasks, and how many rows it may read at most."""
+
+
+class Surveyed:
+    """A connection as the store has it, to tables that nobody analyzes."""
+
+    def __init__(self, connection: Connection, queries: Mapping[str, Template], names: Names) -> None:
+        self.connection = connection
+        self.queries = queries
+        self.names = names
+
+    async def fill(self, rows: int = ROWS) -> None:
+        filled = Template(self.names.write(_FILL)).write(now=NOW, rows=rows)
+        await self.connection.ask(b"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; " + filled)
+
+    async def reads(self, query: str, values: dict[str, Any]) -> int:
+        """Carried out and undone: how many rows, and entries of indexes, were read."""
+        text = self.queries[query].write(**values)
+        await self.connection.ask(f"BEGIN; SET @bide_now = {NOW}, @bide_row = 100, @bide_micros = {NOW * 1_000}")
+        before = await self.counted()
+        await self.connection.ask(text)
+        after = await self.counted()
+        counting = await self.counted() - after
+        await self.connection.ask("ROLLBACK")
+        return after - before - counting
+
+    async def counted(self) -> int:
+        """Rows and entries that this connection has read so far; those of looking at this itself too."""
+        [rows] = await self.connection.ask("SHOW SESSION STATUS LIKE 'Handler_read_%'")
+        return sum(int(number) for name, number in rows if b"rnd_deleted" not in bytes(name))
+
+
+@pytest_asyncio.fixture
+async def surveyed(url: str) -> AsyncIterator[Surveyed]:
+    await schema.migrate(url)
+    address = address_of(url)
+    connection = await connect(address, within=10)
+    names = Names(address.schema, address.prefix)
+    await connection.ask(names.write("ALTER TABLE {task} STATS_AUTO_RECALC = 0, STATS_PERSISTENT = 1"))
+    try:
+        yield Surveyed(connection, queries_of(address.schema, address.prefix), names)
+    finally:
+        await connection.close(within=5)
+
+
+async def check_all(surveyed: Surveyed) -> None:
+    wrong = {}
+    for query, (values, most) in ARGUMENTS.items():
+        reads = await surveyed.reads(query, values)
+        if reads > most:
+            wrong[query] = reads
+    assert not wrong
+
+
+async def test_no_statement_scans_a_table_without_statistics(surveyed: Surveyed) -> None:
+    await surveyed.fill()
+    await check_all(surveyed)
+
+
+async def test_no_statement_scans_an_analyzed_table(surveyed: Surveyed) -> None:
+    await surveyed.fill()
+    await surveyed.connection.ask(surveyed.names.write("ANALYZE TABLE {task}"))
+    await check_all(surveyed)
+
+
+async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) -> None:
+    await surveyed.fill()
+    keys = [str(3 * number) for number in range(1, 1_001)]
+    asked = {"topic": "t0", "keys": listed(keys), "holds": tuples([(key, int(key)) for key in keys])}
+    for query in ("lock_tasks", "tasks_by_names", "held", "settle_done", "extend_leases"):
+        values = {**asked, "lasts": 5}
+        assert await surveyed.reads(query, values) <= 3_100, query
+    for query in ("forget_tasks", "tasks_by_rows", "lease_tasks"):
+        values = {"rows": listed(range(1, 1_001)), "micros": 1, "until": 1, "holder": "w"}
+        assert await surveyed.reads(query, values) <= 2_100, query
+
+
+async def test_a_scan_would_be_seen(surveyed: Surveyed) -> None:
+    await surveyed.fill()
+    scan = Template(surveyed.names.write("SELECT COUNT(*) FROM {task} WHERE id = 'x'"))
+    surveyed.queries = {"scan": scan}
+    assert await surveyed.reads("scan", {}) >= ROWS
+
+
+async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
+    address = address_of(url)
+    table = Names(address.schema, address.prefix).parts["task"]
+    queries = queries_of(address.schema, address.prefix)
+    assert {name for name, template in queries.items() if table in template.text} == set(ARGUMENTS)
+
+
+def test_every_query_is_used(root: Path) -> None:
+    folder = root / "src" / "bide" / "stores" / "mysql"
+    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'"(\w+)"', code))
+    assert set(queries_of("bide", "bide_")) <= used
+
+
+async def test_the_clock_is_that_of_the_world_whatever_the_time_zone(surveyed: Surveyed) -> None:
+    from bide.stores.mysql.queries import THERE_ANYWHERE
+
+    [[(ours,)]] = await surveyed.connection.ask(f"SELECT {THERE}")
+    for zone in ("+00:00", "+09:30", "-11:00"):
+        [[(there, plain)]] = await surveyed.connection.ask(
+            f"SET SESSION time_zone = '{zone}'; SELECT {THERE_ANYWHERE}, CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)"
+        )
+        assert abs(there - plain) < 2
+        assert 0 <= there - ours < 60_000_000
