@@ -18,6 +18,8 @@ LIMIT = 120
 """Seconds that all blocks of one document may take."""
 REDIS = "redis://localhost:6379"
 """What documents call a Redis server: one of the tests' own stands in for it."""
+POSTGRES = "postgresql://localhost/shop"
+"""And a database."""
 
 
 def load_runner() -> Any:
@@ -66,9 +68,12 @@ def run_document(path: Path, directory: Path) -> subprocess.CompletedProcess[str
     ids=lambda path: path.name,
 )
 def test_every_block_runs(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if any(block.runs and REDIS in block.text for block in blocks_of(text_of(path))):
-        server = request.getfixturevalue("redis_server")()  # or skipped, where there is none
-        given = text_of(path).replace(REDIS, server.url.removesuffix("/0"))
+    text = given = text_of(path)
+    for named, fixture, end in ((REDIS, "redis_server", "/0"), (POSTGRES, "postgres_server", "")):
+        if any(block.runs and named in block.text for block in blocks_of(text)):
+            server = request.getfixturevalue(fixture)()  # or skipped, where there is none
+            given = given.replace(named, server.url.removesuffix(end))
+    if given != text:
         path = tmp_path / path.name
         path.write_text(given, encoding="utf-8")
     done = run_document(path, tmp_path)
