@@ -264,7 +264,7 @@ class Taken(Struct, frozen=True):
     connection: Any
     """The driver's own, for the handler's statements."""
     joined: Joined | None
-    """The verbs on that transaction, where the app's tasks are in the same database."""
+    """The verbs on that transaction, where the table `joins`."""
 
 
 class RowRefused(Exception):
@@ -292,8 +292,21 @@ class Table(Protocol):
         """The earliest row that fulfils the condition; with `beyond`, the earliest that is not due yet. O(log n)."""
         ...
 
+    @property
+    def joins(self) -> bool:
+        """Whether the app's tasks are in the same database, so that `fire` can add one for each row."""
+        ...
+
+    async def fire(
+        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Any]:
+        """In one transaction take up to `limit` due rows, the earliest first, that nobody else holds, change them as
+        the source says, and add a task for each if so asked; their ids. Raises RowRefused.
+        """
+        ...
+
     def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        """Up to `limit` due rows, the earliest first, that nobody else holds: locked, and changed as the source says.
+        """The same for a handler, which is called in between: the rows are locked and changed while it is open.
 
         Committed on leaving without an error, else rolled back. Raises RowRefused.
         """

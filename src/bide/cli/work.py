@@ -62,9 +62,10 @@ def work(
     for topic in topics:
         if topic not in app.routes:
             raise BadInput("--topic", topic, f"topics that have a handler: {', '.join(sorted(app.routes)) or 'none'}")
-    if not app.routes:
+    if not app.routes and not app.watches:
         raise SetupError(f"{application}: the app has no handlers; declare one with @app.handler(topic)")
-    start = f"bide work {application}: {', '.join(topics or sorted(app.routes))} from {_store_of(app)}"
+    work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.source.table}" for watch in app.watches)]
+    start = f"bide work {application}: {', '.join(work_on)} from {_store_of(app)}"
     if processes > 1:
         from bide.cli.supervisor import Supervisor
 

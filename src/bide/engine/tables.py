@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 from msgspec import Struct
 
@@ -82,16 +82,12 @@ class TableLoop:
             if not finding.ok:
                 _log.warning("%s; %s", finding.what, finding.advice)
         self._clock = self._table.clock() or self._own_clock
-        if self.watch.topic is not None and not await self._shares():
+        if self.watch.topic is not None and not self._table.joins:
             await self._table.close()
             raise SetupError(
                 f"{self.watch}: tasks of {self.watch.topic!r} could not be scheduled in one transaction with its rows: "
                 f"{type(self._store).__name__} is not in the same database, or cannot join; use a handler instead"
             )
-
-    async def _shares(self) -> bool:
-        async with self._table.take(now=0, limit=0, skip=()) as taken:
-            return taken.joined is not None
 
     async def start(self) -> None:
         """Open, and begin to watch."""
@@ -221,72 +217,75 @@ class TableLoop:
         return self.watch.concurrency - len(self._running)
 
     async def _take(self, now: Millis, skip: tuple[Any, ...]) -> bool:
-        """Take a row or a page; whether there was anything. Handlers go on by themselves."""
+        """Take a row or a page; whether there was anything. A handler goes on by itself."""
+        if not self.watch.handled:
+            return await self._fire_page(now, skip)
         loop = asyncio.get_running_loop()
         taken: asyncio.Future[list[Any]] = loop.create_future()
-        running = loop.create_task(self._fire(now, skip, taken), name=f"bide {self.watch.source.table}")
+        running = loop.create_task(self._handle_one(now, skip, taken), name=f"bide {self.watch.source.table}")
         self._running[running] = None
         running.add_done_callback(self._ended)
         identities = await taken
-        if self.watch.handled:
-            if running in self._running and identities:
-                self._running[running] = identities[0]
-        else:
-            await asyncio.wait([running])
+        if running in self._running and identities:
+            self._running[running] = identities[0]
         return bool(identities)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._running.pop(running, None)
         self._kick()
 
-    async def _fire(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
-        """One transaction: rows are taken and changed, and whatever else is to be done with them is done."""
-        limit = 1 if self.watch.handled or self._one_by_one else self.watch.source.page
+    async def _fire_page(self, now: Millis, skip: tuple[Any, ...]) -> bool:
+        """One transaction without a handler."""
+        limit = 1 if self._one_by_one else self.watch.source.page
         self._one_by_one = max(0, self._one_by_one - 1)
+        new_task = None if self.watch.topic is None else self.watch.new_task
+        try:
+            identities = await self._table.fire(now=now, limit=limit, skip=skip, new_task=new_task)
+        except RowRefused as error:
+            self._failed(list(error.ids), error)
+            return True
+        self._fired(identities)
+        return bool(identities)
+
+    async def _handle_one(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
+        """One transaction with a handler; `told` which row it has, before that is called."""
         identities: list[Any] = []
         try:
-            async with self._table.take(now=now, limit=limit, skip=skip) as taken:
+            async with self._table.take(now=now, limit=1, skip=skip) as taken:
                 identities = [row.id for row in taken.rows]
-                if not told.done():
-                    told.set_result(identities)
-                if identities:
-                    await self._hand_on(taken)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - of the database, of the table's rules, or of a handler
-            if isinstance(error, RowRefused):
-                identities = list(error.ids)
-            if not identities:
-                if not told.done():
-                    told.set_exception(error)
-                else:
-                    _log.warning("%s: %s", self.watch, error)
-                return
-            self._failed(identities, error)
-            if not told.done():
                 told.set_result(identities)
-        else:
-            self.stats.fired += len(identities)
-            for identity in identities:
-                self._resting.pop(identity, None)
-        finally:
+                if identities:
+                    await self._call(taken)
+        except asyncio.CancelledError:
             if not told.done():
                 told.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - of the database, of the table's rules, or of the handler
+            if isinstance(error, RowRefused):
+                identities = list(error.ids)
+            if identities:
+                self._failed(identities, error)
+            if not told.done():
+                told.set_exception(error) if not identities else told.set_result(identities)
+            elif not identities:
+                _log.warning("%s: %s", self.watch, error)
+        else:
+            self._fired(identities)
 
-    async def _hand_on(self, taken: Taken) -> None:
-        watch = self.watch
-        if watch.topic is not None:
-            assert taken.joined is not None
-            await taken.joined.add([watch.new_task(row) for row in taken.rows], now=self._clock.now())
-        elif watch.handled:
-            row = Row(taken.rows[0], taken.connection, self._clock.now)
-            if taken.joined is None:
-                await watch.call(row)
-            else:
-                with joining(self._store, taken.joined):
-                    await watch.call(row)
+    async def _call(self, taken: Taken) -> None:
+        row = Row(taken.rows[0], taken.connection, self._clock.now)
+        if taken.joined is None:
+            await self.watch.call(row)
+        else:
+            with joining(self._store, taken.joined):
+                await self.watch.call(row)
 
     # --- rows that fail
+
+    def _fired(self, identities: list[Any]) -> None:
+        self.stats.fired += len(identities)
+        for identity in identities:
+            self._resting.pop(identity, None)
 
     def _at_rest(self, now: Millis) -> tuple[list[Any], Millis | None]:
         """The rows that are left alone for now, and when the first of them is tried again."""
@@ -316,12 +315,22 @@ class TableLoop:
                        self.watch, MOST_RESTING)  # fmt: skip
 
 
-class TableLoops:
+class TableLoops(Sequence[TableLoop]):
     """All tables of one worker."""
 
     def __init__(self, loops: Iterable[TableLoop]) -> None:
         self._loops = list(loops)
         self._started: list[TableLoop] = []
+
+    def __len__(self) -> int:
+        return len(self._loops)
+
+    @overload
+    def __getitem__(self, place: int) -> TableLoop: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[TableLoop]: ...
+    def __getitem__(self, place: int | slice) -> TableLoop | Sequence[TableLoop]:
+        return self._loops[place]
 
     async def start(self) -> None:
         """Start them; none, if one cannot be. Raises SetupError, StoreUnavailable."""

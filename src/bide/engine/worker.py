@@ -81,7 +81,7 @@ class Worker:
         self.terms = terms
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
-        self._tables = TableLoops(tables)
+        self.tables = TableLoops(tables)
         self._recorder = recorder
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
@@ -110,7 +110,7 @@ class Worker:
 
     async def start(self) -> None:
         """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
-        await self._tables.start()
+        await self.tables.start()
         if isinstance(self.store, Notifies):
             self._listening = await self.store.listen(list(self._lanes), self._heard)
         for name, work in (
@@ -137,7 +137,7 @@ class Worker:
             await self._listening.close()
         self._give_back()
         ends = (self.terms.grace if grace is None else grace) / 1000
-        await asyncio.gather(self._tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
+        await asyncio.gather(self.tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
         for lanes in self._lanes.values():
             await lanes.close()
         await self._settler.drain()
@@ -156,9 +156,9 @@ class Worker:
         RuntimeError if the worker stops before.
         """
         fired = -1
-        while fired != self._tables.fired:
-            await self._tables.until_empty()
-            fired = self._tables.fired  # a task may write a row, and a row schedule a task
+        while fired != self.tables.fired:
+            await self.tables.until_empty()
+            fired = self.tables.fired  # a task may write a row, and a row schedule a task
             await self._until_no_task()
 
     async def _until_no_task(self) -> None:

@@ -14,6 +14,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
 from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
+from bide.engine.tables import TableLoop
 from bide.engine.worker import Worker
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
@@ -61,12 +62,15 @@ class TimeMachine:
         self._store: Store = MemoryStore() if store is None else store
         self._before = app.substitute(lambda: self._store, self._clock)
         self._fired: list[Fired] = []
+        self._tables: list[TableLoop] | None = None
 
     async def __aenter__(self) -> TimeMachine:
         await self._app.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        for table in self._tables or ():
+            await table.stop(0)
         await self._app.close()
         self._app.substitute(*self._before)
 
@@ -76,7 +80,10 @@ class TimeMachine:
         return as_datetime(self._clock.now())
 
     async def advance(self, by: Length) -> list[Fired]:
-        """Let this much time pass; every delivery that happened on the way, in order, retries among them."""
+        """Let this much time pass; every delivery that happened on the way, in order, retries among them.
+
+        Rows of watched tables fire too, each at its time; what became of them stands in the tables.
+        """
         return await self._until(self._clock.now() + duration(by, field="by"))
 
     async def pass_unattended(self, by: Length) -> None:
@@ -114,6 +121,10 @@ class TimeMachine:
         try:
             while True:
                 leased, wake = await worker.run_once()
+                for table in await self._watched():
+                    fired, due = await table.run_once()
+                    leased += fired
+                    wake = due if wake is None or (due is not None and due < wake) else wake
                 if len(self._fired) > _MOST:
                     raise RuntimeError(f"over {_MOST} deliveries: {self._fired[-1].ref} keeps itself due")
                 if leased:
@@ -126,6 +137,15 @@ class TimeMachine:
         self._clock.advance(max(end - self._clock.now(), 0))
         await asyncio.sleep(0)
         return self._fired
+
+    async def _watched(self) -> list[TableLoop]:
+        """The app's tables, opened at the first use."""
+        if self._tables is None:
+            self._tables = []
+            for table in self._app.table_loops():
+                await table.open()
+                self._tables.append(table)
+        return self._tables
 
     def _saw(self, record: Record, settlement: Settlement) -> None:
         self._fired.append(

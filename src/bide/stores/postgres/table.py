@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import asyncpg
 
-from bide.core.errors import SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
+from bide.core.records import NewTask
 from bide.core.table_source import STILL_DUE, Sql, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
 from bide.stores.named_queries import read_queries
@@ -36,7 +37,8 @@ _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items(
 _THEIRS = "".join(f"SET LOCAL {name} TO DEFAULT;" for name in PLANNER)
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""
-_REFUSES = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.RaiseError)
+_REFUSES = ("22", "23", "44", "P0", *"6789IJKLMNOQRSTUVWYZ")
+"""How the code of an error begins that a row's data is to blame for; those of one letter are a trigger's own."""
 _UNINDEXED = frozenset({"Seq Scan", "Sort", "Bitmap Heap Scan"})
 
 
@@ -165,7 +167,8 @@ class PostgresTable:
         assert self._times is not None
         statement = _Statement()
         at = self._now(statement, now)
-        cutoff = self._times.cutoff(at, self._about(now), statement.given)
+        template = _QUERIES[query]
+        cutoff = self._times.cutoff(at, self._about(now), statement.given) if "{cutoff}" in template else ""
         parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": ""}
         if skip:
             parts["skip"] = f" AND {self._names['id']} <> ALL ({statement.given(list(skip), f'{self._id_type}[]')})"
@@ -178,7 +181,7 @@ class PostgresTable:
                 f"{_quoted(column)} = " + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
                 for column, value in self._source.changes.items()
             )
-        return _QUERIES[query].format(**parts), statement.arguments
+        return template.format(**parts), statement.arguments
 
     # --- look
 
@@ -206,6 +209,23 @@ class PostgresTable:
 
     # --- take
 
+    @property
+    def joins(self) -> bool:
+        return self._using is not None
+
+    async def fire(
+        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Any]:
+        async with self.take(now=now, limit=limit, skip=skip) as taken:
+            identities = [row.id for row in taken.rows]
+            if new_task is not None and identities:
+                assert taken.joined is not None
+                try:
+                    await taken.joined.add([new_task(row) for row in taken.rows], now=now)
+                except BadInput as error:
+                    raise RowRefused(identities, f"it makes no task: {error}") from error
+        return identities
+
     @asynccontextmanager
     async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
         with self._ours():
@@ -226,7 +246,7 @@ class PostgresTable:
                         await transaction.rollback()
                         usable = True
                 raise
-            with self._ours():
+            with self._ours(), _refusing([row.id for row in rows]):
                 async with asyncio.timeout(_SILENCE):
                     await transaction.commit()
             usable = True
@@ -250,8 +270,6 @@ class PostgresTable:
     async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any]) -> list[DueRow]:
         """The rows, locked and changed."""
         assert self._times is not None
-        if limit == 0:
-            return []
         text, arguments = self._write("take", now, skip, limit=limit)
         with self._ours():
             await connection.execute(_OURS, timeout=_SILENCE)
@@ -266,10 +284,8 @@ class PostgresTable:
         identities = [row.id for row in rows]
         text, arguments = self._write("change", now, (), ids=identities)
         with self._ours():
-            try:
+            with _refusing(identities):
                 changed: Mapping[Any, bool] = dict(await connection.fetch(text, *arguments, timeout=_SILENCE))
-            except _REFUSES as error:
-                raise RowRefused(identities, f"the database refuses the changes: {error}") from error
             await connection.execute(_THEIRS, timeout=_SILENCE)
         refused = [identity for identity, still in changed.items() if still]
         if refused:
@@ -312,12 +328,23 @@ class PostgresTable:
             node["Node Type"] in _UNINDEXED or "Filter" in node for node in _nodes(json.loads(plan)[0]["Plan"])
         )
         what = f"{source.table}: {'an index leads to' if served else 'no index leads to'} the due rows"
-        index = _quoted(f"{source.table.rpartition('.')[2]}_{source.due}_due"[:63])
+        index = _quoted(f"{source.table.rpartition('.')[2]}_by_{source.due}"[:63])
         advice = (
             f"each look reads rows that are not due; run: CREATE INDEX CONCURRENTLY {index} "
             f"ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
         )
         return [Finding(served, what, "" if served else advice)]
+
+
+@contextmanager
+def _refusing(identities: Sequence[Any]) -> Iterator[None]:
+    """What the database has against the rows themselves."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        if identities and str(error.sqlstate).startswith(_REFUSES):
+            raise RowRefused(identities, f"the database refuses the changes: {error}") from error
+        raise
 
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

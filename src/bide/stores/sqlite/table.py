@@ -15,11 +15,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from bide.core.errors import SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
+from bide.core.records import NewTask
 from bide.core.table_source import STILL_DUE, Sql, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
 from bide.stores.named_queries import read_queries
+from bide.stores.sqlite import operations
 from bide.stores.sqlite.connection import OpenFile, connect, enter
 from bide.stores.sqlite.database import Database
 from bide.stores.sqlite.errors import translate
@@ -29,6 +31,8 @@ from bide.stores.sqlite.listening import CommitListener
 from bide.stores.sqlite.reader import Reader
 from bide.stores.sqlite.room import Room
 from bide.stores.sqlite.table_times import TableTimes
+from bide.stores.sqlite.work import Work
+from bide.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
@@ -44,6 +48,7 @@ class File(Protocol):
     async def open(self) -> None: ...
     async def close(self) -> None: ...
     async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T: ...
+    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T: ...
     def transaction(self) -> AbstractAsyncContextManager[Joined]: ...
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None: ...
 
@@ -55,8 +60,9 @@ class TableFile:
         self.path = os.path.abspath(path)
         self._synchronous = synchronous
         self._entered: OpenFile | None = None
-        self._reading: sqlite3.Connection | None = None
+        self._connections: list[sqlite3.Connection] = []
         self._reader: Reader | None = None
+        self._writer: Writer | None = None
         self._lanes: Lanes | None = None
 
     async def open(self) -> None:
@@ -67,17 +73,26 @@ class TableFile:
             raise StoreUnavailable(f"{self.path}: there is no such file; a table to be watched has to be there first")
         refuse_others(self.path)
         try:
-            self._reading = connect(self.path)
+            reading, writing = (self._connect() for _ in range(2))
             status = os.stat(self.path)
             identity = (os.getpid(), status.st_dev, status.st_ino)
             self._entered = enter(identity, self.path, {"synchronous": self._synchronous})
-            self._reader = Reader(self.path, self._reading)
-            self._lanes = Lanes(
-                self.path, self._synchronous, self._entered.lock, Room(self.path, 0), None, lambda joined, changes: None
-            )
+            lock = self._entered.lock
+            self._reader = Reader(self.path, reading)
+            self._writer = Writer(
+                self.path, writing, lock, synchronous=self._synchronous.upper(), fault=None,
+                tell=lambda wakes: None, need_stop=lambda changes: False,
+            )  # fmt: skip
+            self._lanes = Lanes(self.path, self._synchronous, lock, Room(self.path, 0), None, lambda *_: None)
         except Exception as error:
             self._close()
             raise translate(error, self.path) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = connect(self.path)
+        self._connections.append(connection)
+        _write_back(connection)
+        return connection
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
@@ -85,26 +100,33 @@ class TableFile:
     def _close(self) -> None:
         if self._lanes is not None:
             self._lanes.close()
+        if self._writer is not None:
+            self._writer.stop()
         if self._reader is not None:
             self._reader.stop()
-        if self._reading is not None:
-            self._reading.close()
+        for connection in self._connections:
+            connection.close()
         if self._entered is not None:
             self._entered.leave()
-        self._lanes = self._reader = self._reading = self._entered = None
+        self._connections = []
+        self._lanes = self._reader = self._writer = self._entered = None
 
     async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
         if self._reader is None:
             raise StoreUnavailable(f"{self.path}: not open")
         return await self._reader.submit(call)
 
+    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T:
+        if self._writer is None:
+            raise StoreUnavailable(f"{self.path}: not open")
+        return await self._writer.submit(call, durable=True, adding=adding)
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Joined]:
         if self._lanes is None:
             raise StoreUnavailable(f"{self.path}: not open")
         async with self._lanes.transaction() as joined:
-            # where a store is open its checkpointer writes the log back; here nobody else does
-            joined.connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            _write_back(joined.connection)
             yield joined
 
     def listen(self, heard: Callable[[], None]) -> None:
@@ -126,6 +148,12 @@ class StoreFile:
 
     async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
         return await self._opened().reader.submit(call)
+
+    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T:
+        database = self._opened()
+        if adding:
+            database.room.check()
+        return await database.writer.submit(call, durable=True, adding=adding)
 
     def transaction(self) -> AbstractAsyncContextManager[Joined]:
         return self._opened().lanes.transaction()
@@ -185,6 +213,26 @@ class SqliteTable:
         return Head(None if found is None else self._times.instant_of(found[0]), now)
 
     # --- take
+
+    @property
+    def joins(self) -> bool:
+        return self._stores_own
+
+    async def fire(
+        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Any]:
+        def call(work: Work) -> list[Any]:
+            rows = self._change(work.cursor, now, self._due(work.cursor, now, limit, skip))
+            identities = [row.id for row in rows]
+            if new_task is not None and rows:
+                try:
+                    operations.add(work, [new_task(row) for row in rows], now=now)
+                except BadInput as error:
+                    raise RowRefused(identities, f"it makes no task: {error}") from error
+            return identities
+
+        # wholly in the writer's thread: nobody waits on the event loop for a lock that is held while the loop is needed
+        return await self._file.write(call, adding=new_task is not None)
 
     @asynccontextmanager
     async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
@@ -268,7 +316,7 @@ class SqliteTable:
         sorts = any("TEMP B-TREE" in line for line in plan)
         served = used is not None and not sorts and self._narrow(cursor, of, used)
         what = f"{source.table}: {'an index leads to' if served else 'no index leads to'} the due rows"
-        index = f"{table}_{source.due}_due"
+        index = f"{table}_by_{source.due}"
         advice = f"CREATE INDEX {_quoted(index)} ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
         return [Finding(served, what, "" if served else f"each look reads many rows; run: {advice}")]
 
@@ -279,6 +327,11 @@ class SqliteTable:
         made = cursor.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()
         partial = made is not None and made[0] is not None and " where " in " ".join(made[0].lower().split())
         return partial or len(columns) > 1
+
+
+def _write_back(connection: sqlite3.Connection) -> None:
+    """Where a store is open its checkpointer writes the log back; else each commit past a size does."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
 
 def _quoted(name: str) -> str:

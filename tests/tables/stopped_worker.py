@@ -1,0 +1,34 @@
+"""A worker in a process of its own, which writes its effect, says so, and then hangs until it is killed.
+
+`python stopped_worker.py URL TABLE LOG`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from bide import Bide, Row, Sql, TableSource
+
+url, table, log = sys.argv[1:]
+app = Bide(url)
+watch = app.watch(
+    TableSource(table=table, due="due", where="status = 2", changes={"status": 3, "times": Sql("times + 1")})
+)
+
+
+@watch.handler
+async def publish(row: Row) -> None:
+    written = row.connection.execute(f"INSERT INTO {log} VALUES ({row.id})")
+    if asyncio.iscoroutine(written):
+        await written
+    print("within", flush=True)
+    await asyncio.sleep(600)
+
+
+async def main() -> None:
+    async with app.worker():
+        await asyncio.sleep(600)
+
+
+asyncio.run(main())

@@ -1,0 +1,340 @@
+"""What fires of a watched table, when, and what comes of a row that fails; under a clock that the test moves."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tests.tables.conftest import START, Place, naive
+
+from bide import BadInput, Bide, Fixed, Row, SetupError, Sql, Task
+from bide.core.instants import instant
+from bide.testing.clock import ManualClock
+
+HOUR = 3_600_000
+
+
+async def test_a_row_fires_at_its_time_and_not_before(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source())
+    loop = await place.loop(app)
+    await place.add(1, START + 1_000)
+    assert await loop.run_once() == (0, START + 1_000)
+    clock.advance(999)
+    assert await loop.run_once() == (0, START + 1_000)
+    assert await place.states() == {1: (2, 0)}
+    clock.advance(1)
+    assert await loop.run_once() == (1, None)
+    assert await place.states() == {1: (3, 1)}
+    clock.advance(HOUR)
+    assert await loop.run_once() == (0, None)
+
+
+async def test_there_is_no_window_that_a_row_could_fall_out_of(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source())
+    loop = await place.loop(app)
+    await place.add(1, 0)
+    await place.add(2, START - 400 * 24 * HOUR)
+    await place.add(3, None)
+    await place.add(4, START - HOUR, status=1)
+    assert await loop.run_once() == (2, None)
+    assert await place.states() == {1: (3, 1), 2: (3, 1), 3: (2, 0), 4: (1, 0)}
+
+
+async def test_what_is_moved_or_taken_back_does_not_fire(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source())
+    loop = await place.loop(app)
+    for number in (1, 2, 3):
+        await place.add(number, START + 1_000)
+    assert (await loop.run_once())[1] == START + 1_000
+    await place.run(f"UPDATE {place.table} SET due = $1 WHERE id = 1", place.time(START + HOUR))
+    await place.run(f"UPDATE {place.table} SET status = 1 WHERE id = 2 AND status = 2")
+    await place.run(f"UPDATE {place.table} SET due = $1 WHERE id = 3", place.time(START - 1))
+    assert await loop.run_once() == (1, START + HOUR)
+    clock.advance(1_000)
+    assert await loop.run_once() == (0, START + HOUR)
+    assert await place.states() == {1: (2, 0), 2: (1, 0), 3: (3, 1)}
+
+
+async def test_a_flood_is_taken_page_by_page(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(page=100))
+    loop = await place.loop(app)
+    await place.add_many(1, 350, START - 5)
+    assert await loop.run_once() == (350, None)
+    assert set((await place.states()).values()) == {(3, 1)}
+
+
+async def test_the_handler_s_effect_and_the_changes_are_one(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(), retry=Fixed("10s", tries=9))
+    seen: list[Row] = []
+    log = place.table.replace("posts", "log")
+
+    @watch.handler
+    async def publish(row: Row) -> None:
+        seen.append(row)
+        written = row.connection.execute(f"INSERT INTO {log} VALUES ({row.id})")
+        if not place.holds_rows:
+            assert written.rowcount == 1
+        else:
+            await written
+        if len(seen) == 1:
+            raise ConnectionError("not yet")
+
+    loop = await place.loop(app)
+    await place.add(1, START - 500, title="bees")
+    assert await loop.run_once() == (1, START + 10_000)
+    assert await place.states() == {1: (2, 0)}
+    assert await place.run(f"SELECT * FROM {log}") == []
+    clock.advance(10_000)
+    assert await loop.run_once() == (1, None)
+    assert await place.states() == {1: (3, 1)}
+    assert await place.run(f"SELECT * FROM {log}") == [(1,)]
+    row = seen[-1]
+    assert (row.id, row["title"], row.columns) == (1, "bees", {"id": 1, "title": "bees"})
+    assert (row.due_at.timestamp() * 1000, row.lateness.total_seconds()) == (START - 500, 10.5)
+    assert "Row 1" in repr(row)
+
+
+async def test_a_row_that_fails_holds_up_nobody(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(), retry=Fixed("1m", tries=2))
+    tried: list[int] = []
+
+    @watch.handler
+    def publish(row: Row) -> None:
+        tried.append(row.id)
+        if row.id == 1:
+            raise ValueError("never")
+
+    loop = await place.loop(app)
+    await place.add(1, START - HOUR)
+    for number in (2, 3, 4):
+        await place.add(number, START - number)
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        assert await loop.run_once() == (4, START + 60_000)
+    assert "row 1 failed for the 1. time" in caplog.text
+    assert tried == [1, 4, 3, 2]
+    assert await loop.run_once() == (0, START + 60_000)
+    clock.advance(60_000)
+    assert await loop.run_once() == (1, START + 60_000 + HOUR), "its policy is at an end; it is still due"
+    await place.add(5, START)
+    assert (await loop.run_once())[0] == 1
+    await place.run(f"UPDATE {place.table} SET status = 1 WHERE id = 1")
+    clock.advance(HOUR)
+    assert await loop.run_once() == (0, None)
+
+
+async def test_what_the_database_refuses_costs_only_that_row(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(), retry="quick")
+    loop = await place.loop(app)
+    for number in range(1, 8):
+        await place.add(number, START - number, title="cursed" if number == 4 else "")
+    fired, wake = await loop.run_once()
+    assert fired == 7
+    assert wake is not None
+    states = await place.states()
+    assert states.pop(4) == (2, 0)
+    assert set(states.values()) == {(3, 1)}
+
+
+async def test_changes_that_leave_a_row_due_are_undone(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(changes={"times": Sql("times + 1")}))
+    loop = await place.loop(app)
+    await place.add(1, START)
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        await loop.run_once()
+    assert "still due after the changes" in caplog.text
+    assert await place.states() == {1: (2, 0)}
+
+
+async def test_a_row_may_move_itself_ahead(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    ahead = "due + interval '1 hour'" if place.holds_rows else f"'{place.time(START + HOUR)}'"
+    app.watch(place.source(changes={"due": Sql(ahead), "times": Sql("times + 1")}))
+    loop = await place.loop(app)
+    await place.add(1, START)
+    assert await loop.run_once() == (1, START + HOUR)
+    assert await place.states() == {1: (2, 1)}
+
+
+async def test_the_time_of_firing_can_be_written(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(due="stamp", due_is="milliseconds", changes={"status": 3, "stamp": Sql(":now + 5")}))
+    loop = await place.loop(app)
+    await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", START)
+    clock.advance(30)
+    assert (await loop.run_once())[0] == 1
+    assert await place.run(f"SELECT stamp FROM {place.table}") == [(START + 35,)]
+
+
+async def test_rows_become_tasks_in_the_same_transaction(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    delivered: list[Task[dict[str, Any]]] = []
+
+    @app.handler("post.publish")
+    async def publish(task: Task[dict[str, Any]]) -> None:
+        delivered.append(task)
+
+    app.watch(place.source(), topic="post.publish", retry=Fixed("1m", tries=9))
+    loop = await place.loop(app)
+    for number in (1, 2, 3):
+        await place.add(number, START - number, title="cursed" if number == 2 else "")
+    await loop.run_once()
+    tasks = [task async for task in app.find(topic="post.publish")]
+    assert sorted(task.key for task in tasks) == ["1", "3"]
+    assert {task.key: task.payload for task in tasks}["3"] == {"id": 3, "title": "post 3"}
+    assert {task.key: task.due_at.timestamp() * 1000 for task in tasks}["3"] == START - 3
+    assert await place.states() == {1: (3, 1), 2: (2, 0), 3: (3, 1)}
+
+
+async def test_verbs_within_a_handler_join_its_transaction(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(), retry=Fixed("1m", tries=9))
+
+    @watch.handler
+    async def publish(row: Row) -> None:
+        await app.schedule("announce", key=str(row.id), delay="0s")
+        if row.id == 2:
+            raise ValueError("rolled back, and its task with it")
+
+    loop = await place.loop(app)
+    await place.add(1, START)
+    await place.add(2, START)
+    await loop.run_once()
+    assert [task.key async for task in app.find(topic="announce")] == ["1"]
+
+
+BERLIN = [
+    ("2027-01-16T08:00:00", "2027-01-16T08:00:00+01:00"),
+    ("2027-07-16T08:00:00", "2027-07-16T08:00:00+02:00"),
+    ("2027-03-28T02:30:00", "2027-03-28T03:00:00+02:00"),
+    ("2027-10-31T02:30:00", "2027-10-31T02:30:00+01:00"),
+    ("2027-10-31T03:00:00", "2027-10-31T03:00:00+01:00"),
+]
+
+
+@pytest.mark.parametrize(("wall", "comes"), BERLIN)
+async def test_times_without_a_zone_are_the_zone_s(place: Place, wall: str, comes: str) -> None:
+    from zoneinfo import ZoneInfo
+
+    at = instant(comes)
+    clock = ManualClock(at - 5 * HOUR)
+    app = await place.app(clock=clock)
+    app.watch(place.source(due="wall", zone=ZoneInfo("Europe/Berlin")))
+    loop = await place.loop(app)
+    value = naive(wall) if place.holds_rows else wall.replace("T", " ")
+    await place.run(f"INSERT INTO {place.table} (id, status, wall) VALUES (1, 2, $1)", value)
+    for before in (5 * HOUR, 2 * HOUR, HOUR, HOUR // 2, 1):
+        clock.advance(at - before - clock.now())
+        assert await loop.run_once() == (0, at), before
+    clock.advance(1)
+    fired, _ = await loop.run_once()
+    if not fired:  # a server's clock is taken to be 10 ms ahead of what is known of it, where an offset changes
+        clock.advance(10)
+        fired, _ = await loop.run_once()
+    assert fired == 1
+
+
+@pytest.mark.parametrize(("due_is", "factor"), [("seconds", 1), ("milliseconds", 1000)])
+async def test_numbers(place: Place, clock: ManualClock, due_is: str, factor: int) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(due="stamp", due_is=due_is))
+    loop = await place.loop(app)
+    stamp = (START // 1000 + 7) * factor
+    await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", stamp)
+    clock.advance(6_999)
+    assert await loop.run_once() == (0, START + 7_000)
+    clock.advance(1)
+    assert (await loop.run_once())[0] == 1
+
+
+async def test_a_table_without_an_index_is_watched_with_a_warning_that_says_what_to_do(
+    empty: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await empty.create(index=False)
+    app = await empty.app(clock=clock)
+    app.watch(empty.source())
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        loop = await empty.loop(app)
+    assert "no index leads to the due rows" in caplog.text
+    advice = caplog.text.partition("run: ")[2].strip()
+    assert advice.startswith("CREATE INDEX")
+    await empty.add(1, START)
+    assert (await loop.run_once())[0] == 1
+    caplog.clear()
+    await empty.run(advice)
+    await empty.loop(app)
+    assert not caplog.text
+
+
+async def test_an_index_on_the_time_alone_is_no_use(
+    empty: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await empty.create(index=False)
+    await empty.run(f"CREATE INDEX all_of_them ON {empty.table} (due)")
+    app = await empty.app(clock=clock)
+    app.watch(empty.source())
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        await empty.loop(app)
+    assert "no index leads to the due rows" in caplog.text, "it goes through all that was ever published"
+    await empty.run(f"CREATE INDEX by_both ON {empty.table} (status, due)")
+    caplog.clear()
+    await empty.loop(app)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"table": "nothing"}, "no table nothing"),
+        ({"due": "when"}, "no column 'when' (due)"),
+        ({"columns": ["titel"]}, "no column 'titel' (columns)"),
+        ({"changes": {"stauts": 3}}, "no column 'stauts' (changes)"),
+        ({"where": "stauts = 2"}, "stauts"),
+        ({"where": "status = = 2"}, "refused"),
+    ],
+)
+async def test_what_is_not_there_is_said_at_the_start(
+    place: Place, clock: ManualClock, wrong: dict[str, Any], says: str
+) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(**wrong))
+    [loop] = app.table_loops()
+    with pytest.raises(SetupError) as raised:
+        await loop.open()
+    assert says in str(raised.value)
+    with pytest.raises(SetupError):
+        async with app.worker():
+            raise AssertionError("it must not start")
+
+
+async def test_a_topic_needs_tasks_in_the_same_database(place: Place) -> None:
+    app = Bide("memory:")
+    with pytest.raises(BadInput, match="another database"):
+        app.watch(place.source(database=place.url), topic="post.publish")
+    app.watch(place.source())
+    async with app:
+        with pytest.raises(SetupError, match="database=URL"):
+            app.table_loops()
+
+
+async def test_a_database_without_bide_s_tables_will_do(place: Place, clock: ManualClock) -> None:
+    app = Bide("memory:", clock=clock)
+    app.watch(place.source(database=place.url))
+    async with app:
+        loop = await place.loop(app)
+        await place.add(1, START)
+        assert await loop.run_once() == (1, None)
+        await loop.stop(0)
+    assert await place.states() == {1: (3, 1)}
