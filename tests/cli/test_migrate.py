@@ -24,7 +24,15 @@ def url(postgres_url: str, postgres_schema: str) -> str:
     return f"{postgres_url}?schema={postgres_schema}"
 
 
-def test_what_is_missing_is_said_made_and_then_there(line: CommandLine, url: str) -> None:
+@pytest.fixture(params=["postgres", "mysql"])
+def either(request: pytest.FixtureRequest) -> str:
+    """The same, on each database that has a schema."""
+    where, name = (request.getfixturevalue(f"{request.param}_{what}") for what in ("url", "schema"))
+    return f"{where}?schema={name}"
+
+
+def test_what_is_missing_is_said_made_and_then_there(line: CommandLine, either: str) -> None:
+    url = either
     said = line.run("migrate", "--check", "--store", url, code=Exit.NOT_DONE).stdout
     assert "there is no schema" in said
     assert "run `bide migrate`" in said
@@ -34,7 +42,8 @@ def test_what_is_missing_is_said_made_and_then_there(line: CommandLine, url: str
     line.run("schedule", "t", "--delay", "1h", "--store", url)
 
 
-def test_the_same_in_json(line: CommandLine, url: str) -> None:
+def test_the_same_in_json(line: CommandLine, either: str) -> None:
+    url = either
     found = line.one("migrate", "--check", "--store", url, code=Exit.NOT_DONE)
     assert set(found) == {"store", "before", "found", "wanted", "up_to_date"}
     assert (found["before"], found["found"], found["up_to_date"]) == (0, 0, False)
@@ -80,8 +89,8 @@ def test_what_cannot_be_is_refused(line: CommandLine, url: str, postgres_url: st
     assert "cannot be reached" in line.error("migrate", "--store", away, code=Exit.UNAVAILABLE)
 
 
-def test_doctor_names_the_command_where_the_schema_is_missing(line: CommandLine, url: str) -> None:
-    found = line.json("doctor", "--store", url, code=Exit.NOT_DONE)
+def test_doctor_names_the_command_where_the_schema_is_missing(line: CommandLine, either: str) -> None:
+    found = line.json("doctor", "--store", either, code=Exit.NOT_DONE)
     assert found[-1]["level"] == "error"
     assert "no bide schema there" in found[-1]["what"]
     assert "bide migrate" in found[-1]["what"]
