@@ -227,7 +227,10 @@ class Bide(Client):
 
     def table_loops(self) -> list[TableLoop]:
         """What works on the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
-        return [TableLoop(watch, self._table(watch), clock=self.clock, store=self.store) for watch in self.watches]
+        return [self.table_loop(watch) for watch in self.watches]
+
+    def table_loop(self, watch: Watch) -> TableLoop:
+        return TableLoop(watch, self._table(watch), clock=self.clock, store=self.store)
 
     def _table(self, watch: Watch) -> Table:
         source = watch.source

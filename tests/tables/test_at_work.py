@@ -68,9 +68,8 @@ async def test_the_sleep_ends_when_the_next_row_is_due(place: Place) -> None:
 
     for number in range(1, 4):
         await place.add(number, now() + 200 * number)
-    async with watching(app, watch), asyncio.timeout(PATIENCE):
-        while len(late) < 3:
-            await asyncio.sleep(0.01)
+    async with watching(app, watch) as loop:
+        await until(lambda: fired(loop, 3))
     assert min(late) >= 0, "never early"
     assert max(late) < 1.0
 

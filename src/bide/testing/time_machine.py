@@ -16,7 +16,7 @@ from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Ve
 from bide.core.tasks import Task
 from bide.engine.tables import TableLoop
 from bide.engine.worker import Worker
-from bide.ports import Store
+from bide.ports import Store, WatchesTables
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 
@@ -139,12 +139,14 @@ class TimeMachine:
         return self._fired
 
     async def _watched(self) -> list[TableLoop]:
-        """The app's tables, opened at the first use."""
+        """Those of the app's tables that are in this machine's store, opened at the first use; no others."""
         if self._tables is None:
             self._tables = []
-            for table in self._app.table_loops():
-                await table.open()
-                self._tables.append(table)
+            for watch in self._app.watches if isinstance(self._store, WatchesTables) else ():
+                if watch.source.database is None:
+                    table = self._app.table_loop(watch)
+                    await table.open()
+                    self._tables.append(table)
         return self._tables
 
     def _saw(self, record: Record, settlement: Settlement) -> None:

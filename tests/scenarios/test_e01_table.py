@@ -1,0 +1,143 @@
+"""Scheduled publishing on the blog's own table: on the author's clock, once, and never after it was taken back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+import pytest_asyncio
+
+from bide import Bide, Row, Sql, TableSource
+from bide.stores.sqlite import SqliteStore
+from bide.testing.time_machine import TimeMachine
+
+BERLIN = ZoneInfo("Europe/Berlin")
+DRAFT, SCHEDULED, PUBLISHED = 1, 2, 3
+EIGHT = datetime(2027, 1, 16, 8, tzinfo=BERLIN)
+
+
+class Blog:
+    """One post in a table of its own, and what its author does with it."""
+
+    def __init__(self, app: Bide, database: sqlite3.Connection) -> None:
+        self.database = database
+        database.execute(
+            "CREATE TABLE posts (id INTEGER PRIMARY KEY, status INTEGER, due TEXT, published TEXT, times INT DEFAULT 0)"
+        )
+        database.execute("CREATE INDEX posts_by_due ON posts (due) WHERE status = 2")
+        database.execute("INSERT INTO posts (id, status) VALUES (1, 1)")
+        database.commit()
+        changes = {"status": PUBLISHED, "published": Sql(":now"), "times": Sql("times + 1")}
+        watch = app.watch(TableSource(table="posts", due="due", where="status = 2", changes=changes), retry="quick")
+        self.broken_once = False
+        self.appeared: list[datetime] = []
+
+        @watch.handler
+        async def appear(row: Row) -> None:
+            if self.broken_once:
+                self.broken_once = False
+                raise ConnectionError("the worker failed after the effect, before the commit")
+            self.appeared.append(app.now())
+
+    def set(self, where: str, **columns: object) -> bool:
+        """Whether the row was as `where` says, and is changed."""
+        written = ", ".join(f"{column} = ?" for column in columns)
+        with self.database:
+            found = self.database.execute(f"UPDATE posts SET {written} WHERE {where}", tuple(columns.values()))
+        return found.rowcount == 1
+
+    def schedule(self, at: datetime) -> bool:
+        return self.set("status = 1", status=SCHEDULED, due=text(at))
+
+    def move(self, at: datetime) -> bool:
+        return self.set("status = 2", due=text(at))
+
+    def take_back(self) -> bool:
+        return self.set("status = 2", status=DRAFT)
+
+    @property
+    def post(self) -> tuple[int, int]:
+        status, times = self.database.execute("SELECT status, times FROM posts").fetchone()
+        return status, times
+
+
+def text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat()
+
+
+@pytest.fixture
+def bide_app() -> Bide:
+    return Bide("memory:")
+
+
+@pytest.fixture
+def blog(bide_app: Bide, database: sqlite3.Connection) -> Blog:
+    return Blog(bide_app, database)
+
+
+@pytest_asyncio.fixture
+async def passing(blog: Blog, bide_app: Bide, path: Path) -> AsyncIterator[TimeMachine]:
+    start = datetime(2027, 1, 15, 20, tzinfo=BERLIN)
+    async with TimeMachine(bide_app, store=SqliteStore(path), start=start) as machine:
+        yield machine
+
+
+async def test_it_appears_at_its_time_and_not_before(blog: Blog, passing: TimeMachine) -> None:
+    assert blog.schedule(EIGHT)
+    await passing.advance_to("2027-01-16T07:59:59.999+01:00")
+    assert blog.post == (SCHEDULED, 0)
+    await passing.advance("1ms")
+    assert blog.post == (PUBLISHED, 1)
+    assert blog.appeared == [EIGHT]
+    assert blog.database.execute("SELECT published FROM posts").fetchone() == ("2027-01-16T07:00:00.000+00:00",)
+
+
+async def test_publish_now_and_a_second_click(blog: Blog, passing: TimeMachine) -> None:
+    blog.schedule(EIGHT)
+    assert blog.move(passing.now)
+    assert blog.move(passing.now)
+    await passing.advance("0s")
+    assert not blog.move(passing.now), "it is out"
+    await passing.advance("2d")
+    assert blog.post == (PUBLISHED, 1)
+
+
+@pytest.mark.parametrize("hour", [6, 10], ids=["earlier", "later"])
+async def test_another_time(blog: Blog, passing: TimeMachine, hour: int) -> None:
+    blog.schedule(EIGHT)
+    assert blog.move(EIGHT.replace(hour=hour))
+    await passing.advance("2d")
+    assert blog.appeared == [EIGHT.replace(hour=hour)]
+    assert blog.post == (PUBLISHED, 1)
+
+
+async def test_back_to_draft_it_does_not_appear_and_may_be_scheduled_again(blog: Blog, passing: TimeMachine) -> None:
+    blog.schedule(EIGHT)
+    assert blog.take_back()
+    await passing.advance("2d")
+    assert blog.post == (DRAFT, 0)
+    assert blog.schedule(datetime(2027, 1, 18, 8, tzinfo=BERLIN))
+    await passing.advance("2d")
+    assert blog.post == (PUBLISHED, 1)
+    assert not blog.take_back(), "what has appeared cannot be taken back"
+
+
+async def test_a_worker_that_fails_in_the_middle_has_published_nothing(blog: Blog, passing: TimeMachine) -> None:
+    blog.broken_once = True
+    blog.schedule(EIGHT)
+    await passing.advance("2d")
+    assert blog.post == (PUBLISHED, 1)
+    assert len(blog.appeared) == 1
+
+
+async def test_what_was_due_while_nobody_worked_appears_as_soon_as_somebody_does(
+    blog: Blog, passing: TimeMachine
+) -> None:
+    blog.schedule(EIGHT)
+    await passing.pass_unattended("30d")
+    await passing.advance("0s")
+    assert blog.post == (PUBLISHED, 1)
