@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 from zlib import crc32
 
+import asyncmy
 import pytest
+from tests.servers.mariadb_server import ask
 
 from bide.stores.mysql import MySqlStore, schema
+from bide.stores.mysql.address import address_of
 from bide.testing.store_suite import StoreSuite
 
 
@@ -16,12 +22,55 @@ class TestMySql(StoreSuite):
     durable: ClassVar[bool] = True
 
     url: str
+    own: str
+    """A table of the caller's beside the store that was made last; none can be made within a transaction here."""
 
     @pytest.fixture(autouse=True)
     def _own_schemas(self, mysql_url: str, mysql_schema: str) -> None:
         self.url = f"{mysql_url}?schema={mysql_schema}"
 
+    def place(self, tmp_path: Path) -> str:
+        return f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+
     async def make_store(self, tmp_path: Path) -> MySqlStore:
-        url = f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+        url = self.place(tmp_path)
         await schema.migrate(url)
+        self.own = f"`{address_of(url).schema}`.texts"
+        ask(self.url, f"CREATE TABLE IF NOT EXISTS {self.own} (text varchar(100)) ENGINE = InnoDB")
         return MySqlStore(url, clock="caller")
+
+    @asynccontextmanager
+    async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:
+        """A connection of the caller's."""
+        parts, address = urlsplit(self.url), address_of(self.place(tmp_path))
+        connection = await asyncmy.connect(
+            host=parts.hostname, port=parts.port or 3306, user=parts.username, password=parts.password or "",
+            database=address.schema,
+        )  # fmt: skip
+        try:
+            yield connection
+        finally:
+            await connection.ensure_closed()
+
+    @asynccontextmanager
+    async def _transaction(self, tmp_path: Path) -> AsyncIterator[Any]:
+        async with self._connected(tmp_path) as connection:
+            await connection.begin()
+            try:
+                yield connection
+            except BaseException:
+                await connection.rollback()
+                raise
+            await connection.commit()
+
+    def callers_transaction(self, tmp_path: Path) -> AbstractAsyncContextManager[Any]:
+        return self._transaction(tmp_path)
+
+    async def write_text(self, connection: Any, text: str) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.execute(f"INSERT INTO {self.own} VALUES (%s)", [text])
+
+    async def texts(self, tmp_path: Path) -> list[str]:
+        async with self._connected(tmp_path) as connection, connection.cursor() as cursor:
+            await cursor.execute("SELECT text FROM texts")
+            return [text for (text,) in await cursor.fetchall()]

@@ -198,7 +198,7 @@ async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> An
     """Send; somebody may have inserted meanwhile what was not there: then all is looked at again."""
     try:
         return await call.send(*statements, commits=commits)
-    except MySQLError as error:
+    except (MySQLError, Taken) as error:
         if isinstance(meaning(error, ""), Taken):
             raise Again("a key was taken meanwhile") from error
         raise

@@ -30,6 +30,12 @@ _OF_MARIADB = (
     "SET SESSION in_predicate_conversion_threshold = 0",
 )
 _OF_MYSQL = ("SET SESSION range_optimizer_max_mem_size = 0",)
+AFRESH = (
+    "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION autocommit = 1, "
+    "time_zone = '+00:00'"
+)
+"""For a connection that a handler is given: what an earlier one has set is not the next one's."""
+_RESET = 0x1F
 _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 
 
@@ -60,6 +66,14 @@ class Connection:
         except UNREADABLE as error:
             raise Broken(f"the answer cannot be read: {said(error)}") from error
 
+    async def reset(self) -> None:
+        """Forget whatever was set on this connection, without making a new one."""
+        try:
+            await self.driver._execute_command(_RESET, b"")
+            await self.driver._read_ok_packet()
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+
     @property
     def usable(self) -> bool:
         transport = self.driver._transport
@@ -81,14 +95,17 @@ class Connection:
         self.drop()
 
 
-async def connect(address: Address, *, within: float) -> Connection:
-    """A new connection, to the first host that may be written to. Raises NotSent, StoreUnavailable, StoreMismatch."""
+async def connect(address: Address, *, within: float, plain: bool = False) -> Connection:
+    """A new connection, to the first host that may be written to. `plain`: for a handler, without our settings.
+
+    Raises NotSent, StoreUnavailable, StoreMismatch.
+    """
     problem: Exception | None = None
     last: Connection | None = None
     for host, port in address.hosts:
         try:
             async with asyncio.timeout(within):
-                connection = await _connect(address, host, port, within=within)
+                connection = await _connect(address, host, port, within=within, plain=plain)
         except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
             found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
             if isinstance(found, Lost | NotSent):
@@ -109,7 +126,7 @@ async def connect(address: Address, *, within: float) -> Connection:
     raise problem
 
 
-async def _connect(address: Address, host: str, port: int, *, within: float) -> Connection:
+async def _connect(address: Address, host: str, port: int, *, within: float, plain: bool) -> Connection:
     tls = address.tls()
     driver: Any = await asyncmy.connect(
         host=host, port=port, user=address.user or None, password=address.password,
@@ -121,7 +138,7 @@ async def _connect(address: Address, host: str, port: int, *, within: float) -> 
         if tls is not None and driver._transport.get_extra_info("ssl_object") is None:
             raise NotSent(f"{address.shown}: the server offers no TLS, and ssl_mode asks for it")
         mariadb = "MariaDB" in str(driver.get_server_info())
-        settings = (*_SETTINGS, *(_OF_MARIADB if mariadb else _OF_MYSQL), _LOOK)
+        settings = (AFRESH, _LOOK) if plain else (*_SETTINGS, *(_OF_MARIADB if mariadb else _OF_MYSQL), _LOOK)
         [((largest, read_only),)] = await connection.ask("; ".join(settings))
         connection.largest = int(largest)
         connection.read_only = str(read_only) not in ("0", "OFF", "b'OFF'")

@@ -235,6 +235,15 @@ WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
 -- name: time
 SELECT :there
 
+-- name: identity
+-- Which server this is, by what everybody may read; then what a driver has to leave as it is.
+SELECT @@hostname, @@port, @@datadir, x'00ff', 4611686018427387904
+
+-- name: keep_transaction
+-- The last statement of a transaction of a handler's: by it, a commit whose answer was lost is known to be done.
+INSERT INTO {caller} (name, number, seen, now, micros) VALUES (:me, :number, :there DIV 1000, 0, 0)
+ON DUPLICATE KEY UPDATE number = VALUES(number), seen = VALUES(seen)
+
 -- name: has_migrations
 SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table
 

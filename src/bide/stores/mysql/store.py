@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time as steady
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
-from uuid import uuid4
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
@@ -34,50 +34,22 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import Clock, Finding, Heard, Listening
-from bide.stores.floors import Floors
+from bide.stores.borrowed import borrowed
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
 from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
-from bide.stores.mysql.listening import POLL, Listeners
+from bide.stores.mysql.listening import POLL
+from bide.stores.mysql.opened import Opened
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
-from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.mysql.transactions import Transactions
+from bide.stores.server_time import StoreClock
 
 EVENTS_KEPT = 10_000
-_LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 LONGEST_PATIENCE = 45.0
-
-
-class _Opened:
-    """What an open store has. Made by `open`, let go of by `close`."""
-
-    def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
-        self.time = ServerTime()
-        self.name = uuid4().hex[:16]
-        queries = queries_of(address.schema, address.prefix)
-        self.lanes = {
-            kind: Lane(
-                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
-                time=self.time if by_server else None,
-            )
-            for kind in _LANES
-        }  # fmt: skip
-        self.listeners = Listeners()
-        self.floors = Floors(used=by_server)
-        self.expected = leasing.Expected()
-        self.conflicts = adding.Conflicts()
-
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """What was committed in this process and now wakes then."""
-        self.floors.told(wakes)
-        self.expected.told(wakes)
-        self.listeners.tell(wakes)
-
-    async def close(self) -> None:
-        for lane in self.lanes.values():
-            await lane.close()
 
 
 class MySqlStore:
@@ -107,7 +79,7 @@ class MySqlStore:
         self._patience = patience
         self._silence = silence
         self._events_kept = events_kept
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
 
     def __repr__(self) -> str:
         return f"MySqlStore({self._address.shown})"
@@ -118,11 +90,23 @@ class MySqlStore:
         """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
         if self._opened is not None:
             return
-        opened = _Opened(
+        opened = Opened(
             self._address,
             by_server=self._by_server,
             patience=min(_AT_FIRST, self._patience),
             silence=self._silence,
+        )
+        opened.joins = Joins(
+            self._address.shown,
+            self._address.schema,
+            queries_of(self._address.schema, self._address.prefix),
+            now=self._now,
+            about=self._about,
+            reserve=opened.reserve,
+            identity=opened.is_this,
+        )
+        opened.transactions = Transactions(
+            self._address, opened.name, opened.joins, opened.lanes["keep"], opened.tell, silence=self._silence
         )
         try:
 
@@ -130,6 +114,7 @@ class MySqlStore:
                 await schema.check(call.connection, self._address)
 
             await opened.lanes["read"].read(look)
+            await opened.look()
             await self._look_at_the_clock(opened)
         except BaseException:
             await opened.close()
@@ -145,12 +130,12 @@ class MySqlStore:
             opened, self._opened = self._opened, None
             await opened.close()
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Opened:
         if self._opened is None:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
         return self._opened
 
-    async def _look_at_the_clock(self, opened: _Opened) -> None:
+    async def _look_at_the_clock(self, opened: Opened) -> None:
         async def work(call: Call) -> None:
             sent = steady.monotonic()
             [[(micros,)]] = await call.send(call.write("time", there=call.there))
@@ -189,7 +174,7 @@ class MySqlStore:
             answers[place] = answer
         raise PartlyFailed(answers)
 
-    async def _add(self, opened: _Opened, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
+    async def _add(self, opened: Opened, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
         async def operation(
             lane: Lane, part: Sequence[NewTask], now: Millis | None, about: Millis, tell: operations.Tell
         ) -> list[Answer]:
@@ -263,6 +248,23 @@ class MySqlStore:
         purged = await keeping.purge(lane, self._now(now), limit)
         await keeping.forget_callers(lane, [lane.name for lane in opened.lanes.values()])
         return purged
+
+    # --- JoinsTransaction
+
+    def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
+        """A transaction on the store's server, for tasks and for your own tables (`.connection`, asyncmy's).
+
+        Committed on leaving without an error, else rolled back; at most ten at a time, others wait for their turn.
+        Raises StoreUnavailable (nothing of it was done) and OutcomeUnknown.
+        """
+        return self._open().transactions.transaction()
+
+    def using(self, connection: object) -> JoinedVerbs:
+        """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
+        lent = borrowed(connection)
+        if lent is None:
+            raise BadInput("connection", connection, ACCEPTED)
+        return CallersConnection(self._open().joins, lent)
 
     # --- Notifies
 

@@ -1,0 +1,92 @@
+"""What an open store has: its lanes, who listens, its transactions, and what it knows of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.stores.floors import Floors
+from bide.stores.mysql import adding, leasing
+from bide.stores.mysql.address import Address
+from bide.stores.mysql.joined import Identity, Joins, identity_of
+from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.listening import Listeners
+from bide.stores.mysql.queries import queries_of
+from bide.stores.mysql.transactions import Transactions
+from bide.stores.server_time import ServerTime
+
+LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
+T = TypeVar("T")
+
+
+class Opened:
+    """What an open store has. Made by `open`, let go of by `close`."""
+
+    def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
+        self.time = ServerTime()
+        self.name = uuid4().hex[:16]
+        queries = queries_of(address.schema, address.prefix)
+        self.lanes = {
+            kind: Lane(
+                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
+                time=self.time if by_server else None,
+            )
+            for kind in LANES
+        }  # fmt: skip
+        self.listeners = Listeners()
+        self.floors = Floors(used=by_server)
+        self.expected = leasing.Expected()
+        self.conflicts = adding.Conflicts()
+        self.loop = asyncio.get_running_loop()
+        self.identity: Identity | None = None
+        self.joins: Joins
+        self.transactions: Transactions
+
+    async def look(self) -> None:
+        """Which server this is."""
+
+        async def work(call: Call) -> None:
+            [[row]] = await call.send(call.write("identity"))
+            self.identity = identity_of(row)
+
+        await self.lanes["read"].read(work)
+
+    async def is_this(self, identity: Identity) -> bool:
+        """Whether a connection to `identity` is to this server; looked up anew, for it may be another by now."""
+        if identity != self.identity:
+            await self._here(self.look())
+        return identity == self.identity
+
+    async def reserve(self, now: Millis, most: int) -> int:
+        """The first of so many tokens, where the caller's clock counts."""
+
+        async def work(call: Call) -> int:
+            [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.commit())
+            return int(micros)
+
+        return await self._here(self.lanes["keep"].read(work))
+
+    async def _here(self, work: Coroutine[Any, Any, T]) -> T:
+        """On our own loop, also for a synchronous verb, which is in a thread of its own."""
+        try:
+            running: object = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop:
+            return await work
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """What was committed in this process and now wakes then."""
+        self.floors.told(wakes)
+        self.expected.told(wakes)
+        self.listeners.tell(wakes)
+
+    async def close(self) -> None:
+        await self.transactions.close()
+        for lane in self.lanes.values():
+            await lane.close()
