@@ -74,3 +74,13 @@ async def test_a_lost_lease_is_found_within_a_second(url: str, open_store: Opens
     await put_one(store, new(due=In(0)))
     assert len((await lease(store, 5, lasts=100)).tasks) == 1
     assert [(one.attempt, one.losses) for one in await soon(store)] == [(2, 1)]
+
+
+async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    await put_one(store, new(due=In(0)))
+    assert len((await lease(store, 5, lasts=60_000)).tasks) == 1
+    for wanted in (5, 0):
+        leased = await lease(store, wanted)
+        assert leased.next_wake is not None
+        assert leased.now < leased.next_wake <= leased.now + 1_000, "when the next thorough look is due"

@@ -8,7 +8,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.floors import Floors
+from bide.stores.floors import THOROUGH, Floors
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
@@ -57,12 +57,19 @@ async def _lease(
         if not rows:
             floors.failed(topics)
             raise Shut
-        return _taken(rows, floors, dict(zip(topics, counts, strict=True)))
+        leased, skipped = _taken(rows, floors, dict(zip(topics, counts, strict=True)))
+        return leased if thorough else _at_most_until_thorough(leased), skipped
 
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call), False
 
     return await lane.run(take, taken)
+
+
+def _at_most_until_thorough(leased: Leased) -> Leased:
+    """A look that was not thorough has not seen when leases end: nobody is to sleep past the next that is."""
+    soon = leased.now + int(THOROUGH * 1000) + 1
+    return Leased(leased.tasks, soon if leased.next_wake is None else min(soon, leased.next_wake), leased.now)
 
 
 def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
@@ -108,6 +115,7 @@ async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Mill
     async def work(call: Call) -> Leased:
         since, thorough = floors.ask(topics)
         [row] = await call.timed("look_for_wake", now, topics, since, thorough)
-        return Leased([], row["wake"], row["now"])
+        leased = Leased([], row["wake"], row["now"])
+        return leased if thorough else _at_most_until_thorough(leased)
 
     return await lane.read(work)

@@ -1,0 +1,238 @@
+"""A handler's transaction: the effect and the end of the task are one commit, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from tests.stores.postgres.conftest import OpensStore
+
+from bide import Bide, Fixed, OutcomeUnknown, SetupError, StoreUnavailable, Task
+from bide.core.records import Lease, NewTask, Record
+from bide.stores.postgres import PostgresStore, schema
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.transactions import MOST
+from bide.testing.proxy import Act, FaultProxy, PlannedFault
+from bide.testing.store_suite.acts import LEASE, NOW, done, look, new, put, put_one, take
+
+Opens = Callable[..., Any]
+
+
+@pytest_asyncio.fixture
+async def effects(url: str) -> AsyncIterator[Effects]:
+    await schema.migrate(url)
+    connection = await asyncpg.connect(address_of(url).dsn)
+    effects = Effects(connection, f'"{address_of(url).schema}".effects')
+    await connection.execute(f"CREATE TABLE {effects.name} (number integer)")
+    yield effects
+    await connection.close()
+
+
+class Effects:
+    """A table of the handler's, looked at from outside."""
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self.connection = connection
+        self.name = name
+
+    async def write(self, connection: Any) -> None:
+        await connection.execute(f"INSERT INTO {self.name} VALUES (1)")
+
+    async def count(self) -> int:
+        return int(await self.connection.fetchval(f"SELECT count(*) FROM {self.name}"))
+
+
+async def completed(store: PostgresStore, held: Record, effects: Effects) -> None:
+    async with store.transaction() as joined:
+        await effects.write(joined.connection)
+        assert await joined.settle([done(held)], now=NOW) == [True]
+
+
+# --- in the app
+
+
+async def test_effect_and_completion_are_one_commit_and_what_fails_is_done_again(url: str, effects: Effects) -> None:
+    app, seen = Bide(url), []
+
+    @app.handler("order.close", retry=Fixed("1ms", tries=5))
+    async def close(task: Task[None]) -> None:
+        async with task.transaction() as connection:
+            await effects.write(connection)
+            await app.schedule("order.archive", key=task.key, delay="1d")
+            seen.append((await effects.count(), await app.get("order.archive", "1") is not None))
+            if task.attempt < 3:
+                raise ConnectionError("away")
+
+    async with app, app.worker(topics=["order.close"]) as worker:
+        await close.schedule(None, key="1", delay="0s")
+        async with asyncio.timeout(20):
+            await worker.until_empty()
+        assert seen == [(0, True)] * 3, "inside it is there, and for nobody else"
+        assert await effects.count() == 1
+        assert await app.get("order.archive", "1") is not None
+        assert await app.get("order.close", "1") is None
+
+
+# --- what the connection is
+
+
+async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    async with store.transaction() as joined:
+        settings = dict(await joined.connection.fetch("SELECT name, setting FROM pg_settings"))
+    assert settings["idle_in_transaction_session_timeout"] == "0"
+    assert settings["enable_seqscan"] == "on"
+    assert settings["transaction_isolation"] == "read committed"
+
+
+async def test_what_one_handler_sets_is_not_the_next_ones(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    pids = set()
+    for _ in range(3):
+        async with store.transaction() as joined:
+            assert await joined.connection.fetchval("SHOW work_mem") != "64kB"
+            await joined.connection.execute("SET work_mem = '64kB'")
+            pids.add(await joined.connection.fetchval("SELECT pg_backend_pid()"))
+    assert len(pids) == 1, "it is the same connection all along"
+
+
+async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    open_now, most, release = 0, 0, asyncio.Event()
+
+    async def transact() -> None:
+        nonlocal open_now, most
+        async with store.transaction():
+            open_now += 1
+            most = max(most, open_now)
+            if open_now == MOST:
+                asyncio.get_running_loop().call_later(0.05, release.set)
+            await release.wait()
+            open_now -= 1
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*[transact() for _ in range(MOST + 5)])
+    assert most == MOST
+
+
+@pytest.mark.real_time
+async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    await put(store, new("a"), new("b"))
+    first, second = await take(store), await take(store)
+    effect = asyncio.Event()
+
+    async def long() -> None:
+        async with store.transaction() as joined:
+            await joined.connection.execute("SELECT 1")
+            await effect.wait()
+            assert await joined.settle([done(first)], now=NOW + 10) == [True]
+
+    running = asyncio.ensure_future(long())
+    async with asyncio.timeout(2):
+        leases = [Lease(one.topic, one.key, one.token) for one in (first, second)]
+        assert await store.extend(leases, now=NOW + 5, until=NOW + 5 + LEASE) == [True, True]
+    effect.set()
+    await running
+    assert await look(store, first) is None
+
+
+# --- what is not allowed in it
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
+async def test_who_ends_it_inside_is_told(url: str, open_store: OpensStore, effects: Effects, how: str) -> None:
+    store = await open_store(url)
+    await put_one(store)
+    held = await take(store)
+
+    async def end_it() -> None:
+        async with store.transaction() as joined:
+            await effects.write(joined.connection)
+            await joined.connection.execute(how)
+            await joined.settle([done(held)], now=NOW)
+
+    with pytest.raises(SetupError, match="inside its block"):
+        await end_it()
+    assert await look(store, held) == held
+    await completed(store, held, effects)
+
+
+async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+
+    async def fail(*tasks: NewTask) -> None:
+        async with store.transaction() as joined:
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await joined.connection.execute("SELECT 1 / 0")
+            if tasks:
+                await joined.add(tasks, now=NOW)
+
+    with pytest.raises(SetupError, match="an earlier statement"):
+        await fail(new("k"))
+    with pytest.raises(SetupError, match="a statement inside failed"):
+        await fail()
+
+
+async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    async with store.transaction() as joined:
+        pass
+    with pytest.raises(SetupError, match="has ended"):
+        await joined.add([new("k")], now=NOW)
+
+
+# --- what becomes of it when the connection breaks
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
+async def test_cut_anywhere_it_is_done_or_not_and_says_which(
+    act: Act, effects: Effects, proxy: FaultProxy, through: Opens
+) -> None:
+    store: PostgresStore = await through()
+    await put_one(store)
+    await completed(store, await take(store), effects)
+    outcomes = set()
+    for place in range(30):
+        await put_one(store)
+        held, before = await take(store), await effects.count()
+        planned: PlannedFault = proxy.fault(act, skip=place)
+        try:
+            await completed(store, held, effects)
+            said = "done"
+        except (StoreUnavailable, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            said = "not done"
+        hit = planned.hits
+        await proxy.heal()
+        count = await effects.count() - before
+        assert (count, said) in {(1, "done"), (0, "not done")}, f"cut at message {place}"
+        there = await look(store, held)
+        assert (there is None) == (said == "done")
+        outcomes.add((said, bool(hit)))
+        if not hit:
+            break
+        if there is not None:
+            await completed(store, held, effects)
+    else:
+        raise AssertionError("the transaction has no end")
+    assert ("not done", True) in outcomes
+    if act is Act.LOSE_REPLY:
+        assert ("done", True) in outcomes, "a commit whose answer was lost was found to be done"
+
+
+@pytest.mark.faults
+async def test_what_cannot_be_found_out_is_said_to_be_unknown(
+    effects: Effects, proxy: FaultProxy, through: Opens
+) -> None:
+    store: PostgresStore = await through(patience=0.5, silence=0.5)
+    await put_one(store)
+    held = await take(store)
+    proxy.fault(Act.HOLD, when=lambda data: b"COMMIT" in data, times=None)
+    with pytest.raises(OutcomeUnknown):
+        await completed(store, held, effects)
+    await proxy.heal()
