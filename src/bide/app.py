@@ -294,7 +294,18 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        return Client(self._make_store, terms=self.terms, clock=self._own_clock, actor=self.actor)
+        return _Background(self._make_store, self)
+
+
+class _Background(Client):
+    """The client of `app.sync` where the app is not open: it knows, too, what the handlers of the app take."""
+
+    def __init__(self, make_store: Callable[[], Store], app: Bide) -> None:
+        super().__init__(make_store, terms=app.terms, clock=app._own_clock, actor=app.actor)
+        self._app = app
+
+    def _check_payload(self, topic: str, payload: object) -> None:
+        self._app._check_payload(topic, payload)
 
 
 class AppWorker:

@@ -19,7 +19,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.borrowed import pause
+from bide.stores.borrowed import Borrowed, borrowed, pause
 from bide.stores.sqlite import operations, reading
 from bide.stores.sqlite.connection import PATIENCE
 from bide.stores.sqlite.errors import is_busy, translate
@@ -115,9 +115,25 @@ class CallersConnection(JoinedVerbs):
     """
 
     def __init__(self, connection: object, path: str, room: Room, fault: Fault | None = None) -> None:
-        super().__init__(_checked(connection, path), path, room, fault)
+        self._lent = _wrapper(connection)
+        own = connection if self._lent is not None else _checked(connection, path)
+        super().__init__(own, path, room, fault)  # type: ignore[arg-type]  # what is below a wrapper is found later
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        await self._find_connection()
+        return await super().get(refs)
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        await self._find_connection()
+        return await super().find(where, page)
+
+    async def _find_connection(self) -> None:
+        """Below a wrapper, which may have another one by now."""
+        if self._lent is not None:
+            self._connection = _checked((await self._lent.driver()).raw, self._path)
 
     async def _write(self, call: Callable[[Work], T], *, adding: bool = False) -> T:
+        await self._find_connection()
         connection = self._connection
         if connection.in_transaction:
             return await super()._write(call, adding=adding)
@@ -155,14 +171,20 @@ def _try_begin(cursor: sqlite3.Cursor) -> bool:
     return True
 
 
+def _wrapper(connection: object) -> Borrowed | None:
+    """SQLAlchemy's or Django's."""
+    lent = borrowed(connection)
+    return None if lent is None or isinstance(connection, sqlite3.Connection) or type(lent) is Borrowed else lent
+
+
 def _checked(connection: object, path: str) -> sqlite3.Connection:
     """`connection`, if it is one that may be joined. Raises BadInput."""
     if not isinstance(connection, sqlite3.Connection):
         raise BadInput(
             "connection",
             connection,
-            "a connection of the standard library's sqlite3: two SQLite libraries in one process on one file lose each "
-            "other's locks, and with them acknowledged writes",
+            "a connection of the standard library's sqlite3, or of SQLAlchemy's or Django's over it: two SQLite "
+            "libraries in one process on one file lose each other's locks, and with them acknowledged writes",
         )
     try:
         cursor = sqlite3.Cursor(connection)
