@@ -42,13 +42,14 @@ _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 class Connection:
     """One connection of the driver's."""
 
-    __slots__ = ("driver", "largest", "read_only")
+    __slots__ = ("driver", "largest", "mariadb", "read_only")
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
         self.largest = 0
         """Bytes of one packet that the server takes."""
         self.read_only = False
+        self.mariadb = True
 
     async def ask(self, packet: bytes | str) -> list[Rows]:
         """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken."""
@@ -137,8 +138,10 @@ async def _connect(address: Address, host: str, port: int, *, within: float, pla
     try:
         if tls is not None and driver._transport.get_extra_info("ssl_object") is None:
             raise NotSent(f"{address.shown}: the server offers no TLS, and ssl_mode asks for it")
-        mariadb = "MariaDB" in str(driver.get_server_info())
-        settings = (AFRESH, _LOOK) if plain else (*_SETTINGS, *(_OF_MARIADB if mariadb else _OF_MYSQL), _LOOK)
+        connection.mariadb = "MariaDB" in str(driver.get_server_info())
+        settings = (
+            (AFRESH, _LOOK) if plain else (*_SETTINGS, *(_OF_MARIADB if connection.mariadb else _OF_MYSQL), _LOOK)
+        )
         [((largest, read_only),)] = await connection.ask("; ".join(settings))
         connection.largest = int(largest)
         connection.read_only = str(read_only) not in ("0", "OFF", "b'OFF'")

@@ -25,7 +25,7 @@ from bide.core.instants import Millis
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection, Rows, connect
 from bide.stores.mysql.errors import Again, Broken, Fewer, Lost, NotSent, Shut, Taken, meaning
-from bide.stores.mysql.queries import THERE
+from bide.stores.mysql.queries import THERE, queries_of
 from bide.stores.mysql.statements import Code, Quote, Template, quoted
 from bide.stores.server_time import ServerTime
 
@@ -54,7 +54,7 @@ class Call:
         self._lane = lane
         self.connection = connection
         self.number = number
-        self.queries = lane.queries
+        self.queries = lane.queries_on(connection)
         self.sent = False
         """Whether something was sent that may be done although no answer came."""
         self.again = again
@@ -128,7 +128,6 @@ class Lane:
         self,
         name: str,
         address: Address,
-        queries: Mapping[str, Template],
         *,
         patience: float,
         silence: float,
@@ -136,19 +135,23 @@ class Lane:
     ) -> None:
         """`time`: whom to tell what time it is there; None where the caller's clock counts."""
         self.name = name
-        self.queries = queries
         self.time = time
         self.patience = patience
         self.resent = 0
         """Calls that had to be sent more than once."""
         self.largest = 0
         """Bytes of a packet that the server takes, once it is known."""
+        self.mariadb = True
+        """And whether it is a MariaDB."""
         self._address = address
         self._silence = silence
         self._turn = asyncio.Lock()
         self._number = 0
         self._connection: Connection | None = None
         self._closed = False
+
+    def queries_on(self, connection: Connection) -> Mapping[str, Template]:
+        return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
 
     async def run(
         self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]], *, adding: bool = False
@@ -245,7 +248,7 @@ class Lane:
         if self._connection is None or not self._connection.usable:
             self._drop()
             self._connection = await connect(self._address, within=self._silence)
-            self.largest = self._connection.largest
+            self.largest, self.mariadb = self._connection.largest, self._connection.mariadb
         return self._connection
 
     async def _undo(self) -> None:

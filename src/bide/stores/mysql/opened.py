@@ -15,7 +15,6 @@ from bide.stores.mysql.address import Address
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.listening import Listeners
-from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import ServerTime
 
@@ -29,10 +28,9 @@ class Opened:
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
-        queries = queries_of(address.schema, address.prefix)
         self.lanes = {
             kind: Lane(
-                f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
+                f"{self.name}:{kind}", address, patience=patience, silence=silence,
                 time=self.time if by_server else None,
             )
             for kind in LANES
@@ -52,6 +50,7 @@ class Opened:
         async def work(call: Call) -> None:
             [[row]] = await call.send(call.write("identity"))
             self.identity = identity_of(row)
+            self.joins.queries = call.queries
 
         await self.lanes["read"].read(work)
 

@@ -21,6 +21,7 @@ COLUMNS = (
 TABLES = ("task", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+_GIVEN = re.compile(r"VALUES\((\w+)\)")
 _PART = re.compile(r"\{(\w+)\}")
 
 THERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
@@ -47,7 +48,16 @@ class Names:
 
 
 @lru_cache(maxsize=256)
-def queries_of(schema: str, prefix: str) -> Mapping[str, Template]:
-    """Every statement for tables of that name."""
+def queries_of(schema: str, prefix: str, *, mariadb: bool = True) -> Mapping[str, Template]:
+    """Every statement for tables of that name, as the server understands it."""
     names = Names(schema, prefix)
-    return MappingProxyType({name: Template(names.write(text)) for name, text in _TEMPLATES.items()})
+    return MappingProxyType(
+        {name: Template(names.write(text if mariadb else _for_mysql(text))) for name, text in _TEMPLATES.items()}
+    )
+
+
+def _for_mysql(text: str) -> str:
+    """MySQL warns of VALUES(column), which is the one way that MariaDB has to name what would be inserted."""
+    if _GIVEN.search(text) is None:
+        return text
+    return _GIVEN.sub(r"given.\1", text).replace("\nON DUPLICATE KEY", " AS given\nON DUPLICATE KEY")
