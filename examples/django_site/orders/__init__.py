@@ -1,0 +1,1 @@
+"""Orders that close by themselves if nobody pays."""
