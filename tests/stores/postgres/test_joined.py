@@ -285,6 +285,38 @@ async def test_a_read_only_transaction_is_refused(shop: Shop) -> None:
             await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_at_a_stricter_level_what_somebody_has_changed_since_is_refused(shop: Shop, level: str) -> None:
+    await shop.others.schedule("order.close", key="1", delay="1h")
+    async with by_asyncpg(shop.url) as caller, shop.app:
+        await caller.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        assert await caller.verb(shop.app, "get", "order.close", "1") is not None
+        await shop.others.reschedule("order.close", "1", delay="2h")
+        await shop.others.schedule("order.close", key="2", delay="2h")
+        with pytest.raises(StoreUnavailable, match="begin the transaction anew") as raised:
+            await caller.verb(shop.app, "cancel", "order.close", "1")
+        assert getattr(raised.value.__cause__, "sqlstate", None) == "40001"
+        with pytest.raises(StoreUnavailable, match="begin the transaction anew"):
+            await caller.verb(shop.app, "schedule", "order.close", key="2", delay="1h")
+        assert (await caller.verb(shop.app, "schedule", "order.close", key="3", delay="1h")).result == "created"
+        await caller.commit()
+    assert await shop.keys() == ["1", "2", "3"]
+
+
+async def test_among_several_processes_the_verbs_of_many_callers_lose_nothing(shop: Shop) -> None:
+    """Two hundred transactions of one task each, twenty at a time, on keys that meet: each commit is there."""
+    async with shop.app, asyncpg.create_pool(address_of(shop.url).dsn, min_size=1, max_size=20) as pool:
+
+        async def place(number: int) -> None:
+            async with pool.acquire() as own, own.transaction():
+                await own.execute(f"INSERT INTO {shop.orders} VALUES ({number})")
+                await shop.app.using(own).schedule("order.close", number, key=f"{number % 50}", delay="1h")
+
+        await asyncio.gather(*map(place, range(200)))
+    assert await shop.rows() == 200
+    assert await shop.keys() == sorted(f"{number}" for number in range(50))
+
+
 # --- around a block
 
 
