@@ -10,7 +10,7 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Topic
-from bide.stores.postgres.errors import Held
+from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Row, Runs, Shut
 from bide.stores.postgres.operations import (
     HELD,

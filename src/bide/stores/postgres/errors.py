@@ -54,10 +54,6 @@ class Locked(Again):
     """Undone by the server: somebody has kept a row locked for longer than our lanes wait for one."""
 
 
-class Held(StoreUnavailable):
-    """Not done: an open transaction of somebody else's keeps the task locked."""
-
-
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
     """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, BideError | NotSent | Lost | Again):

@@ -22,8 +22,9 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
+from bide.stores.held import Held
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.errors import Again, Held, Locked, Lost, NotSent, meaning, said
+from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning, said
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.postgres")

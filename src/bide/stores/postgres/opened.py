@@ -9,9 +9,9 @@ from uuid import uuid4
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.floors import Floors
+from bide.stores.held import HeldTasks
 from bide.stores.postgres import schema
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.held import HeldTasks
 from bide.stores.postgres.joined import SAMPLES, Identity, Joins
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.queries import Names, queries_of

@@ -29,7 +29,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.stores.postgres.errors import Held
+from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Runs, Shut
 from bide.stores.postgres.rows import columns, record_of, storable, values_of
 

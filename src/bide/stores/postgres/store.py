@@ -33,9 +33,9 @@ from bide.core.records import (
 from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
+from bide.stores.held import together
 from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
-from bide.stores.postgres.held import together
 from bide.stores.postgres.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.opened import Opened, Told

@@ -13,17 +13,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
-from bide.stores.postgres.errors import Held
-from bide.stores.postgres.lane import Lane
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
-Ask = Callable[[Lane, Sequence[Any]], Awaitable[list[Any]]]
+Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
+"""Tries again, on a lane of the store's."""
+
+
+class Held(StoreUnavailable):
+    """Not done: an open transaction of somebody else's keeps the task locked."""
 
 
 class HeldTasks:
     """Who waits for what is locked. Belongs to one event loop."""
 
-    def __init__(self, lane: Lane, where: str) -> None:
+    def __init__(self, lane: Any, where: str) -> None:
         self._lane = lane
         self._where = where
         self._waiting: set[asyncio.Task[None]] = set()
