@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bide.core.instants import LAST_INSTANT, as_datetime, instant
+from bide.core.instants import LAST_INSTANT, instant
 from bide.core.wall_clock import cutoff, instant_of, stretch
 
 BERLIN = ZoneInfo("Europe/Berlin")
