@@ -278,6 +278,24 @@ async def test_codecs_that_change_our_values_are_refused(shop: Shop) -> None:
             await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")
 
 
+@pytest.mark.real_time
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg async", "SQLAlchemy AsyncSession, asyncpg"])
+async def test_a_verb_that_is_cancelled_leaves_the_transaction_usable(shop: Shop, kind: str) -> None:
+    await shop.others.schedule("order.close", key="held", delay="1h")
+    async with KINDS[kind](shop.url) as caller, by_asyncpg(shop.url) as holder, shop.app:
+        await holder.verb(shop.app, "fire_now", "order.close", "held")
+        await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+        waiting = asyncio.ensure_future(caller.verb(shop.app, "cancel", "order.close", "held"))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")
+        await caller.commit()
+        await holder.rollback()
+    assert (await shop.rows(), await shop.keys()) == (1, ["1", "held"])
+
+
 async def test_a_read_only_transaction_is_refused(shop: Shop) -> None:
     async with by_asyncpg(shop.url) as caller, shop.app:
         await caller.execute("SET TRANSACTION READ ONLY")

@@ -186,6 +186,65 @@ async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) 
         await joined.add([new("k")], now=NOW)
 
 
+async def test_one_within_another_is_refused(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    async with store.transaction():
+        with pytest.raises(SetupError, match="within a transaction"):
+            async with store.transaction():
+                pass
+    async with store.transaction() as joined:
+        assert await joined.connection.fetchval("SELECT 1") == 1
+
+
+@pytest.mark.real_time
+async def test_a_cancelled_handler_leaves_nothing_open_and_a_commit_is_not_given_up(
+    url: str, open_store: OpensStore, effects: Effects
+) -> None:
+    store = await open_store(url)
+    await put_one(store)
+    held = await take(store)
+    slow = Slow(effects)
+
+    async def work() -> None:
+        async with store.transaction() as joined:
+            await slow.write(joined.connection)
+            await joined.settle([done(held)], now=NOW)
+            if slow.sleeps:
+                await joined.connection.execute("SELECT pg_sleep(30)")
+
+    async with asyncio.timeout(10):
+        cancelled = asyncio.ensure_future(work())
+        await asyncio.sleep(0.2)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert await effects.count() == 0
+        assert await look(store, held) == held
+        slow.sleeps = False
+        await effects.connection.execute(slow.at_commit)
+        committing = asyncio.ensure_future(work())
+        await asyncio.sleep(0.3)
+        committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+    assert await effects.count() == 1, "it was under way, and came to its end"
+    assert await look(store, held) is None
+
+
+class Slow:
+    """Makes what happens at the commit take a second."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.sleeps = True
+        self.write = effects.write
+        sleep = effects.name.replace("effects", "sleep_at_commit")
+        self.at_commit = f"""
+            CREATE FUNCTION {sleep}() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
+            CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {effects.name} DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION {sleep}()"""
+
+
 # --- what becomes of it when the connection breaks
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
+import psycopg
 import pytest
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
@@ -66,3 +68,23 @@ async def test_many_schedule_at_once(url: str, pooled: str, open_store: OpensSto
     stores = [await open_store(pooled, migrate=False) for _ in range(5)]
     await asyncio.gather(*(put(one, new(f"{n}")) for n, one in enumerate(stores)))
     assert sorted(keys(await listed(stores[0], Filter()))) == [str(n) for n in range(5)]
+
+
+async def test_tasks_join_transactions(url: str, pooled: str, open_store: OpensStore) -> None:
+    """The caller's connection, and a handler's, may be another with each transaction."""
+    await schema.migrate(url)
+    store = await open_store(pooled, migrate=False)
+    plain = pooled.partition("?")[0]
+    by_asyncpg = await asyncpg.connect(plain, statement_cache_size=0)
+    by_psycopg = await psycopg.AsyncConnection.connect(plain, prepare_threshold=None)
+    for number in range(5):
+        async with by_asyncpg.transaction():
+            await store.using(by_asyncpg).add([new(f"a{number}")], now=NOW)
+        await store.using(by_psycopg).add([new(f"p{number}")], now=NOW)
+        await by_psycopg.commit()
+        async with store.transaction() as joined:
+            await joined.add([new(f"t{number}")], now=NOW)
+            await joined.connection.execute("SELECT 1")
+    assert len(await listed(store, Filter())) == 15
+    await by_asyncpg.close()
+    await by_psycopg.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -90,6 +90,7 @@ class Transactions:
         self._silence = silence
         self._afresh = "" if address.pooled else _AFRESH
         self._places = asyncio.Semaphore(MOST)
+        self._owners: set[asyncio.Task[Any] | None] = set()
         self._idle: list[Lent] = []
         self._made = 0
         self._closed = False
@@ -97,18 +98,24 @@ class Transactions:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[OwnTransaction]:
         """A transaction, committed when left without an error."""
+        own = asyncio.current_task()
+        if own in self._owners:  # ten of them would wait for one another
+            raise SetupError(f"{self._address.shown}: a transaction within a transaction; use the one that is open")
         async with self._places:
             lent = await self._begun()
+            self._owners.add(own)
             joined = OwnTransaction(self._joins, lent.connection)
             self._joins.known.setdefault(lent.connection, Known()).ours = True
             try:
                 yield joined
                 joined.over = True
-                await self._commit(lent)
+                await _to_its_end(self._commit(lent))
             except BaseException:
                 joined.over = True
                 await self._undo(lent)
                 raise
+            finally:
+                self._owners.discard(own)
             self._give_back(lent)
             if joined.wakes:
                 self._committed(joined.wakes)
@@ -121,9 +128,7 @@ class Transactions:
                 raise StoreUnavailable(f"{self._address.shown}: the store is not open")
             try:
                 lent = self._idle.pop() if self._idle else await self._made_new()
-                lent.number += 1
-                begin = f"{self._afresh}BEGIN; SET LOCAL bide.transaction = '{lent.number}'"
-                await lent.connection.execute(begin, timeout=self._silence)
+                await self._begin(lent)
                 return lent
             except (NotSent, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
                 found = meaning(error, self._address.shown)  # nothing was done yet: with another connection, then
@@ -133,6 +138,15 @@ class Transactions:
                     raise StoreUnavailable(str(found)) from error
                 if not self._idle:
                     await asyncio.sleep(0.1)
+
+    async def _begin(self, lent: Lent) -> None:
+        lent.number += 1
+        try:
+            begin = f"{self._afresh}BEGIN; SET LOCAL bide.transaction = '{lent.number}'"
+            await lent.connection.execute(begin, timeout=self._silence)
+        except BaseException:
+            lent.connection.terminate()
+            raise
 
     async def _made_new(self) -> Lent:
         self._made += 1
@@ -211,6 +225,21 @@ class Transactions:
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await lent.connection.close(timeout=self._silence)
         self._idle.clear()
+
+
+async def _to_its_end(commit: Coroutine[Any, Any, None]) -> None:
+    """A commit is not given up half-way: a cancellation is passed on when it is done."""
+    task = asyncio.get_running_loop().create_task(commit, name="bide commit")
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    task.result()
 
 
 def _ended(where: str) -> SetupError:
