@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from bide import Bide, PartlyFailed, StoreUnavailable
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
+from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
 
 COUNT = 100
@@ -151,3 +152,49 @@ async def test_callers_do_not_wait_for_one_another(url: str) -> None:
             await asyncio.sleep(max(0.0, begun + 3 - time.monotonic()))
             assert not calls[50].done()
         assert (await calls[50]).result == "cancelled"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("verb", "act"),
+    [("settle", Act.CUT), *((verb, Act.LOSE_REPLY) for verb in ("change", "settle", "retry", "add"))],
+    ids=lambda one: one if isinstance(one, str) else one.value,
+)
+async def test_cut_anywhere_each_is_done_once_also_the_one_that_is_held_up(
+    url: str, verb: str, act: Act, proxy: FaultProxy, through: Callable[..., Any]
+) -> None:
+    """The batch goes past what is locked, and its connection breaks at each message in turn."""
+    store: PostgresStore = await through()
+    count = 5
+    for place in range(40):
+        names = [f"{place}-{number}" for number in range(count)]
+        await put(store, *(new(name, due=At(NOW)) for name in names))
+        batch: list[Any]
+        if verb in ("settle", "retry"):
+            held = sorted((await lease(store, count)).tasks, key=lambda one: one.key)
+            batch = [done(one) if verb == "settle" else retry(one, At(NOW + HOUR)) for one in held]
+        elif verb == "change":
+            batch = [Move("t", name, At(NOW + HOUR)) for name in names]
+        else:
+            batch = [new(name, due=At(NOW + HOUR)) for name in names]
+        async with holding(url, names[2]):
+            fault = proxy.fault(act, skip=place)
+            answering = asyncio.ensure_future(getattr(store, "settle" if verb == "retry" else verb)(batch, now=NOW))
+            await asyncio.wait([answering], timeout=0.15)
+            assert not answering.done()
+        answers = await answering
+        hits = fault.hits
+        await proxy.heal()
+        expected = {"change": Result.MOVED, "add": Result.REPLACED}.get(verb, True)
+        assert [getattr(answer, "result", answer) for answer in answers] == [expected] * count, f"at message {place}"
+        there = await store.get([Ref("t", name) for name in names])
+        if verb == "settle":
+            assert there == [None] * count
+        else:
+            assert [one is not None and one.wake_at for one in there] == [NOW + HOUR] * count
+            assert len({one.failures for one in there if one is not None}) == 1
+        if not hits:
+            break
+    else:
+        raise AssertionError("it has no end")
+    assert place >= 3
