@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bide.cli.bench import bench, check, crew, idle, scale
+from bide.cli.bench import bench, check, churn, crew, idle, scale
 from bide.cli.bench.worker import Settled, Start
 from bide.core.errors import BadInput
 
@@ -46,6 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "SECONDS", 0.2)
     monkeypatch.setattr(idle, "SETTLING", 0.1)
     monkeypatch.setattr(scale, "REPETITIONS", 10)
+    monkeypatch.setattr(churn, "SOON", (100, 600))
 
 
 @pytest.fixture

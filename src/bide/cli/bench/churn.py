@@ -32,7 +32,8 @@ MINUTE = 60.0
 _TICK = 0.05
 _MOST = 10_000
 """Tasks of one tick: what could not be done in time is made up for, but not all at once."""
-_SOON = (1_000, 5_000)
+SOON = (1_000, 5_000)
+"""Milliseconds, from and to, of what is due within seconds."""
 _HOUR = 3_600_000
 
 
@@ -47,7 +48,7 @@ async def churn(plan: Plan) -> Report:
                 await crew.go()
                 run = _Run(plan, app, crew, waiting)
                 await run.go()
-                await settled(crew, run.ahead, plan=plan, within=_SOON[1] / 1000 + 30, what="the last")
+                await settled(crew, run.ahead, plan=plan, within=SOON[1] / 1000 + 30, what="the last")
                 early = sum(int(one["early"]) for one in await crew.figures())
                 await crew.stop()
                 accepted = crew.settled
@@ -127,7 +128,7 @@ class _Run:
         return (self._scheduled + count) * tenths // 10 - self._scheduled * tenths // 10
 
     def _soon(self) -> int:
-        return self._random.randint(*_SOON)
+        return self._random.randint(*SOON)
 
     def _some(self, most: int) -> int:
         return self._random.randrange(most)
