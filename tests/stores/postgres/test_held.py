@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from tests.stores.postgres.conftest import OpensStore
 
-from bide import Bide, PartlyFailed, StoreUnavailable
+from bide import Bide, PartlyFailed, StoreUnavailable, Task, Worker
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
@@ -152,6 +152,37 @@ async def test_callers_do_not_wait_for_one_another(url: str) -> None:
             await asyncio.sleep(max(0.0, begun + 3 - time.monotonic()))
             assert not calls[50].done()
         assert (await calls[50]).result == "cancelled"
+
+
+async def _done(worker: Worker, count: int) -> None:
+    while worker.stats.done < count:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+
+
+async def test_a_worker_goes_on_settling_the_others(url: str) -> None:
+    await schema.migrate(url)
+    app, running, finish = Bide(url), asyncio.Semaphore(0), asyncio.Event()
+
+    @app.handler("t", concurrency=20)
+    async def handle(task: Task[None]) -> None:
+        running.release()
+        await finish.wait()
+
+    async with app, app.worker() as worker:
+        await app.schedule_many([app.new("t", key=f"{number:03}", delay="0s") for number in range(20)])
+        for _ in range(20):
+            await running.acquire()
+        async with holding(url, "007"):
+            finish.set()
+            async with asyncio.timeout(5):
+                await _done(worker, 19)
+            await handle.schedule(None, key="late", delay="0s")
+            async with asyncio.timeout(5):
+                await _done(worker, 20)
+            assert [task.key async for task in app.find(topic="t")] == ["007"]
+        async with asyncio.timeout(10):
+            await worker.until_empty()
+        assert (worker.stats.done, worker.stats.lost) == (21, 0)
 
 
 @pytest.mark.faults

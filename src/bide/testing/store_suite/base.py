@@ -30,6 +30,9 @@ class SuiteBase:
     exact_order: ClassVar[bool] = True
     """Whether a lease with a limit takes the very oldest of all; else the oldest of some shards."""
 
+    hears_commits: ClassVar[bool] = True
+    """Whether a listener hears of what a caller's own transaction has brought; else it is found by looking."""
+
     async def make_store(self, tmp_path: Path) -> Store:
         """A store that is not open yet, keeping what it keeps under `tmp_path` (or in a namespace named after it).
 

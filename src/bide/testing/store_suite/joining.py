@@ -194,3 +194,50 @@ class Joining(SuiteBase):
         assert await look(store, Ref("n", "added")) is None
         assert await see(store, held) == held
         assert await settle(store, done(held))
+
+    async def test_a_verb_that_fails_leaves_the_callers_transaction_usable(self, store: Store, tmp_path: Path) -> None:
+        joins = self.joining(store)
+        there = await put_one(store, new("there", due=At(NOW + DAY)))
+        async with self.callers_transaction(tmp_path) as connection:
+            joined = joins.using(connection)
+            await self.write_text(connection, "an order")
+            with pytest.raises(BadInput):
+                await joined.add([new("ok"), new("a\ud800")], now=NOW)
+            [added] = await joined.add([new("added", topic="n")], now=NOW)
+        assert await self.texts(tmp_path) == ["an order"]
+        assert await look(store, Ref("t", "ok")) is None, "of the one that failed nothing is left"
+        assert await see(store, Ref("n", "added")) == added.record
+        assert await see(store, there) == there
+
+    async def test_the_callers_commit_tells_of_what_it_scheduled(self, store: Store, tmp_path: Path) -> None:
+        joins = self.joining(store)
+        if not isinstance(store, Notifies) or not self.hears_commits:
+            pytest.skip("this store tells of no commit of others")
+        heard: list[tuple[str, Millis]] = []
+        listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
+        try:
+            async with self.callers_transaction(tmp_path) as connection:
+                await joins.using(connection).add([new(due=At(NOW + SECOND))], now=NOW)
+                assert heard == []
+            await until(lambda: any(topic == "t" for topic, _ in heard), "tidings of the committed task")
+        finally:
+            await listening.close()
+
+    async def test_several_calls_in_one_transaction_see_each_other(self, store: Store, tmp_path: Path) -> None:
+        joins = self.joining(store)
+        async with self.callers_transaction(tmp_path) as connection:
+            joined = joins.using(connection)
+            tokens = []
+            for due in (DAY, HOUR, SECOND):
+                [answer] = await joined.add([new(due=At(NOW + due))], now=NOW)
+                tokens.append(record_of(answer).token)
+            [moved] = await joined.change([Move("t", "k", At(NOW))], now=NOW)
+            tokens.append(record_of(moved).token)
+            assert tokens == sorted(set(tokens))
+            assert await joined.get([Ref("t", "k")]) == [moved.record]
+            [cancelled] = await joined.change([Cancel("t", "k")], now=NOW)
+            assert cancelled.result is Result.CANCELLED
+            [again] = await joined.add([new()], now=NOW)
+            assert again.result is Result.CREATED
+        assert await see(store, Ref("t", "k")) == again.record
+        assert (await take(store)).token > tokens[-1]
