@@ -60,7 +60,17 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
             raise MissingExtra("postgres", f"{scheme}:") from error
 
         return PostgresTable(url, source, connections=connections, clock="server" if own_clock else "caller")
-    raise BadInput("database", without_secrets(url), '"sqlite:///path.db" or "postgresql://host:5432/database"')
+    if scheme in _MYSQL:
+        try:
+            from bide.stores.mysql.table import MySqlTable
+        except ModuleNotFoundError as error:
+            if error.name != "asyncmy":
+                raise
+            raise MissingExtra("mysql", f"{scheme}:") from error
+
+        return MySqlTable(url, source, connections=connections, clock="server" if own_clock else "caller")
+    accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
+    raise BadInput("database", without_secrets(url), accepted)
 
 
 def terms_of(settings: Settings) -> Terms:

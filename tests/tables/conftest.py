@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
+import asyncmy
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from bide import Bide, Sql, TableSource
+from bide import Bide, Row, Sql, TableSource
 from bide.core.instants import Millis, as_datetime
 from bide.engine.tables import TableLoop
+from bide.stores.mysql import schema as mysql_schema
 from bide.stores.postgres import schema
 from bide.testing.clock import ManualClock
 
@@ -39,9 +43,16 @@ class Place(ABC):
     async def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement by itself, with $1, $2, ... in it; the rows."""
 
+    async def changed(self, sql: str, *values: Any) -> int:
+        """Run an UPDATE; of how many rows it was."""
+        return len(await self.run(f"{sql} RETURNING id", *values))
+
     @abstractmethod
     def time(self, millis: Millis) -> Any:
         """An instant as a due column holds it."""
+
+    an_hour_on = "due + interval '1 hour'"
+    """An expression: the time of a row, an hour later; or for a row that is due at START."""
 
     @abstractmethod
     async def create(self, *, index: bool = True) -> None: ...
@@ -86,11 +97,23 @@ class Place(ABC):
         return loop
 
 
+async def write(row: Row, sql: str) -> None:
+    """Run a statement in the transaction of a row, whichever driver's that is."""
+    if hasattr(row.connection, "cursor") and not hasattr(row.connection, "execute"):
+        async with row.connection.cursor() as cursor:
+            await cursor.execute(sql)
+        return
+    written = row.connection.execute(sql)
+    if asyncio.iscoroutine(written):
+        await written
+
+
 class Sqlite(Place):
     holds_rows = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.an_hour_on = f"'{self.time(START + 3_600_000)}'"
         self.path = folder / "blog.db"
         self.url = f"sqlite:///{quote(str(self.path))}"
         self._connection = sqlite3.connect(self.path, isolation_level=None)
@@ -143,6 +166,56 @@ class Postgres(Place):
             await self.run(f"CREATE INDEX posts_due ON {self.table} (due) WHERE status = 2")
 
 
+class Mysql(Place):
+    an_hour_on = "due + INTERVAL 1 HOUR"
+
+    def __init__(self, url: str, own: str) -> None:
+        super().__init__()
+        self.plain = url
+        self.url = f"{url}?schema={own}"
+        self.own = own
+        self.table = f"{own}.posts"
+        self._connection: Any = None
+
+    async def _cursor(self, sql: str, values: Sequence[Any]) -> Any:
+        if self._connection is None:
+            parts = urlsplit(self.plain)
+            self._connection = await asyncmy.connect(
+                host=parts.hostname, port=parts.port or 3306, user=parts.username, password=parts.password or "",
+                autocommit=True,
+            )  # fmt: skip
+            self.exits.push_async_callback(self._connection.ensure_closed)
+        cursor = self._connection.cursor()
+        await cursor.execute(re.sub(r"\$\d", "%s", sql), values)
+        return cursor
+
+    async def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        cursor = await self._cursor(sql, values)
+        return list(await cursor.fetchall()) if cursor.description else []
+
+    async def changed(self, sql: str, *values: Any) -> int:
+        count: int = (await self._cursor(sql, values)).rowcount
+        return count
+
+    def time(self, millis: Millis) -> Any:
+        return as_datetime(millis).replace(tzinfo=None)
+
+    async def add_many(self, first: int, count: int, due: Millis) -> None:
+        rows = ", ".join(f"({first + place}, 'many', 2, '{self.time(due)}')" for place in range(count))
+        await self.run(f"INSERT INTO {self.table} (id, title, status, due) VALUES {rows}")
+
+    async def create(self, *, index: bool = True) -> None:
+        await mysql_schema.migrate(self.url)
+        await self.run(
+            f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, title varchar(99), status integer, due datetime(3), "
+            "times integer DEFAULT 0, wall datetime(3), stamp bigint, CHECK (title <> 'cursed' OR status < 3))"
+        )
+        await self.run(f"CREATE TABLE {self.own}.log (id bigint)")
+        if index:
+            for column in ("due", "wall", "stamp"):
+                await self.run(f"CREATE INDEX by_{column} ON {self.table} (status, {column})")
+
+
 def naive(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
@@ -152,12 +225,14 @@ def clock() -> ManualClock:
     return ManualClock(START)
 
 
-@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+@pytest_asyncio.fixture(params=["sqlite", "postgres", "mysql"])
 async def empty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     """A database without the table."""
     place: Place
     if request.param == "sqlite":
         place = Sqlite(tmp_path)
+    elif request.param == "mysql":
+        place = Mysql(request.getfixturevalue("mysql_url"), request.getfixturevalue("mysql_schema"))
     else:
         place = Postgres(request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema"))
     async with place.exits:
@@ -167,6 +242,5 @@ async def empty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest_asyncio.fixture
 async def place(empty: Place) -> Place:
     """A database with the table and its index."""
-    with suppress(NotImplementedError):
-        await empty.create()
+    await empty.create()
     return empty

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.tables.conftest import write
 
 from bide import Bide, Row, Sql, TableSource
 
@@ -19,9 +24,7 @@ watch = app.watch(
 
 @watch.handler
 async def publish(row: Row) -> None:
-    written = row.connection.execute(f"INSERT INTO {log} VALUES ({row.id})")
-    if asyncio.iscoroutine(written):
-        await written
+    await write(row, f"INSERT INTO {log} VALUES ({row.id})")
     print("within", flush=True)
     await asyncio.sleep(600)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.tables.conftest import Place
+from tests.tables.conftest import Place, write
 
 from bide import Bide, Row, Sql, Watch
 from bide.core.instants import Millis
@@ -31,13 +31,6 @@ def now() -> Millis:
 
 def log_of(place: Place) -> str:
     return place.table.replace("posts", "log")
-
-
-async def write(row: Row, sql: str) -> None:
-    """Run a statement in the transaction of a row."""
-    written = row.connection.execute(sql)
-    if asyncio.iscoroutine(written):
-        await written
 
 
 async def until(condition: Any, patience: float = PATIENCE) -> None:
@@ -159,8 +152,7 @@ async def test_firing_and_taking_back_at_once_a_thousand_times(place: Place) -> 
             ahead = begin + number // 2 - now() + random.uniform(-3, 3)
             if ahead > 0:
                 await asyncio.sleep(ahead / 1000)
-            back = f"UPDATE {place.table} SET status = 1 WHERE id = $1 AND status = 2 RETURNING id"
-            if await place.run(back, number):
+            if await place.changed(f"UPDATE {place.table} SET status = 1 WHERE id = $1 AND status = 2", number):
                 taken_back.add(number)
         await asyncio.sleep(0.1)
     states = await place.states()

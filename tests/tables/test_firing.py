@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.tables.conftest import START, Place, naive
+from tests.tables.conftest import START, Place, naive, write
 
 from bide import BadInput, Bide, Fixed, Row, SetupError, Sql, Task
 from bide.core.instants import instant
@@ -77,11 +77,7 @@ async def test_the_handler_s_effect_and_the_changes_are_one(place: Place, clock:
     @watch.handler
     async def publish(row: Row) -> None:
         seen.append(row)
-        written = row.connection.execute(f"INSERT INTO {log} VALUES ({row.id})")
-        if not place.holds_rows:
-            assert written.rowcount == 1
-        else:
-            await written
+        await write(row, f"INSERT INTO {log} VALUES ({row.id})")
         if len(seen) == 1:
             raise ConnectionError("not yet")
 
@@ -160,8 +156,7 @@ async def test_changes_that_leave_a_row_due_are_undone(
 
 async def test_a_row_may_move_itself_ahead(place: Place, clock: ManualClock) -> None:
     app = await place.app(clock=clock)
-    ahead = "due + interval '1 hour'" if place.holds_rows else f"'{place.time(START + HOUR)}'"
-    app.watch(place.source(changes={"due": Sql(ahead), "times": Sql("times + 1")}))
+    app.watch(place.source(changes={"due": Sql(place.an_hour_on), "times": Sql("times + 1")}))
     loop = await place.loop(app)
     await place.add(1, START)
     assert await loop.run_once() == (1, START + HOUR)

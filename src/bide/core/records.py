@@ -217,6 +217,8 @@ class Leased(Struct, frozen=True):
     """Not later than the earliest `wake_at` among the asked topics that still have room; None: nothing waits there."""
     now: Millis
     """The clock that the lease went by: the store's own where it has one."""
+    again_by: Millis | None = None
+    """Where nobody tells of what others schedule: ask again by then, whatever `next_wake` says."""
 
 
 class Filter(Struct, frozen=True, kw_only=True):

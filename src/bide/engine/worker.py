@@ -240,7 +240,8 @@ class Worker:
             for emptied in asking:
                 if not emptied.done():
                     emptied.set_result(None)
-        return leased.next_wake
+        wake, again = leased.next_wake, leased.again_by
+        return wake if again is None or (wake is not None and wake < again) else again
 
     @property
     def _idle(self) -> bool:

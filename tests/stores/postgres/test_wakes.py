@@ -94,11 +94,11 @@ async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensSt
     store = await open_store(f"{url}&pooler=transaction", clock="server")
     listening = await store.listen(["t"], lambda topic, wake: None)
     leased = await lease(store)
-    assert leased.next_wake is not None
-    assert leased.next_wake <= leased.now + wakes.POLL
+    assert leased.again_by is not None
+    assert leased.again_by <= leased.now + wakes.POLL
     found = [one for one in await store.diagnose() if "pooling" in one.what]
     assert found
     assert not found[0].ok
     await listening.close()
     later = await lease(store)
-    assert later.next_wake is None or later.next_wake > later.now + wakes.POLL
+    assert later.again_by is None

@@ -33,6 +33,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
+from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
@@ -44,6 +45,7 @@ from bide.stores.mysql.opened import Opened
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
 from bide.stores.mysql.transactions import Transactions
+from bide.stores.mysql.table import MySqlTable
 from bide.stores.server_time import StoreClock
 
 EVENTS_KEPT = 10_000
@@ -237,9 +239,7 @@ class MySqlStore:
             until - now, holder,
         )  # fmt: skip
         if self._by_server:  # nobody tells of what other processes schedule
-            soon = leased.now + POLL
-            wake = soon if leased.next_wake is None else min(soon, leased.next_wake)
-            return Leased(leased.tasks, wake, leased.now)
+            return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:
@@ -297,6 +297,13 @@ class MySqlStore:
 
     def clock(self) -> Clock | None:
         return StoreClock(self._open().time) if self._by_server else None
+
+    # --- WatchesTables
+
+    def table(self, source: TableSource, *, connections: int) -> MySqlTable:
+        """A table on the same server, on connections of its own."""
+        clock: Literal["server", "caller"] = "server" if self._by_server else "caller"
+        return MySqlTable(self._url, source, connections=connections, clock=clock, using=self.using)
 
     # --- HasSchema
 

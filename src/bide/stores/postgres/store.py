@@ -243,9 +243,7 @@ class PostgresStore:
         opened = await self._ready(now)
         leased = await leasing.lease(opened.lanes["lease"], opened.floors, wants, self._now(now), until - now, holder)
         if opened.hearing.polls and self._by_server:
-            soon = leased.now + POLL
-            wake = soon if leased.next_wake is None else min(soon, leased.next_wake)
-            return Leased(leased.tasks, wake, leased.now)
+            return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:

@@ -1,0 +1,34 @@
+-- A table of somebody's own. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
+-- {now} the time of this statement (UTC; every session here is in UTC), {cutoff} the same as the due column has it,
+-- {skip} leaves out ids. {index} forces the index that serves it: on a table whose statistics are old, or that was
+-- empty a moment ago, the server would rather read all of it. Values go in as %s.
+
+-- name: head
+SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), (
+    SELECT {due} FROM {table}{index} WHERE {due} IS NOT NULL AND ({where}){skip} ORDER BY {due} LIMIT 1
+)
+
+-- name: head_beyond
+SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), (
+    SELECT {due} FROM {table}{index} WHERE {due} > {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT 1
+)
+
+-- name: take
+SELECT {id}, {due}{columns} FROM {table}{index} WHERE {due} <= {cutoff} AND ({where}){skip}
+ORDER BY {due} LIMIT {limit} FOR UPDATE SKIP LOCKED
+
+-- name: change
+-- by the index of the ids: a scan of a small table would wait for rows that others hold
+UPDATE {table}{by_id} SET {changes} WHERE {id} IN ({ids}) AND {due} <= {cutoff} AND ({where})
+
+-- name: still_due
+-- UPDATE answers with no rows here, so what the changes leave due is asked for
+SELECT {id} FROM {table} WHERE {id} IN ({ids}) AND {due} <= {cutoff} AND ({where})
+
+-- name: columns
+SELECT column_name, data_type FROM information_schema.columns
+WHERE table_schema = coalesce(%s, database()) AND table_name = %s ORDER BY ordinal_position
+
+-- name: indexes
+SELECT index_name, column_name FROM information_schema.statistics
+WHERE table_schema = coalesce(%s, database()) AND table_name = %s ORDER BY index_name, seq_in_index
