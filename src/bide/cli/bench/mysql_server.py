@@ -144,9 +144,9 @@ class MysqlServer:
 
 
 class RawMysql:
-    """Inserts of many rows into a table with a unique random key and a due-time index, each a transaction.
+    """Multi-row inserts into a table with a unique random key and a due-time index, each a transaction.
 
-    The text is made in one go: the driver's own way to put arguments in takes a sixth longer.
+    The driver puts the arguments in; text that is made in one go is a sixth quicker.
     """
 
     def __init__(self, thread: LoopThread, url: str) -> None:
@@ -163,8 +163,10 @@ class RawMysql:
 
     def store(self, keys: Sequence[str]) -> None:
         due_at = time.time_ns() // 1_000_000 + _HOUR
-        rows = ",".join(f"('{key}',{due_at},x'{PAYLOAD.hex()}')" for key in keys)
-        self._thread.do(ask(self._connection, f"INSERT INTO {self._schema}.task (name, due_at, payload) VALUES {rows}"))
+        places = ", ".join(["(%s, %s, %s)"] * len(keys))
+        insert = f"INSERT INTO {self._schema}.task (name, due_at, payload) VALUES {places}"
+        arguments = [value for key in keys for value in (key, due_at, PAYLOAD)]
+        self._thread.do(ask(self._connection, insert, *arguments))
 
     def close(self) -> None:
         try:

@@ -152,27 +152,29 @@ class PostgresServer:
 
 
 class RawPostgres:
-    """Inserts of many rows into a table with a unique random key and a due-time index, each a transaction."""
+    """Multi-row inserts (VALUES) into a table with a unique random key and a due-time index, each a transaction.
+
+    Arrays by `unnest` are a fifth quicker, and COPY a quarter, for whoever knows those.
+    """
 
     def __init__(self, thread: LoopThread, url: str) -> None:
         self._thread = thread
         self._schema = f"bench_limit_{uuid4().hex}"
         self._connection: Any = thread.do(connect(url))
-        self._insert = (
-            f"INSERT INTO {self._schema}.task (key, due_at, payload) "
-            "SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[])"
-        )
         for statement in (
             f"CREATE SCHEMA {self._schema}",
-            f'CREATE TABLE {self._schema}.task (key text COLLATE "C" PRIMARY KEY, due_at bigint NOT NULL, '
-            "payload bytea NOT NULL)",
+            f"CREATE TABLE {self._schema}.task (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+            'key text COLLATE "C" NOT NULL UNIQUE, due_at bigint NOT NULL, payload bytea NOT NULL)',
             f"CREATE INDEX task_due ON {self._schema}.task (due_at)",
         ):
             thread.do(self._connection.execute(statement))
 
     def store(self, keys: Sequence[str]) -> None:
         due_at = time.time_ns() // 1_000_000 + _HOUR
-        self._thread.do(self._connection.execute(self._insert, keys, [due_at] * len(keys), [PAYLOAD] * len(keys)))
+        places = ", ".join(f"(${first}, ${first + 1}, ${first + 2})" for first in range(1, 3 * len(keys), 3))
+        insert = f"INSERT INTO {self._schema}.task (key, due_at, payload) VALUES {places}"
+        arguments = [value for key in keys for value in (key, due_at, PAYLOAD)]
+        self._thread.do(self._connection.execute(insert, *arguments))
 
     def close(self) -> None:
         try:
