@@ -254,6 +254,7 @@ def ask(url: str, statement: str) -> list[Any]:
         connection = await asyncmy.connect(
             host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
             password=parts.password or "", database=parts.path.removeprefix("/"), autocommit=True,
+            init_command="SET SESSION lock_wait_timeout = 20",  # for a table that an open transaction has used
         )  # fmt: skip
         try:
             async with connection.cursor() as cursor:

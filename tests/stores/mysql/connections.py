@@ -111,8 +111,10 @@ async def by_asyncmy(url: str, **options: Any) -> AsyncIterator[Caller]:
             await cursor.execute(text)
             return await cursor.fetchall() if cursor.description else []
 
-    yield Caller(connection, execute, connection.commit, connection.rollback, connection.ensure_closed)
-    connection.close()
+    try:
+        yield Caller(connection, execute, connection.commit, connection.rollback, connection.ensure_closed)
+    finally:
+        connection.close()
 
 
 def by_aiomysql(**options: Any) -> Makes:
@@ -125,8 +127,10 @@ def by_aiomysql(**options: Any) -> Makes:
                 await cursor.execute(text)
                 return await cursor.fetchall() if cursor.description else []
 
-        yield Caller(connection, execute, connection.commit, connection.rollback, connection.ensure_closed)
-        connection.close()
+        try:
+            yield Caller(connection, execute, connection.commit, connection.rollback, connection.ensure_closed)
+        finally:
+            connection.close()
 
     return make
 

@@ -8,7 +8,7 @@ from tests.stores.mysql.conftest import OpensStore
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import In, Ref
-from bide.stores.mysql.errors import Again, Broken, Fewer, Lost, NotSent, Shut, Taken, meaning
+from bide.stores.mysql.errors import Again, Broken, Fewer, Locked, Lost, NotSent, Shut, Taken, meaning
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry, see, settle, take
 
 
@@ -16,7 +16,7 @@ from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry,
     ("code", "kind", "said"),
     [
         (1213, Again, ""),
-        (1205, Again, ""),
+        (1205, Locked, ""),
         (1290, NotSent, ""),
         (1792, NotSent, ""),
         (1040, NotSent, ""),

@@ -45,6 +45,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "insert_tasks": ({"rows": Code(adding._new_row(new("y"), quoted, b"1", b"2"))}, 5),
     "inserted_tokens": ({"count": 5}, 10),
     "lock_tasks": (_KEYS, 10),
+    "probe": ({"topic": "t0", "key": "3"}, 3),
     "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
     "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None, None, None)])}, 10),
     "forget_tasks": ({"rows": listed([5, 6])}, 10),

@@ -81,7 +81,7 @@ async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Mi
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
 
-    return await lane.run(insert, inserted, adding=True)
+    return await lane.run(insert, inserted, adding=True, apart=True)
 
 
 def _highest(call: Call, now: Millis | None) -> Code:
@@ -191,7 +191,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, _answers.decode(row.answer or b"\x90"), row)
 
-    return await lane.run(decide, decided_before, adding=True)
+    return await lane.run(decide, decided_before, adding=True, apart=True)
 
 
 async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> Any:

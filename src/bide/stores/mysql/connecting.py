@@ -67,6 +67,21 @@ class Connection:
         except UNREADABLE as error:
             raise Broken(f"the answer cannot be read: {said(error)}") from error
 
+    async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
+        """How many statements of a packet, which all give rows, were carried out, and why the next one was not."""
+        driver, done = self.driver, 0
+        try:
+            await driver.query(packet)
+            done += 1
+            while driver._result.has_next:
+                await driver.next_result()
+                done += 1
+        except MySQLError as error:
+            return done, error
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+        return done, None
+
     async def reset(self) -> None:
         """Forget whatever was set on this connection, without making a new one."""
         try:

@@ -3,6 +3,7 @@
 Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
 NotSent       there is no connection, or nothing that writes at its end: trying again is safe
 Again         it was refused and undone for what others did meanwhile: the same batch once more
+Locked        the same, since somebody keeps a row locked
 Shut          the gate is: this call was done before, or its caller has no row yet
 Taken         a key that was to be new is there already
 Fewer         not all of the rows were as they were thought to be
@@ -25,8 +26,10 @@ from bide.core.errors import (
     StoreUnavailable,
 )
 
-_AGAIN = frozenset({1205, 1213, 1020, 3572, 1412, 1479, 1615})
-"""Lock wait timeout, deadlock, record changed, NOWAIT, table definition changed, statement to be prepared anew."""
+_AGAIN = frozenset({1213, 1020, 1412, 1479, 1615})
+"""Deadlock, record changed, table definition changed, statement to be prepared anew."""
+_LOCKED = frozenset({1205, 3572})
+"""Lock wait timeout, and NOWAIT of MySQL."""
 _ELSEWHERE = frozenset({1290, 1792, 1836, 3100, 1040, 1203, 1053, 1226, 3168, 1927})
 """Read-only (it was a replica, or has become one), too many clients, shutting down: not done."""
 _ENDED = frozenset({2000, 2006, 2012, 2013, 2014, 2027, 2055, 1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160,
@@ -59,6 +62,10 @@ class Lost(Exception):
 
 class Again(Exception):
     """Undone by the server, because of others: try again."""
+
+
+class Locked(Again):
+    """Undone by the server: somebody has kept a row locked for longer than our connections wait for one."""
 
 
 class Shut(Exception):
@@ -105,6 +112,8 @@ def by_code(code: int, text: str, *, adding: bool = False) -> Exception:
         return Taken(text)
     if code == _FEWER:
         return Fewer(text)
+    if code in _LOCKED:
+        return Locked(text)
     if code in _AGAIN:
         return Again(text)
     if code in _ELSEWHERE or code in _NOT_THERE:

@@ -199,11 +199,16 @@ class JoinedVerbs:
     # --- as a lane
 
     async def run(
-        self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]], *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Repeated, Call], Awaitable[T]],
+        *,
+        adding: bool = False,
+        apart: bool = False,
     ) -> T:
         return await self._savepoint(work, adding=adding)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, apart: bool = False) -> T:
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
@@ -281,7 +286,12 @@ class _Whole:
         self._call = call
 
     async def run(
-        self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]], *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Repeated, Call], Awaitable[T]],
+        *,
+        adding: bool = False,
+        apart: bool = False,
     ) -> T:
         call = self._call
         await call.send(b"SAVEPOINT bide_call")
@@ -291,7 +301,7 @@ class _Whole:
             await call.send(b"ROLLBACK TO bide_call")
             raise
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, apart: bool = False) -> T:
         return await work(self._call)
 
 

@@ -24,7 +24,7 @@ from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection, Rows, connect
-from bide.stores.mysql.errors import Again, Broken, Fewer, Lost, NotSent, Shut, Taken, meaning
+from bide.stores.mysql.errors import Again, Broken, Fewer, Locked, Lost, NotSent, Shut, Taken, meaning
 from bide.stores.mysql.queries import THERE, queries_of
 from bide.stores.mysql.statements import Code, Quote, Template, quoted
 from bide.stores.server_time import ServerTime
@@ -115,10 +115,15 @@ class Runs(Protocol):
     """What carries out calls: a lane, or the transaction of somebody else's that they take part in."""
 
     async def run(
-        self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]], *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Repeated, Call], Awaitable[T]],
+        *,
+        adding: bool = False,
+        apart: bool = False,
     ) -> T: ...
 
-    async def read(self, work: Work[T]) -> T: ...
+    async def read(self, work: Work[T], *, apart: bool = False) -> T: ...
 
 
 class Lane:
@@ -154,24 +159,34 @@ class Lane:
         return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
 
     async def run(
-        self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]], *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Repeated, Call], Awaitable[T]],
+        *,
+        adding: bool = False,
+        apart: bool = False,
     ) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises what `errors.meaning` finds: Taken and Fewer are left to the caller. StoreUnavailable: not done;
-        OutcomeUnknown.
+        Raises what `errors.meaning` finds: Taken and Fewer are left to the caller, and Locked if that wants to be told
+        (`apart`). StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self._number += 1
-            return await self._insist(work, repeated, adding=adding)
+            return await self._insist(work, repeated, adding=adding, apart=apart)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, apart: bool = False) -> T:
         """`work` that may be done twice without harm."""
         async with self._turn:
-            return await self._insist(work, None)
+            return await self._insist(work, None, apart=apart)
 
     async def _insist(
-        self, work: Work[T], repeated: Callable[[Repeated, Call], Awaitable[T]] | None, *, adding: bool = False
+        self,
+        work: Work[T],
+        repeated: Callable[[Repeated, Call], Awaitable[T]] | None,
+        *,
+        adding: bool = False,
+        apart: bool = False,
     ) -> T:
         ends = time.monotonic() + self.patience
         pause, maybe = _FIRST_PAUSE, False
@@ -203,6 +218,8 @@ class Lane:
                 found = meaning(error, self._address.shown, adding=adding)
                 if isinstance(found, Again):
                     await self._undo()
+                    if apart and not maybe and isinstance(found, Locked):
+                        raise found from error
                 elif isinstance(found, Lost | NotSent):
                     # refused: whatever was in front of the refusal is undone
                     maybe = maybe or (isinstance(found, Lost) and call is not None and call.sent)

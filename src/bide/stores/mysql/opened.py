@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.floors import Floors
+from bide.stores.held import Held, HeldTasks
 from bide.stores.mysql import adding, leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.listening import Listeners
+from bide.stores.mysql.past import Name, go_past
 from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import ServerTime
 
-LANES = ("add", "change", "settle", "lease", "extend", "read", "keep")
+LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held")
 T = TypeVar("T")
 
 
@@ -36,6 +39,9 @@ class Opened:
             for kind in LANES
         }  # fmt: skip
         self.listeners = Listeners()
+        self.held = HeldTasks(self.lanes["held"], address.shown)
+        self.locked: dict[Name, int] = {}
+        """The tasks that somebody keeps locked, and how many calls about each are tried again."""
         self.floors = Floors(used=by_server)
         self.expected = leasing.Expected()
         self.conflicts = adding.Conflicts()
@@ -43,6 +49,24 @@ class Opened:
         self.identity: Identity | None = None
         self.joins: Joins
         self.transactions: Transactions
+
+    def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Any, *, patience: float) -> list[Any]:
+        """`answers` with a future in the place of each that says Held."""
+        names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is Held]
+
+        async def past(lane: Lane, part: Sequence[Any]) -> list[Any]:
+            return await go_past(lane, lane, part, ask, waiting=False)
+
+        apart = self.held.answers(asked, answers, past, patience=patience)
+        for name, future in zip(names, [one for one in apart if isinstance(one, asyncio.Future)], strict=True):
+            self.locked[name] = self.locked.get(name, 0) + 1
+            future.add_done_callback(partial(self._let_go, name))
+        return apart
+
+    def _let_go(self, name: Name, _: object) -> None:
+        left = self.locked.pop(name) - 1
+        if left:
+            self.locked[name] = left
 
     async def look(self) -> None:
         """Which server this is."""
@@ -87,5 +111,6 @@ class Opened:
 
     async def close(self) -> None:
         await self.transactions.close()
+        await self.held.close()
         for lane in self.lanes.values():
             await lane.close()

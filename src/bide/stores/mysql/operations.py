@@ -144,7 +144,7 @@ async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], now: Millis |
     async def deleted(row: Repeated, call: Call) -> list[bool]:
         return [True] * len(outcomes)
 
-    return await lane.run(delete, deleted)
+    return await lane.run(delete, deleted, apart=True)
 
 
 def _holds(leases: Sequence[Settlement | Lease]) -> list[tuple[Topic, list[tuple[str, Token]]]]:
@@ -194,7 +194,7 @@ async def _decided(
                 await call.send(*statements)
         return decided
 
-    decided: list[Decision] = await lane.run(work, repeated)
+    decided: list[Decision] = await lane.run(work, repeated, apart=True)
     return decided
 
 
@@ -256,5 +256,5 @@ async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts:
             for topic, key, token in rows
         }
 
-    held = await lane.read(work)
+    held = await lane.read(work, apart=True)
     return [tuple(lease) in held for lease in leases]

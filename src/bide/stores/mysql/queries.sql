@@ -26,8 +26,9 @@ SET @bide_micros = :there
 SET @bide_now = @bide_micros DIV 1000
 
 -- name: first_token
--- For what begins a life: above everything that was given out before, also if the clock was set back since.
-SET @bide_token = GREATEST(@bide_micros, (SELECT MAX(micros) FROM {caller}) + 1)
+-- For what begins a life: above everything that was given out before, also if the clock was set back since. No SET with
+-- a subquery: that would lock what it reads.
+SELECT GREATEST(@bide_micros, MAX(micros) + 1) INTO @bide_token FROM {caller}
 
 -- name: raise_floor
 -- Where the caller's clock counts, which may leap: tokens come from one row, that is one call at a time.
@@ -63,12 +64,16 @@ SET @bide_row = LAST_INSERT_ID()
 
 -- name: inserted_tokens
 -- The rows of one statement have consecutive numbers, in its order.
-SELECT token FROM {task}
+SELECT token FROM {task} FORCE INDEX (PRIMARY)
 WHERE `row` >= @bide_row AND `row` < @bide_row + :count * @@auto_increment_increment ORDER BY `row`
 
 -- name: lock_tasks
 -- Those of the names that are there, locked in the order of the index.
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys) FOR UPDATE
+
+-- name: probe
+-- Fails at once if somebody has the task locked, also one that he is just inserting.
+SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FOR UPDATE NOWAIT
 
 -- name: put_tasks
 -- What was decided about locked rows, all at once: each is there, so none is inserted. What a transition cannot change
@@ -97,7 +102,9 @@ ON DUPLICATE KEY UPDATE
     group_name = VALUES(group_name), group_topic = VALUES(group_topic), group_key = VALUES(group_key)
 
 -- name: forget_tasks
-DELETE FROM {task} WHERE `row` IN (:rows)
+-- Without an index named, most rows of a small table would be found by going through all, and that waits for those that
+-- others have locked.
+DELETE t FROM {task} AS t FORCE INDEX (PRIMARY) WHERE `row` IN (:rows)
 
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`.
@@ -111,7 +118,7 @@ WHERE topic = :topic AND state = 1 AND at <= @bide_now ORDER BY at LIMIT :most F
 
 -- name: lease_tasks
 -- Assignments are carried out in this order, each seeing those before.
-UPDATE {task} SET
+UPDATE {task} FORCE INDEX (PRIMARY) SET
     losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), woke_at = at, attempt = attempt + 1,
     holder = :holder, token = GREATEST(token + 1, :micros), state = 1, at = :until
 WHERE `row` IN (:rows)
@@ -162,7 +169,7 @@ FOR UPDATE SKIP LOCKED
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys)
 
 -- name: tasks_by_rows
-SELECT {record} FROM {task} WHERE `row` IN (:rows)
+SELECT {record} FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows)
 
 -- name: page_by_name
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most

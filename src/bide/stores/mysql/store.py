@@ -36,22 +36,26 @@ from bide.core.records import (
 from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
+from bide.stores.held import together
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.listening import POLL
 from bide.stores.mysql.opened import Opened
+from bide.stores.mysql.past import go_past
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
-from bide.stores.mysql.transactions import Transactions
 from bide.stores.mysql.table import MySqlTable
+from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import StoreClock
 
 EVENTS_KEPT = 10_000
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 LONGEST_PATIENCE = 45.0
+_SHORT = 0.2
+"""Seconds that extending waits beside for what somebody has locked: the leases of all the others are next."""
 
 
 class MySqlStore:
@@ -156,6 +160,28 @@ class MySqlStore:
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        return await together(await self.add_apart(tasks, now=now))
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await together(await self.change_apart(changes, now=now))
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await together(await self.settle_apart(outcomes, now=now))
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        opened = self._open()
+
+        async def extend(lane: Lane, part: Sequence[Lease]) -> list[bool]:
+            return await operations.extend(lane, part, self._now(now), until - now)
+
+        answers: list[Any] = []
+        for part in slices(leases):
+            answers += await go_past(opened.lanes["extend"], opened.lanes["held"], part, extend, known=opened.locked)
+        return await together(opened.tried_again(leases, answers, extend, patience=_SHORT))
+
+    # --- AnswersApart
+
+    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
         opened = self._open()
         largest = opened.lanes["read"].largest
         problems = too_large(tasks, largest)
@@ -163,57 +189,57 @@ class MySqlStore:
             return await self._add(opened, tasks, now)
         if len(problems) == len(tasks):
             raise problems[0]
-        answers: list[Any] = [problems.get(place) for place in range(len(tasks))]
         fine = [place for place in range(len(tasks)) if place not in problems]
         added: Sequence[object]
         try:
-            added = await self._add(opened, [tasks[place] for place in fine], now)
+            added = await together(await self._add(opened, [tasks[place] for place in fine], now))
         except PartlyFailed as error:
             added = error.answers
         except StoreError as error:
             added = [error] * len(fine)
+        answers: list[Any] = [problems.get(place) for place in range(len(tasks))]
         for place, answer in zip(fine, added, strict=True):
             answers[place] = answer
         raise PartlyFailed(answers)
 
-    async def _add(self, opened: Opened, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
+    async def _add(self, opened: Opened, tasks: Sequence[NewTask], now: Millis) -> list[Any]:
         async def operation(
             lane: Lane, part: Sequence[NewTask], now: Millis | None, about: Millis, tell: operations.Tell
         ) -> list[Answer]:
             return await adding.add(lane, part, now, about, tell, opened.conflicts)
 
-        return await self._write("add", operation, slices_of_new(tasks, opened.lanes["read"].largest), now)
+        parts = slices_of_new(tasks, opened.lanes["read"].largest)
+        return await self._write("add", operation, tasks, parts, now)
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write("change", operations.change, slices(changes), now)
+    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
+        return await self._write("change", operations.change, changes, slices(changes), now)
 
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await self._write("settle", operations.settle, slices(outcomes), now)
+    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
+        return await self._write("settle", operations.settle, outcomes, slices(outcomes), now)
 
-    async def _write(self, kind: str, operation: Any, parts: Sequence[Sequence[Any]], now: Millis) -> list[Any]:
+    async def _write(
+        self, kind: str, operation: Any, asked: Sequence[Any], parts: Sequence[Sequence[Any]], now: Millis
+    ) -> list[Any]:
         opened = self._open()
-        asked = sum(map(len, parts))
-        answers: list[Any] = []
-        for part in parts:
+
+        async def write(lane: Lane, part: Sequence[Any]) -> list[Any]:
             told: dict[Topic, Millis] = {}
-            try:
-                answers += await operation(opened.lanes[kind], part, self._now(now), self._about(now), told.update)
-            except StoreError as error:
-                answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
-                if len(answers) == asked and not any(answer is not error for answer in answers):
-                    raise
-                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
-                raise PartlyFailed([*answers, *([rest] * (asked - len(answers)))]) from error
+            done: list[Any] = await operation(lane, part, self._now(now), self._about(now), told.update)
             if told:
                 opened.tell(told)
-        return answers
+            return done
 
-    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        opened = self._open()
-        answers: list[bool] = []
-        for part in slices(leases):
-            answers += await operations.extend(opened.lanes["extend"], part, self._now(now), until - now)
-        return answers
+        answers: list[Any] = []
+        for part in parts:
+            try:
+                answers += await go_past(opened.lanes[kind], opened.lanes["held"], part, write, known=opened.locked)
+            except StoreError as error:
+                answers += [error] * len(part)
+                if len(answers) == len(asked) and not any(answer is not error for answer in answers):
+                    raise
+                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
+                raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
+        return opened.tried_again(asked, answers, write, patience=self._patience)
 
     # --- look
 
