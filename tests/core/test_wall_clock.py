@@ -57,9 +57,7 @@ def test_a_later_time_never_comes_earlier(first: datetime, later: timedelta) -> 
 @given(shown=st.datetimes(BEGIN, END), zone=st.sampled_from(ZONES))
 def test_never_early_read_either_way(shown: datetime, zone: tzinfo) -> None:
     def shown_at(at: int) -> datetime:
-        return (
-            (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)).astimezone(zone).replace(tzinfo=None)
-        )
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)).astimezone(zone).replace(tzinfo=None)
 
     assert shown_at(instant_of(shown, zone)) >= shown
 
