@@ -1,0 +1,124 @@
+"""Watched tables in SQLite: text for times in every form, files that are nobody's store, and what is no time."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from bide import Bide, Row, Sql, StoreUnavailable, TableSource
+from bide.core.instants import instant
+from bide.engine.tables import TableLoop
+from bide.testing.clock import ManualClock
+
+NOON = instant("2027-07-16T12:00:00Z")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "blog.db"
+
+
+@pytest.fixture
+def blog(file: Path) -> Iterator[sqlite3.Connection]:
+    """A file in the journal mode that SQLite gives it, without anything of bide's."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE posts (id PRIMARY KEY, status INTEGER DEFAULT 2, due, published TEXT)")
+        connection.execute("CREATE INDEX posts_by_due ON posts (due) WHERE status = 2")
+        yield connection
+
+
+@asynccontextmanager
+async def watching(file: Path, clock: ManualClock, *, handler: Any = None, **options: Any) -> AsyncIterator[TableLoop]:
+    app = Bide("memory:", clock=clock)
+    given: dict[str, Any] = {"changes": {"status": 3}, **options}
+    source = TableSource(table="posts", due="due", where="status = 2", database=f"sqlite:///{file}", **given)
+    watch = app.watch(source)
+    if handler is not None:
+        watch.handler(handler)
+    async with app, AsyncExitStack() as stack:
+        [loop] = app.table_loops()
+        await loop.open()
+        stack.push_async_callback(loop.stop, 0)
+        yield loop
+
+
+FORMS = [
+    ("2027-07-16T12:00:00Z", None), ("2027-07-16T12:00:00+00:00", None), ("2027-07-16 12:00:00", None),
+    ("2027-07-16 12:00:00.000", None), ("2027-07-16T12:00", None), ("2027-07-16T12:00:00.000000+00:00", None),
+    ("2027-07-16T14:00:00+02:00", None), ("2027-07-16 14:00:00", "Europe/Berlin"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "zone"), FORMS)
+async def test_every_form_of_a_time(blog: sqlite3.Connection, file: Path, text: str, zone: str | None) -> None:
+    clock = ManualClock(NOON - 86_400_000)
+    blog.execute("INSERT INTO posts (id, due) VALUES (1, ?)", (text,))
+    options = {} if zone is None else {"zone": ZoneInfo(zone)}
+    async with watching(file, clock, **options) as loop:
+        for before in (86_400_000, 3_600_000, 60_000, 999, 1):
+            clock.advance(NOON - before - clock.now())
+            assert await loop.run_once() == (0, NOON), before
+        clock.advance(1)
+        assert await loop.run_once() == (1, None)
+
+
+async def test_text_that_does_not_sort_as_time_does_is_not_early(blog: sqlite3.Connection, file: Path) -> None:
+    """As text "12:00:00.500Z" comes before "12:00:00Z": the later of the two is what a look finds."""
+    blog.execute("INSERT INTO posts (id, due) VALUES ('half', '2027-07-16T12:00:00.500Z')")
+    blog.execute("INSERT INTO posts (id, due) VALUES ('full', '2027-07-16T12:00:00Z')")
+    clock = ManualClock(NOON)
+    async with watching(file, clock) as loop:
+        assert await loop.run_once() == (0, NOON + 500)
+        clock.advance(499)
+        await loop.run_once()
+        assert blog.execute("SELECT count(*) FROM posts WHERE id = 'half' AND status = 3").fetchone() == (0,)
+        clock.advance(1)
+        await loop.run_once()
+        assert blog.execute("SELECT count(*) FROM posts WHERE status = 3").fetchone() == (2,), "late by less than 1 s"
+
+
+async def test_what_is_no_time_is_never_due_and_holds_up_nobody(
+    blog: sqlite3.Connection, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for place, wrong in enumerate(["", "0000", "soon", "2027", "20270716T115900", "2027-13-01", 12, b"x", None]):
+        blog.execute("INSERT INTO posts (id, due) VALUES (?, ?)", (f"wrong {place}", wrong))
+    blog.execute("INSERT INTO posts (id, due) VALUES ('right', '2027-07-16T11:59:00')")
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        async with watching(file, ManualClock(NOON), page=1) as loop:
+            assert await loop.run_once() == (1, None)
+    assert "is no time in ISO 8601" in caplog.text
+    assert blog.execute("SELECT id FROM posts WHERE status = 3").fetchall() == [("right",)]
+
+
+async def test_the_moment_is_written_in_the_form_of_the_column(blog: sqlite3.Connection, file: Path) -> None:
+    blog.execute("INSERT INTO posts (id, due) VALUES (1, '2027-07-16 14:00:00')")
+    changes = {"status": 3, "published": Sql(":now")}
+    async with watching(file, ManualClock(NOON + 7), zone=ZoneInfo("Europe/Berlin"), changes=changes) as loop:
+        assert (await loop.run_once())[0] == 1
+    assert blog.execute("SELECT published FROM posts").fetchone() == ("2027-07-16 14:00:00.007",)
+
+
+async def test_a_handler_in_a_file_that_is_nobody_s_store(blog: sqlite3.Connection, file: Path) -> None:
+    async def publish(row: Row) -> None:
+        row.connection.execute("UPDATE posts SET published = 'by hand' WHERE id = ?", (row.id,))
+
+    blog.execute("INSERT INTO posts (id, due) VALUES (1, '2027-07-16 11:00:00')")
+    async with watching(file, ManualClock(NOON), handler=publish) as loop:
+        assert await loop.run_once() == (1, None)
+    assert blog.execute("SELECT status, published FROM posts").fetchone() == (3, "by hand")
+    assert blog.execute("PRAGMA journal_mode").fetchone() == ("delete",), "it is left as it was"
+    assert blog.execute("SELECT name FROM sqlite_master WHERE name LIKE 'bide%'").fetchall() == []
+
+
+async def test_a_file_that_is_not_there_is_not_made(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="no such file"):
+        async with watching(file, ManualClock(NOON)):
+            raise AssertionError("there is nothing to watch")
+    assert list(tmp_path.iterdir()) == []
