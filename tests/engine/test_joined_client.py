@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -156,6 +157,23 @@ async def test_the_same_awaited(shop: Shop) -> None:
         assert shop.keys() == []
         shop.own.commit()
         assert shop.keys() == ["2", "3", "4"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_and_a_closed_app_begin_anew(shop: Shop) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with closing(sqlite3.connect(shop.path)) as own:
+            if shop.app.sync.using(own).schedule("order.close", 1, key="child", delay="1h").ok:
+                own.commit()
+                code = 0
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    shop.app.sync.close()
+    assert shop.app.sync.using(shop.own).get("order.close", "child") is not None
 
 
 # --- wrappers over sqlite3

@@ -107,6 +107,10 @@ class PsycopgDriver:
         return bool(self.raw.autocommit) and int(self.raw.info.transaction_status) == _IDLE
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+        if int(self.raw.pgconn.pipeline_status) != _IDLE:
+            raise SetupError(
+                "a verb needs answers, and within `connection.pipeline()` there are none: leave that first"
+            )
         given: Any = list(arguments) or None
         if self._translates and given:
             statement = _TAKEN.sub(r"%(p\1)s", statement.replace("%", "%%"))
@@ -128,9 +132,7 @@ class PsycopgDriver:
                 await closing
 
     async def command(self, *statements: str) -> None:
-        one_by_one = int(self.raw.pgconn.pipeline_status) != _IDLE
-        for statement in statements if one_by_one else ("; ".join(statements),):
-            await self.run(statement)
+        await self.run("; ".join(statements))
 
 
 class MysqlDriver:

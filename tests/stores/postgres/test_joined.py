@@ -213,6 +213,33 @@ async def test_without_a_transaction_each_verb_is_one(shop: Shop, kind: str) -> 
     assert await shop.keys() == []
 
 
+async def test_within_a_pipeline_of_psycopg_it_says_what_to_do(shop: Shop) -> None:
+    async with by_psycopg()(shop.url) as caller:
+
+        def work() -> None:
+            with caller.given.pipeline():
+                caller.given.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+                with pytest.raises(SetupError, match="pipeline"):
+                    shop.app.sync.using(caller.given).schedule("order.close", key="1", delay="1h")
+            shop.app.sync.using(caller.given).schedule("order.close", key="1", delay="1h")
+            caller.given.commit()
+
+        await caller.run(work)
+    assert (await shop.rows(), await shop.keys()) == (1, ["1"])
+
+
+async def test_a_psycopg_that_has_no_raw_cursor_yet(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(psycopg, "RawCursor")
+    async with by_psycopg()(shop.url) as caller:
+        new = [shop.app.new("order.close", "100 % of $1, %s", key=key, delay="1h") for key in ("1", "a%(p1)s $2")]
+        assert [answer.result for answer in await caller.verb(shop.app, "schedule_many", new)] == ["created"] * 2
+        assert (await caller.verb(shop.app, "fire_now", "order.close", "1")).result == "moved"
+        await caller.commit()
+    found = await shop.others.get("order.close", "a%(p1)s $2")
+    assert found is not None
+    assert found.payload == "100 % of $1, %s"
+
+
 # --- what is refused
 
 
