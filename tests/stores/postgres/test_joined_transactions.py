@@ -178,6 +178,20 @@ async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open
         await fail()
 
 
+async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
+    url: str, open_store: OpensStore, effects: Effects
+) -> None:
+    store = await open_store(url)
+    await put_one(store)
+    held = await take(store)
+    await effects.connection.execute(f"ALTER TABLE {effects.name} ADD UNIQUE (number) DEFERRABLE INITIALLY DEFERRED")
+    await effects.write(effects.connection)
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await completed(store, held, effects)
+    assert await look(store, held) == held
+    assert await effects.count() == 1
+
+
 async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     async with store.transaction() as joined:

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.postgres import adding, operations, reading
-from bide.stores.postgres.errors import Again, Lost, NotSent, by_code, meaning, said
+from bide.stores.postgres.errors import Lost, by_code, meaning, said
 from bide.stores.postgres.lane import Call, Row, Work
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ class JoinedVerbs:
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
-        if isinstance(found, Again | NotSent):
+        if found is not error and not isinstance(found, BideError):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found
 

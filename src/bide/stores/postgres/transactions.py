@@ -166,6 +166,8 @@ class Transactions:
             done = await lent.connection.execute("COMMIT", timeout=self._silence)
             if done != "COMMIT":
                 raise StoreUnavailable(f"{self._address.shown}: rolled back, since a statement of it had failed")
+        except asyncpg.IntegrityConstraintViolationError:
+            raise  # a constraint of the handler's tables that is looked at by the commit: as any other error of theirs
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             found = meaning(error, self._address.shown)
             if not isinstance(found, Lost | NotSent):
