@@ -73,10 +73,10 @@ OTHERS: dict[str, set[str]] = {
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
 
 HEAVY = (
-    "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic", "pygments", "pytest",
-    "rich", "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab", "bide.stores.mysql",
-    "bide.stores.postgres",
-    "bide.stores.redis", "bide.stores.sqlite", "bide.testing", "hiredis", "redis",
+    "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic",
+    "pygments", "pytest", "rich", "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab",
+    "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite", "bide.testing",
+    "hiredis", "redis",
 )  # fmt: skip
 """What `import bide` must not load: each is needed by some programs only, and costs all of them."""
 
