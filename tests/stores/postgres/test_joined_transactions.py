@@ -12,8 +12,8 @@ import pytest_asyncio
 from tests.stores.postgres.conftest import OpensStore
 
 from bide import Bide, Fixed, OutcomeUnknown, SetupError, StoreUnavailable, Task
-from bide.core.records import Lease, NewTask, Record
-from bide.stores.postgres import PostgresStore, schema
+from bide.core.records import Lease, NewTask, Record, Ref
+from bide.stores.postgres import PostgresStore, schema, transactions
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.transactions import MOST
 from bide.testing.proxy import Act, FaultProxy, PlannedFault
@@ -98,6 +98,21 @@ async def test_what_one_handler_sets_is_not_the_next_ones(url: str, open_store: 
             await joined.connection.execute("SET work_mem = '64kB'")
             pids.add(await joined.connection.fetchval("SELECT pg_backend_pid()"))
     assert len(pids) == 1, "it is the same connection all along"
+
+
+@pytest.mark.real_time
+async def test_connections_that_nobody_needs_are_let_go(
+    url: str, open_store: OpensStore, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_KEPT", 0.1)
+    store = await open_store(url)
+    async with store.transaction() as joined:
+        pid = await joined.connection.fetchval("SELECT pg_backend_pid()")
+    there = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
+    assert await effects.connection.fetchval(there, pid) == 1
+    async with asyncio.timeout(10):
+        while await effects.connection.fetchval(there, pid):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
 
 
 async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: OpensStore) -> None:
@@ -190,6 +205,27 @@ async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
         await completed(store, held, effects)
     assert await look(store, held) == held
     assert await effects.count() == 1
+
+
+async def test_a_handler_may_have_savepoints(url: str, open_store: OpensStore, effects: Effects) -> None:
+    store = await open_store(url)
+
+    async def fail(joined: Any) -> None:
+        async with joined.connection.transaction():
+            await effects.write(joined.connection)
+            await joined.add([new("undone")], now=NOW)
+            await joined.connection.execute("SELECT 1 / 0")
+
+    for _ in range(2):
+        async with store.transaction() as joined:
+            await effects.write(joined.connection)
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await fail(joined)
+            async with joined.connection.transaction():
+                await joined.add([new("k")], now=NOW)
+    assert await effects.count() == 2
+    assert await look(store, Ref("t", "undone")) is None
+    assert await look(store, Ref("t", "k")) is not None
 
 
 async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) -> None:
@@ -305,7 +341,7 @@ async def test_what_cannot_be_found_out_is_said_to_be_unknown(
     store: PostgresStore = await through(patience=0.5, silence=0.5)
     await put_one(store)
     held = await take(store)
-    proxy.fault(Act.HOLD, when=lambda data: b"COMMIT" in data, times=None)
+    proxy.fault(Act.HOLD, when=lambda data: b"COMMIT;" in data, times=None)
     with pytest.raises(OutcomeUnknown):
         await completed(store, held, effects)
     await proxy.heal()

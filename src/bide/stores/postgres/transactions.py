@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.errors import BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.borrowed import Driver, driver_of
@@ -29,7 +29,6 @@ MOST = 10
 _KEPT = 60.0
 """Seconds that a connection is kept which nobody uses."""
 _SESSION = {
-    "default_transaction_isolation": "'read committed'",
     # a process that is gone without a word keeps its locks for half a minute
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -42,7 +41,7 @@ _AFRESH = "RESET ALL; " + "".join(f"SET {name} = {value}; " for name, value in _
 class Lent:
     """A connection of the pool."""
 
-    __slots__ = ("connection", "idle_since", "name", "number")
+    __slots__ = ("connection", "idle_since", "name", "number", "transaction")
 
     def __init__(self, connection: Any, name: str) -> None:
         self.connection = connection
@@ -50,6 +49,8 @@ class Lent:
         """What its row among the callers is called."""
         self.number = 0
         """The transactions on it so far."""
+        self.transaction: Any = None
+        """The driver's own, so that a handler may have savepoints in it: `conn.transaction()`."""
         self.idle_since = 0.0
 
 
@@ -92,6 +93,7 @@ class Transactions:
         self._places = asyncio.Semaphore(MOST)
         self._owners: set[asyncio.Task[Any] | None] = set()
         self._idle: list[Lent] = []
+        self._sweep: asyncio.TimerHandle | None = None
         self._made = 0
         self._closed = False
 
@@ -133,7 +135,7 @@ class Transactions:
             except (NotSent, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
                 found = meaning(error, self._address.shown)  # nothing was done yet: with another connection, then
                 if not isinstance(found, Lost | NotSent):
-                    raise found from error
+                    raise found if isinstance(found, BideError) else StoreUnavailable(str(found)) from error
                 if time.monotonic() >= ends:
                     raise StoreUnavailable(str(found)) from error
                 if not self._idle:
@@ -142,8 +144,10 @@ class Transactions:
     async def _begin(self, lent: Lent) -> None:
         lent.number += 1
         try:
-            begin = f"{self._afresh}BEGIN; SET LOCAL bide.transaction = '{lent.number}'"
-            await lent.connection.execute(begin, timeout=self._silence)
+            lent.transaction = lent.connection.transaction(isolation="read_committed")
+            async with asyncio.timeout(self._silence):
+                await lent.transaction.start()
+                await lent.connection.execute(f"{self._afresh}SET LOCAL bide.transaction = '{lent.number}'")
         except BaseException:
             lent.connection.terminate()
             raise
@@ -163,9 +167,8 @@ class Transactions:
             if not kept:
                 raise _ended(self._address.shown)
             sent = True
-            done = await lent.connection.execute("COMMIT", timeout=self._silence)
-            if done != "COMMIT":
-                raise StoreUnavailable(f"{self._address.shown}: rolled back, since a statement of it had failed")
+            async with asyncio.timeout(self._silence):
+                await lent.transaction.commit()
         except asyncpg.IntegrityConstraintViolationError:
             raise  # a constraint of the handler's tables that is looked at by the commit: as any other error of theirs
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
@@ -199,10 +202,14 @@ class Transactions:
         """Roll back what is not committed."""
         connection = lent.connection
         try:
-            if not connection.is_closed():
-                if connection.is_in_transaction():
-                    await connection.execute("ROLLBACK", timeout=self._silence)
+            if connection.is_closed():
+                return
+            if connection.is_in_transaction():
+                async with asyncio.timeout(self._silence):
+                    await lent.transaction.rollback()
                 self._give_back(lent)
+            else:  # somebody ended it, and the driver does not know
+                connection.terminate()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             connection.terminate()
         except BaseException:
@@ -210,19 +217,27 @@ class Transactions:
             raise
 
     def _give_back(self, lent: Lent) -> None:
-        now = time.monotonic()
         if self._closed or lent.connection.is_closed():
-            with suppress(Exception):
-                lent.connection.terminate()
-        else:
-            lent.idle_since = now
-            self._idle.append(lent)
-        while self._idle and self._idle[0].idle_since < now - _KEPT:
+            lent.connection.terminate()
+            return
+        lent.idle_since = time.monotonic()
+        self._idle.append(lent)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._let_go)
+
+    def _let_go(self) -> None:
+        """Of those that nobody has used for long, and look again if some are left."""
+        self._sweep = None
+        while self._idle and self._idle[0].idle_since <= time.monotonic() - _KEPT:
             self._idle.pop(0).connection.terminate()
+        if self._idle:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._let_go)
 
     async def close(self) -> None:
         """Let go of the connections; a transaction that is open comes to nothing when it is left."""
         self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
         for lent in self._idle:
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await lent.connection.close(timeout=self._silence)
