@@ -19,7 +19,7 @@ from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values
-from bide.stores.mysql.statements import Code, Template, listed, quoted
+from bide.stores.mysql.statements import Code, Template, listed, quoted, table_of_holds, table_of_numbers
 from bide.stores.mysql.statements import rows as tuples
 from bide.testing.store_suite.acts import NOW, new
 
@@ -48,7 +48,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "probe": ({"topic": "t0", "key": "3"}, 3),
     "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
     "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None, None, None)])}, 10),
-    "forget_tasks": ({"rows": listed([5, 6])}, 10),
+    "forget_tasks": ({"rows": table_of_numbers([5, 6])}, 10),
     "take_waiting": ({"topic": "t0", "floor": 0, "most": 50}, 110),
     "take_lost": ({"topic": "t0", "most": 50}, 110),
     "lease_tasks": ({"rows": listed([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
@@ -56,7 +56,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "leased_head": ({"topic": "t0"}, 5),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
     "held": (_HOLDS, 10),
-    "settle_done": (_HOLDS, 12),
+    "settle_done": ({"topic": "t0", "holds": table_of_holds([("3", 3), ("6", 1), ("x", 1)])}, 16),
     "purgeable": ({"most": 50}, 110),
     "tasks_by_names": (_KEYS, 10),
     "tasks_by_rows": ({"rows": listed([7, 8])}, 10),
@@ -138,10 +138,13 @@ async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) 
     await surveyed.fill()
     keys = [str(3 * number) for number in range(1, 1_001)]
     asked = {"topic": "t0", "keys": listed(keys), "holds": tuples([(key, int(key)) for key in keys])}
-    for query in ("lock_tasks", "tasks_by_names", "held", "settle_done", "extend_leases"):
+    for query in ("lock_tasks", "tasks_by_names", "held", "extend_leases"):
         values = {**asked, "lasts": 5}
         assert await surveyed.reads(query, values) <= 3_100, query
-    for query in ("forget_tasks", "tasks_by_rows", "lease_tasks"):
+    done = {"topic": "t0", "holds": table_of_holds([(key, int(key)) for key in keys])}
+    assert await surveyed.reads("settle_done", done) <= 6_100
+    assert await surveyed.reads("forget_tasks", {"rows": table_of_numbers(range(1, 1_001))}) <= 6_100
+    for query in ("tasks_by_rows", "lease_tasks"):
         values = {"rows": listed(range(1, 1_001)), "micros": 1, "until": 1, "holder": "w"}
         assert await surveyed.reads(query, values) <= 2_100, query
 

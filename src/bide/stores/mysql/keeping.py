@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bide.core.instants import Millis
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.statements import listed
+from bide.stores.mysql.statements import listed, table_of_numbers
 
 _AT_ONCE = 1_000
 
@@ -18,7 +18,7 @@ async def purge(lane: Runs, now: Millis | None, limit: int) -> int:
         opened = [call.write("begin"), *call.read_clock(now)]
         [rows] = await call.send(*opened, call.write("purgeable", **values))
         numbers = sorted(row for (row,) in rows)
-        deleted = [call.write("forget_tasks", rows=listed(numbers))] if numbers else []
+        deleted = [call.write("forget_tasks", rows=table_of_numbers(numbers))] if numbers else []
         await call.send(*deleted, *call.commit())
         return len(numbers)
 

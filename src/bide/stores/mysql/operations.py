@@ -31,7 +31,7 @@ from bide.stores.batches import Named, earliest, rounds
 from bide.stores.mysql.errors import Fewer
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.rows import ROW, record_of, settled_values
-from bide.stores.mysql.statements import listed
+from bide.stores.mysql.statements import listed, table_of_holds, table_of_numbers
 from bide.stores.mysql.statements import rows as tuples
 
 Places = list[int]
@@ -135,8 +135,7 @@ async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], now: Millis |
     async def delete(call: Call) -> list[bool]:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
         for topic, holds in _holds(outcomes):
-            keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
-            statements.append(call.write("settle_done", topic=topic, keys=keys, holds=pairs))
+            statements.append(call.write("settle_done", topic=topic, holds=table_of_holds(holds, call.quote)))
             statements.append(call.write("all_of_them", count=len(holds)))
         await call.timed(*statements, *call.pass_gate(0), commits=True)
         return [True] * len(outcomes)
@@ -232,7 +231,7 @@ class Writes:
         if self._replaced:
             written.append(call.write("replace_tasks", rows=tuples(self._replaced, call.quote)))
         if self._forgotten:
-            written.append(call.write("forget_tasks", rows=listed(self._forgotten)))
+            written.append(call.write("forget_tasks", rows=table_of_numbers(sorted(self._forgotten))))
         return written
 
 

@@ -102,9 +102,9 @@ ON DUPLICATE KEY UPDATE
     group_name = VALUES(group_name), group_topic = VALUES(group_topic), group_key = VALUES(group_key)
 
 -- name: forget_tasks
--- Without an index named, most rows of a small table would be found by going through all, and that waits for those that
--- others have locked.
-DELETE t FROM {task} AS t FORCE INDEX (PRIMARY) WHERE `row` IN (:rows)
+-- DELETE heeds no index hint: with IN it would go through the whole of a small table, and wait for rows that others have
+-- locked. Joined to a list, it looks up one after another. An alias would need a database that the connection is in.
+DELETE {task} FROM (:rows) AS given STRAIGHT_JOIN {task} ON {task}.`row` = given.number
 
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`.
@@ -139,9 +139,9 @@ SELECT topic, `key`, token FROM {task} FORCE INDEX (name)
 WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
 
 -- name: settle_done
--- Plain Done with nothing to remember: the condition is the token.
-DELETE t FROM {task} AS t FORCE INDEX (name)
-WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
+-- Plain Done with nothing to remember: the condition is the token. :holds are keys and tokens.
+DELETE {task} FROM (:holds) AS given STRAIGHT_JOIN {task}
+ON topic = :topic AND `key` = given.name AND token = given.number AND state = 1
 
 -- name: repeated
 -- Locked, so that a first sending that is still under way is waited for.
