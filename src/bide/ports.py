@@ -151,7 +151,11 @@ class JoinsTransaction(Protocol):
         ...
 
     def using(self, connection: object) -> Joined:
-        """The verbs on the caller's own open connection; the caller commits. Raises BadInput for a foreign one."""
+        """The verbs on the caller's own open connection; the caller commits. No I/O.
+
+        Raises BadInput for what is no connection of its kind; a verb does for one to another database. On a synchronous
+        connection the verbs never let go of the thread.
+        """
         ...
 
 
