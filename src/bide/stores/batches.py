@@ -42,6 +42,32 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
     return [[part[name] for name in sorted(part)] for part in parts]
 
 
+class Conflicts:
+    """Whether keys of late were there already: while they were not, an insert need not be ready for it.
+
+    One that is not, and meets such a key, fails as a whole and leaves what it had inserted for vacuum to clean up. So
+    after one of those it is some batches before that is risked again.
+    """
+
+    __slots__ = ("_wary",)
+    BATCHES = 100
+
+    def __init__(self) -> None:
+        self._wary = 0
+
+    @property
+    def likely(self) -> bool:
+        return self._wary > 0
+
+    def met(self) -> None:
+        """A key was there already."""
+        self._wary = self.BATCHES
+
+    def missed(self) -> None:
+        """All keys of a batch were new."""
+        self._wary = max(0, self._wary - 1)
+
+
 def slices(asked: Sequence[One]) -> list[Sequence[One]]:
     return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
 

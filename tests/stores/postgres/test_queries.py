@@ -31,9 +31,11 @@ SELECT 't' || n % 3, n::text, CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 TH
 FROM generate_series($2::integer, $3::integer) AS n"""
 
 NAMES = (["t0", "t1"], ["3", "1"])
+NEW = (["t0", "t1"], ["new-3", "new-1"])
+INSERTED = ([0, 0], [True, True], [], ["x", "y"], [], [b"", b""], [b"", b""], [])
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "insert_tasks": (NOW, "c", 1, *NAMES, [0, 0], [True, True], [None, None], ["x", "y"], [None, None],
-                     [b"", b""], [b"", b""], []),
+    "insert_tasks": (NOW, "c", 1, *NAMES, *INSERTED),
+    "insert_tasks_all_new": (NOW, "c", 1, *NEW, *INSERTED),
     "lock_tasks": (NOW, "c", 1, *NAMES),
     "lock_tasks_past": (NOW, "c", 1, *NAMES),
     "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],

@@ -10,7 +10,9 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Topic
+from bide.stores.batches import Conflicts
 from bide.stores.held import Held
+from bide.stores.postgres.errors import Taken
 from bide.stores.postgres.lane import Call, Row, Runs, Shut
 from bide.stores.postgres.operations import (
     HELD,
@@ -29,8 +31,18 @@ _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
 
 
-async def add(lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
-    """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known."""
+async def add(
+    lane: Runs,
+    tasks: Sequence[NewTask],
+    now: Millis | None,
+    about: Millis,
+    tell: Tell,
+    conflicts: Conflicts | None = None,
+) -> list[Answer]:
+    """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known.
+
+    With `conflicts` the statement may fail, since nothing else depends on its transaction.
+    """
     answers: list[Any] = [None] * len(tasks)
     first, *later = rounds(tasks)
     rest: Places = []
@@ -42,9 +54,10 @@ async def add(lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: M
 
     async def insert_some(places: Places) -> None:
         arguments = _insertion(tasks, places)
+        form = "insert_tasks" if conflicts is None or conflicts.likely else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
-            rows = await call.timed("insert_tasks", now, call.caller, call.number, *arguments, said)
+            rows = await call.timed(form, now, call.caller, call.number, *arguments, said)
             if not rows:
                 raise Shut
             rest.extend(_inserted(tasks, places, rows[0], answers))
@@ -52,7 +65,18 @@ async def add(lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: M
         async def inserted(row: Row, call: Call) -> None:
             rest.extend(_inserted(tasks, places, row, answers))
 
-        await lane.run(insert, inserted, past=insert, adding=True)
+        try:
+            await lane.run(insert, inserted, past=insert, adding=True)
+        except Taken:
+            assert conflicts is not None
+            conflicts.met()
+            form = "insert_tasks"
+            await lane.run(insert, inserted, past=insert, adding=True)
+        if conflicts is not None:
+            if rest:
+                conflicts.met()
+            else:
+                conflicts.missed()
 
     async def add_again(places: Places) -> None:
         await _add_again(lane, tasks, places, answers, now, said)
@@ -111,7 +135,7 @@ def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
             (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
              new.payload)
         )  # fmt: skip
-    return columns(rows, 9)
+    return [[] if column.count(None) == len(rows) else column for column in columns(rows, 9)]
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

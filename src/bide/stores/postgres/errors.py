@@ -3,6 +3,7 @@
 Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
 NotSent       there is no connection, or nothing that writes at its end: trying again is safe
 Again         it was refused and undone for what others did meanwhile: the same batch once more
+Taken         it was refused and undone, since a key that was to be new is there
 Locked        so too, since others keep a row of it locked: the others of the batch without it
 (a StoreError) it will not be done, for the reason that it says
 """
@@ -23,6 +24,8 @@ from bide.core.errors import (
 
 _AGAIN = frozenset({"40001", "40P01"})
 """Serialization failure, deadlock."""
+_TAKEN = "23505"
+"""Unique violation."""
 _LOCKED = frozenset({"55P03"})
 """Lock not available."""
 _ELSEWHERE = frozenset({"25006", "57P03", "53300"})
@@ -42,6 +45,10 @@ class NotSent(Exception):
     """Nothing was done, and it may pass."""
 
 
+class Taken(Exception):
+    """A key that was to be new is there already."""
+
+
 class Lost(Exception):
     """The connection broke, or nothing came in time, after it was sent."""
 
@@ -56,7 +63,7 @@ class Locked(Again):
 
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
     """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
-    if isinstance(error, BideError | NotSent | Lost | Again):
+    if isinstance(error, BideError | NotSent | Lost | Again | Taken):
         return error
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
@@ -78,6 +85,8 @@ def by_code(code: str, text: str, *, adding: bool = False, lost: bool = False) -
         return Again(text)
     if code in _LOCKED:
         return Locked(text)
+    if code == _TAKEN:
+        return Taken(text)
     if code in _ELSEWHERE:
         return NotSent(text)
     if code in _ENDED or lost:

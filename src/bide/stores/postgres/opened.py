@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
+from bide.stores.batches import Conflicts
 from bide.stores.floors import Floors
 from bide.stores.held import HeldTasks
 from bide.stores.postgres import schema
@@ -42,6 +43,7 @@ class Opened:
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
         self.floors = Floors(used=by_server)
         self.hearing.told = self.floors.told
+        self.conflicts = Conflicts()
         self.loop = asyncio.get_running_loop()
         self.identity: Identity = (0, 0)
         self.joins: Joins

@@ -94,6 +94,9 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
         if "{state}" in template:
             for state in range(LAST_STATE + 1):
                 written[f"{name}_{state}"] = names.write(template, state=str(state))
+        elif "{taken}" in template:
+            written[name] = names.write(template, taken="ON CONFLICT (topic, key) DO NOTHING")
+            written[f"{name}_all_new"] = names.write(template, taken="")
         elif "{most}" in template:
             for most in MOST:
                 written[f"{name}_{most}"] = names.write(template, most=str(most))

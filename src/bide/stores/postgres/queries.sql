@@ -11,7 +11,8 @@
 -- and rows that were locked are found again by their place (ctid).
 
 -- name: insert_tasks
--- What is already there is left alone, and the answer says which. $4.. one array per column; $13 what to tell.
+-- What is already there is left alone, and the answer says which; as `insert_tasks_all_new` it fails where something is,
+-- which is a sixth quicker. $4.. one array per column, empty where it is null throughout; $13 what to tell.
 -- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
 -- rows before it were written, with a token of that time: so the clock is looked at for each row.
 WITH {clock}, {gate},
@@ -30,7 +31,7 @@ inserted AS (
             $12::bytea[]
         ) AS given (topic, key, due, relative, deadline, id, group_name, options, payload)
     ) AS new
-    ON CONFLICT (topic, key) DO NOTHING
+    {taken}
     RETURNING topic, key, token
 ),
 answer AS MATERIALIZED (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time as steady
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Literal
 
 from bide.core.answers import Answer
@@ -189,7 +190,8 @@ class PostgresStore:
     # --- AnswersApart
 
     async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
-        return await self._write("add", adding.add, tasks, now)
+        add = partial(adding.add, conflicts=self._open().conflicts)
+        return await self._write("add", add, tasks, now)
 
     async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
         return await self._write("change", operations.change, changes, now)
