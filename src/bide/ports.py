@@ -151,11 +151,7 @@ class JoinsTransaction(Protocol):
         ...
 
     def using(self, connection: object) -> Joined:
-        """The verbs on the caller's own open connection; the caller commits. No I/O.
-
-        Raises BadInput for what is no connection of its kind; a verb does for one to another database. On a synchronous
-        connection the verbs never let go of the thread.
-        """
+        """The verbs on the caller's connection; the caller commits. They, or this, raise BadInput for a foreign one."""
         ...
 
 
