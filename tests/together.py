@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 LONG = (
-    "cli/bench/test_bench.py", "test_postgres.py::TestPostgres::", "redis/test_failover.py", "test_examples.py",
+    "cli/bench/test_bench.py", "test_postgres.py::TestPostgres::", "test_mysql.py::TestMySql::",
+    "redis/test_failover.py", "test_examples.py",
     "conformance/test_state_machine.py",
     "conformance/test_redis.py::TestRedis::", "test_culling.py", "test_demo.py", "test_docs.py", "test_lost_answers.py",
     "servers/test_servers.py", "test_interruptions.py", "test_work.py", "test_wheel.py", "test_killing.py",

@@ -29,7 +29,11 @@ _OF_MARIADB = (
     # long lists of names are looked up one by one, and are not made a table
     "SET SESSION in_predicate_conversion_threshold = 0",
 )
-_OF_MYSQL = ("SET SESSION range_optimizer_max_mem_size = 0",)
+_OF_MYSQL = (
+    # the same, as far as it can be said there: a connection that is idle for longer is made anew when it is needed
+    "SET SESSION wait_timeout = 60",
+    "SET SESSION range_optimizer_max_mem_size = 0",
+)
 AFRESH = (
     "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION autocommit = 1, "
     "time_zone = '+00:00'"
