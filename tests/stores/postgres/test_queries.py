@@ -32,7 +32,7 @@ FROM generate_series($2::integer, $3::integer) AS n"""
 
 NAMES = (["t0", "t1"], ["3", "1"])
 NEW = (["t0", "t1"], ["new-3", "new-1"])
-INSERTED = ([0, 0], [True, True], [], ["x", "y"], [], [b"", b""], [b"", b""], [])
+INSERTED: tuple[Any, ...] = ([0, 0], [True, True], [], ["x", "y"], [], [b"", b""], [b"", b""], [])
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "insert_tasks": (NOW, "c", 1, *NAMES, *INSERTED),
     "insert_tasks_all_new": (NOW, "c", 1, *NEW, *INSERTED),
