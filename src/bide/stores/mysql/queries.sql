@@ -102,9 +102,9 @@ ON DUPLICATE KEY UPDATE
     group_name = VALUES(group_name), group_topic = VALUES(group_topic), group_key = VALUES(group_key)
 
 -- name: forget_tasks
--- DELETE heeds no index hint: with IN it would go through the whole of a small table, and wait for rows that others have
+-- DELETE with IN heeds no index hint: it would go through the whole of a small table, and wait for rows that others have
 -- locked. Joined to a list, it looks up one after another. An alias would need a database that the connection is in.
-DELETE {task} FROM (:rows) AS given STRAIGHT_JOIN {task} ON {task}.`row` = given.number
+DELETE {task} FROM (:rows) AS given STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON {task}.`row` = given.number
 
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`.
@@ -140,7 +140,7 @@ WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND sta
 
 -- name: settle_done
 -- Plain Done with nothing to remember: the condition is the token. :holds are keys and tokens.
-DELETE {task} FROM (:holds) AS given STRAIGHT_JOIN {task}
+DELETE {task} FROM (:holds) AS given STRAIGHT_JOIN {task} FORCE INDEX (name)
 ON topic = :topic AND `key` = given.name AND token = given.number AND state = 1
 
 -- name: repeated
