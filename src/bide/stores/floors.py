@@ -7,7 +7,8 @@ begins to wait wakes at the earliest when it is written. So a lease begins where
 
 What could be missed all the same, a task whose transaction was open for long, or that somebody had locked and let go,
 is found by looking thoroughly once a second, from the start and for lost leases too; the former is also told of when it
-is committed. So it costs a second at most, and so does a lost lease.
+is committed. So it costs a second at most. A thorough look also says when the next lease ends that others hold, and the
+look after that is thorough too: a lost lease is noticed when it ends.
 """
 
 from __future__ import annotations
@@ -27,22 +28,39 @@ SLACK: Millis = 1_000
 class Floors:
     """Of each topic: from where on to look, and when it was last looked at thoroughly."""
 
-    __slots__ = ("_floors", "_looked", "_used")
+    __slots__ = ("_ends", "_floors", "_looked", "_used")
 
     def __init__(self, *, used: bool) -> None:
         """`used` false: every look is thorough, for a clock that is the caller's and may leap."""
         self._used = used
         self._floors: dict[Topic, Millis] = {}
         self._looked: dict[Topic, float] = {}
+        self._ends: Millis | None = None
 
-    def ask(self, topics: Collection[Topic]) -> tuple[list[Millis], bool]:
-        """From where on to look, topic by topic, and whether thoroughly."""
+    def ask(self, topics: Collection[Topic], about: Millis = 0) -> tuple[list[Millis], bool]:
+        """From where on to look, topic by topic, and whether thoroughly. `about`: what time it is there."""
         now = time.monotonic()
-        if not self._used or any(self._looked.get(topic, -1.0) < now - THOROUGH for topic in topics):
+        ended = self._ends is not None and self._ends <= about
+        if not self._used or ended or any(self._looked.get(topic, -1.0) < now - THOROUGH for topic in topics):
+            self._ends = None
             for topic in topics:
                 self._looked[topic] = now
             return [0] * len(topics), True
         return [self._floors.get(topic, 0) for topic in topics], False
+
+    def ends(self, at: Millis | None) -> None:
+        """When the next lease ends that a thorough look has seen."""
+        self._ends = at
+
+    def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
+        """When to look again, if `wake` is the earliest of what waits: not after the next lease ends.
+
+        A look that was not thorough has not seen when leases end: nobody is to sleep past the next that is.
+        """
+        wakes = [at for at in (wake, self._ends) if at is not None]
+        if not thorough:
+            wakes.append(now + int(THOROUGH * 1000) + 1)
+        return min(wakes, default=None)
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
         """Nothing due was left of these."""

@@ -37,6 +37,22 @@ def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [known.ask(["t"])[1] for _ in range(3)] == [True] * 3
 
 
+def test_a_look_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
+    known = Floors(used=True)
+    known.ask(["t"], NOW)
+    known.ends(NOW + 400)
+    assert known.sleep(NOW + 300, NOW, thorough=True) == NOW + 300
+    assert known.sleep(None, NOW, thorough=True) == NOW + 400
+    assert known.ask(["t"], NOW + 399)[1] is False
+    assert known.sleep(NOW + 9_000, NOW + 399, thorough=False) == NOW + 400
+    assert known.ask(["t"], NOW + 400)[1] is True
+    assert known.ask(["t"], NOW + 401)[1] is False, "it is known of no other"
+    assert known.sleep(None, NOW, thorough=True) is None
+    unseen = known.sleep(None, NOW, thorough=False)
+    assert unseen is not None
+    assert NOW < unseen <= NOW + 1_000
+
+
 def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
     known = Floors(used=False)
     known.emptied(["t"], NOW)

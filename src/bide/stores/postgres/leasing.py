@@ -8,13 +8,13 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.floors import THOROUGH, Floors
+from bide.stores.floors import Floors
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
 
-_BEFORE = 4
-"""Columns in front of the record's: now, micros, wake, skipped."""
+_BEFORE = 5
+"""Columns in front of the record's: now, micros, wake, ends, skipped."""
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
 """Seconds between looks at what others have locked: a verb takes a few round trips."""
 _LATER: Millis = 20
@@ -22,33 +22,47 @@ _LATER: Millis = 20
 
 
 async def lease(
-    lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+    lane: Lane,
+    floors: Floors,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
+    lasts: Millis,
+    holder: str,
 ) -> Leased:
     """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
+
+    `about`: what time it is there, as far as is known.
 
     What others have locked is passed over. If there is nothing else, it is looked for again a few times: whoever locks
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return await look(lane, floors, wants, now)
+        return await look(lane, floors, wants, now, about)
     for pause in _PAUSES:
-        leased, skipped = await _lease(lane, floors, wants, now, lasts, holder)
+        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder)
         if leased.tasks or not skipped:
             return leased
         await asyncio.sleep(pause)
-    leased, _ = await _lease(lane, floors, wants, now, lasts, holder)
+    leased, _ = await _lease(lane, floors, wants, now, about, lasts, holder)
     return leased
 
 
 async def _lease(
-    lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+    lane: Lane,
+    floors: Floors,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
+    lasts: Millis,
+    holder: str,
 ) -> tuple[Leased, bool]:
     topics = sorted(wants)
     counts = [min(wants[topic], MOST[-1]) for topic in topics]
     form = f"lease_{next(most for most in MOST if most >= max(counts))}"
 
     async def take(call: Call) -> tuple[Leased, bool]:
-        since, thorough = floors.ask(topics)
+        since, thorough = floors.ask(topics, about)
         try:
             rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder, since, thorough)
         except BaseException:
@@ -57,8 +71,7 @@ async def _lease(
         if not rows:
             floors.failed(topics)
             raise Shut
-        leased, skipped = _taken(rows, floors, dict(zip(topics, counts, strict=True)))
-        return leased if thorough else _at_most_until_thorough(leased), skipped
+        return _taken(rows, floors, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call), False
@@ -66,15 +79,9 @@ async def _lease(
     return await lane.run(take, taken)
 
 
-def _at_most_until_thorough(leased: Leased) -> Leased:
-    """A look that was not thorough has not seen when leases end: nobody is to sleep past the next that is."""
-    soon = leased.now + int(THOROUGH * 1000) + 1
-    return Leased(leased.tasks, soon if leased.next_wake is None else min(soon, leased.next_wake), leased.now)
-
-
-def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
+def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int], *, thorough: bool) -> tuple[Leased, bool]:
     """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked."""
-    there, _, wake, skipped = rows[0][:_BEFORE]
+    there, _, wake, ends, skipped = rows[0][:_BEFORE]
     if skipped:
         wake = there + _LATER if wake is None else min(wake, there + _LATER)
     tasks: list[Record] = []
@@ -91,7 +98,9 @@ def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int]) -> tuple
     if not skipped:
         floors.emptied([topic for topic, want in wants.items() if 0 <= numbers.get(topic, 0) < want], there)
         floors.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
-    return Leased(tasks, wake, there), skipped
+    if thorough:
+        floors.ends(ends)
+    return Leased(tasks, floors.sleep(wake, there, thorough=thorough), there), skipped
 
 
 async def _again(row: Any, call: Call) -> Leased:
@@ -108,14 +117,15 @@ async def _again(row: Any, call: Call) -> Leased:
     return Leased([record for _, record in held], there, there)
 
 
-async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None) -> Leased:
+async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> Leased:
     """Only the next wake."""
     topics = sorted(wants)
 
     async def work(call: Call) -> Leased:
-        since, thorough = floors.ask(topics)
+        since, thorough = floors.ask(topics, about)
         [row] = await call.timed("look_for_wake", now, topics, since, thorough)
-        leased = Leased([], row["wake"], row["now"])
-        return leased if thorough else _at_most_until_thorough(leased)
+        if thorough:
+            floors.ends(row["ends"])
+        return Leased([], floors.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
 
     return await lane.read(work)

@@ -114,7 +114,7 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
--- none, the head. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
+-- none, the head. `ends`: so too, the earliest end of others' leases. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
 -- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
@@ -155,10 +155,10 @@ leased AS (
 heads AS MATERIALIZED (
     SELECT least(
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
-        CASE WHEN $9 THEN
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1) END,
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
-    ) AS wake, EXISTS (
+    ) AS wake, CASE WHEN $9 THEN
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1)
+    END AS ends, EXISTS (
         SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now ORDER BY at
         OFFSET got.waiting LIMIT 1
     ) OR ($9 AND EXISTS (
@@ -171,10 +171,10 @@ heads AS MATERIALIZED (
     ) AS got
     WHERE want.most > 0 AND (SELECT count(*) FROM taken WHERE topic = want.topic) < want.most
     UNION ALL
-    SELECT least(
+    SELECT
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
-        CASE WHEN $9 THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END
-    ), false
+        CASE WHEN $9 THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END,
+        false
     FROM gate, want WHERE want.most <= 0
 ),
 quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
@@ -187,7 +187,7 @@ kept AS (
     ) AS answer
     WHERE c.name = $2
 )
-SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake,
+SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake, (SELECT min(ends) FROM heads) AS ends,
     (SELECT coalesce(bool_or(skipped), false) FROM heads)
         OR (SELECT count(*) FROM leased) < (SELECT count(*) FROM taken) AS skipped,
     leased.*
@@ -200,13 +200,16 @@ WITH clock AS MATERIALIZED (
         SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
     ) AS told
 )
-SELECT now, micros, (
-    SELECT min(least(
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
-        CASE WHEN $4::boolean THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END
-    )) FROM unnest($2::text[], $3::bigint[]) AS want (topic, floor)
-) AS wake
-FROM clock
+SELECT now, micros, wake, ends
+FROM clock, (
+    SELECT
+        min((SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1))
+            AS wake,
+        min(CASE WHEN $4::boolean THEN
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
+        END) AS ends
+    FROM unnest($2::text[], $3::bigint[]) AS want (topic, floor)
+) AS heads
 
 -- name: extend_leases
 -- Done twice it is the same as done once, so it has no gate. `+ 0` keeps the planner, here and below, from the index of

@@ -243,7 +243,9 @@ class PostgresStore:
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         opened = await self._ready(now)
-        leased = await leasing.lease(opened.lanes["lease"], opened.floors, wants, self._now(now), until - now, holder)
+        leased = await leasing.lease(
+            opened.lanes["lease"], opened.floors, wants, self._now(now), self._about(now), until - now, holder
+        )
         if opened.hearing.polls and self._by_server:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
