@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True)
         for most in (16, 256)
     },
+    "leased_then": (["t0", "t1"], NOW + 1_000, 5, "w"),
     "look_for_wake": (NOW, ["t0", "t1"], [0, NOW], True),
     "extend_leases": (NOW, 5, *NAMES, [1, 2]),
     "extend_leases_past": (NOW, 5, *NAMES, [1, 2]),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.core.records import Leased, Record, State, Topic
+from bide.core.records import Leased, Record, Topic
 from bide.stores.floors import Floors
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
@@ -74,7 +74,7 @@ async def _lease(
         return _taken(rows, floors, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
-        return await _again(row, call), False
+        return await _again(row, call, lasts, holder), False
 
     return await lane.run(take, taken)
 
@@ -103,18 +103,12 @@ def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int], *, thoro
     return Leased(tasks, floors.sleep(wake, there, thorough=thorough), there), skipped
 
 
-async def _again(row: Any, call: Call) -> Leased:
+async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
     """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
     there = row["now"]
-    tokens = dict(zip(zip(row["topics"] or (), row["keys"] or (), strict=True), row["tokens"] or (), strict=True))
-    rows = await call.fetch("tasks_by_names", list(row["topics"] or ()), list(row["keys"] or ()))
-    held: list[tuple[Millis, Record]] = []
-    for one in rows:
-        record = record_of(one, 1)
-        if record.state is State.LEASED and record.token == tokens[record.topic, record.key]:
-            held.append((one[1 + WOKE], record))
-    held.sort(key=lambda one: one[0])
-    return Leased([record for _, record in held], there, there)
+    rows = await call.fetch("leased_then", list(row["topics"]), there + lasts, row["tokens"][0], holder)
+    rows.sort(key=lambda one: one[WOKE])
+    return Leased([record_of(one) for one in rows], there, there)
 
 
 async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> Leased:

@@ -125,7 +125,7 @@ waiting AS MATERIALIZED (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
             WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now
-            ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+            ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0
 ),
@@ -133,7 +133,8 @@ lost AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
-            WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+            WHERE topic = want.topic AND state = 1 AND at <= clock.now
+            ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0 AND $9::boolean
 ),
@@ -143,13 +144,14 @@ taken AS MATERIALIZED (
         FROM (SELECT * FROM waiting UNION ALL SELECT * FROM lost) AS due
     ) AS ordered WHERE number <= most
 ),
+fence AS MATERIALIZED (SELECT {new_token} AS token FROM gate, clock),
 leased AS (
     UPDATE {task} AS t SET
         state = 1, at = clock.now + $6, woke_at = t.at, attempt = t.attempt + 1, holder = $7,
         planned_at = CASE WHEN t.state = 1 THEN t.planned_at ELSE t.at END,
         losses = t.losses + CASE WHEN t.state = 1 THEN 1 ELSE 0 END,
-        token = greatest({new_token}, t.token + 1)
-    FROM clock WHERE t.ctid = ANY (ARRAY(SELECT place FROM taken))
+        token = greatest(fence.token, t.token + 1)
+    FROM clock, fence WHERE t.ctid = ANY (ARRAY(SELECT place FROM taken))
     RETURNING {record:t}
 ),
 heads AS MATERIALIZED (
@@ -180,18 +182,21 @@ heads AS MATERIALIZED (
 quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
 kept AS (
     UPDATE {caller} AS c
-    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
-        keys = answer.keys, answer = NULL
-    FROM gate, clock, (
-        SELECT array_agg(token) AS tokens, array_agg(topic) AS topics, array_agg(key) AS keys FROM leased
-    ) AS answer
-    WHERE c.name = $2
+    SET number = $3, seen = clock.now, now = clock.now, tokens = ARRAY[fence.token],
+        topics = ARRAY(SELECT DISTINCT topic FROM taken), keys = NULL, answer = NULL
+    FROM gate, clock, fence WHERE c.name = $2
 )
 SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake, (SELECT min(ends) FROM heads) AS ends,
     (SELECT coalesce(bool_or(skipped), false) FROM heads)
         OR (SELECT count(*) FROM leased) < (SELECT count(*) FROM taken) AS skipped,
     leased.*
 FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
+
+-- name: leased_then
+-- What a lease took whose answer was lost, as far as it is still held: it all ends at one time and has one token, or one
+-- that is higher where a task's last was above the clock.
+SELECT {record} FROM {task}
+WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
 -- name: look_for_wake
 -- A lease that wants nothing: two seeks per topic, and nothing is written.
