@@ -37,7 +37,7 @@ class Floors:
         self._looked: dict[Topic, float] = {}
         self._ends: Millis | None = None
 
-    def ask(self, topics: Collection[Topic], about: Millis = 0) -> tuple[list[Millis], bool]:
+    def ask(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
         """From where on to look, topic by topic, and whether thoroughly. `about`: what time it is there."""
         now = time.monotonic()
         ended = self._ends is not None and self._ends <= about

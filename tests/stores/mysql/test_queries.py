@@ -42,7 +42,10 @@ _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
-    "insert_tasks": ({"rows": Code(adding._new_row(new("y"), quoted, b"1", b"2"))}, 5),
+    "insert_tasks": (
+        {"columns": Code(adding.COLUMNS.encode()), "rows": Code(adding._new_row(new("y"), quoted, b"1", b"2"))},
+        5,
+    ),
     "inserted_tokens": ({"count": 5}, 10),
     "lock_tasks": (_KEYS, 10),
     "probe": ({"topic": "t0", "key": "3"}, 3),

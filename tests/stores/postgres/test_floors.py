@@ -19,22 +19,22 @@ from bide.testing.store_suite.acts import NOW, keys, lease, new, put, put_one
 
 def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
     known = Floors(used=True)
-    assert known.ask(["t"]) == ([0], True)
+    assert known.ask(["t"], NOW) == ([0], True)
     known.emptied(["t"], NOW)
-    assert known.ask(["t"]) == ([NOW - SLACK], False)
+    assert known.ask(["t"], NOW) == ([NOW - SLACK], False)
     known.reached({"t": NOW - 5_000})
-    assert known.ask(["t"]) == ([NOW - 5_000], False)
+    assert known.ask(["t"], NOW) == ([NOW - 5_000], False)
     known.told({"t": NOW - 6_000, "u": NOW})
-    assert known.ask(["t"]) == ([NOW - 6_000], False)
-    assert known.ask(["t", "u"]) == ([0, 0], True), "one that was never looked at"
+    assert known.ask(["t"], NOW) == ([NOW - 6_000], False)
+    assert known.ask(["t", "u"], NOW) == ([0, 0], True), "one that was never looked at"
     known.failed(["t"])
-    assert known.ask(["t"]) == ([0], True)
+    assert known.ask(["t"], NOW) == ([0], True)
 
 
 def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "THOROUGH", 0.0)
     known = Floors(used=True)
-    assert [known.ask(["t"])[1] for _ in range(3)] == [True] * 3
+    assert [known.ask(["t"], NOW)[1] for _ in range(3)] == [True] * 3
 
 
 def test_a_look_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
@@ -56,7 +56,7 @@ def test_a_look_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
 def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
     known = Floors(used=False)
     known.emptied(["t"], NOW)
-    assert [known.ask(["t"]) for _ in range(3)] == [([0], True)] * 3
+    assert [known.ask(["t"], NOW) for _ in range(3)] == [([0], True)] * 3
 
 
 async def soon(store: PostgresStore) -> list[Record]:

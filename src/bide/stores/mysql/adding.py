@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,14 @@ from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.statements import Code, Quote
+
+_MANY = 32
+"""Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
+_PART = 250
+_NAMES = "topic, `key`, id, options, payload"
+_TIMES = "at, due_at, created_at"
+_GROUP = "group_name, group_topic, group_key"
+COLUMNS = f"{_NAMES}, token, {_TIMES}, deadline, {_GROUP}"
 
 _encode = msgspec.msgpack.encode
 _answers = msgspec.msgpack.Decoder(list[Answer | None])
@@ -65,23 +74,51 @@ def _check_names(new: NewTask) -> None:
 
 
 async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Millis | None) -> list[Answer]:
-    """One statement that inserts all, or raises Taken and inserts none."""
+    """Insert all, or raise Taken and insert none: one packet, or of many tasks one that reads the clock before."""
 
     async def insert(call: Call) -> list[Answer]:
-        statements = [
-            *call.begin(now, len(places)),
-            *([call.write("first_token")] if now is None else []),
-            call.write("clock"),
-            *_insertion(call, tasks, places, now),
-            *call.pass_gate(_highest(call, now)),
-        ]
-        [[(there, _)], tokens] = await call.timed(*statements, commits=True)
+        opened = [*call.begin(now, len(places)), *([call.write("first_token")] if now is None else [])]
+        if now is not None or len(places) < _MANY or not call.utc:
+            statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
+            answers = await call.timed(*statements, *call.pass_gate(_highest(call, now)), commits=True)
+            [[(there, _)], tokens] = answers
+            return _created(tasks, places, there, [token for (token,) in tokens])
+        [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"))
+        if first > micros:  # the clock was set back
+            statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
+            [tokens] = await call.send(*statements, commits=True)
+        else:
+            tokens = await _insert_many(call, tasks, places, there)
         return _created(tasks, places, there, [token for (token,) in tokens])
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
 
     return await lane.run(insert, inserted, adding=True, apart=True)
+
+
+async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, there: Millis) -> list[Any]:
+    """Their tokens. In parts: while the server writes one, the next is put into words."""
+    tokens: list[Any] = []
+    sending: asyncio.Task[list[Any]] | None = None
+    try:
+        for first in range(0, len(places), _PART):
+            statements = _insertion_of_plain(call, [tasks[place] for place in places[first : first + _PART]], there)
+            last = first + _PART >= len(places)
+            if last:
+                statements += call.pass_gate(_highest(call, None))
+            if sending is not None:
+                tokens += (await sending)[0]
+            sending = asyncio.ensure_future(call.send(*statements, commits=last))
+            await asyncio.sleep(0)  # it is written before the next is made
+        assert sending is not None
+        tokens += (await sending)[0]
+    except BaseException:
+        if sending is not None and not sending.done():
+            sending.cancel()
+            await asyncio.wait([sending])
+        raise
+    return tokens
 
 
 def _highest(call: Call, now: Millis | None) -> Code:
@@ -95,14 +132,56 @@ def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis
     if now is None:
         token = b"GREATEST(@bide_token, " + call.there + b")"
     written = [_new_row(tasks[place], call.quote, token, there) for place in places]
+    return _inserting(call, COLUMNS, written)
+
+
+def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> list[bytes]:
+    """The same at a time that is known, with the token that a row has by itself."""
+    quote, latest = call.quote, LAST_INSTANT
+    deadlines, groups = any(new.deadline is not None for new in tasks), any(new.group is not None for new in tasks)
+    topics = {topic: quote(topic.encode()) for topic in {new.topic for new in tasks}}
+    written = []
+    for new in tasks:
+        due = min(max(new.due.millis if type(new.due) is At else there + new.due.millis, 0), latest)
+        topic, key = topics[new.topic], quote(new.key.encode())
+        more = b""
+        if deadlines:
+            more = b", NULL" if new.deadline is None else b", %d" % new.deadline
+        if groups:
+            group = (
+                b", NULL, NULL, NULL"
+                if new.group is None
+                else b", %b, %b, %b" % (quote(new.group.encode()), topic, key)
+            )
+            more += group
+        written.append(
+            b"(%b, %b, %b, %b, %b, %d, %d, %d%b)"
+            % (
+                topic,
+                key,
+                quote(new.id.encode()),
+                quote(new.options),
+                quote(new.payload),
+                max(due, there),
+                due,
+                there,
+                more,
+            )
+        )
+    columns = f"{_NAMES}, {_TIMES}{', deadline' if deadlines else ''}{f', {_GROUP}' if groups else ''}"
+    return _inserting(call, columns, written)
+
+
+def _inserting(call: Call, columns: str, rows: list[bytes]) -> list[bytes]:
     return [
-        call.write("insert_tasks", rows=Code(b", ".join(written))),
+        call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(b", ".join(rows))),
         call.write("first_row"),
-        call.write("inserted_tokens", count=len(places)),
+        call.write("inserted_tokens", count=len(rows)),
     ]
 
 
 def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
+    """A row whose times the server reckons."""
     topic, key = quote(new.topic.encode()), quote(new.key.encode())
     millis = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
     if type(new.due) is At:
@@ -115,8 +194,8 @@ def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
         at = due if millis >= 0 else there
     group = b"NULL, NULL, NULL" if new.group is None else b"%b, %b, %b" % (quote(new.group.encode()), topic, key)
     return b"(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)" % (
-        topic, key, at, due, token, there, b"NULL" if new.deadline is None else b"%d" % new.deadline,
-        quote(new.id.encode()), group, quote(new.options), quote(new.payload),
+        topic, key, quote(new.id.encode()), quote(new.options), quote(new.payload), token, at, due, there,
+        b"NULL" if new.deadline is None else b"%d" % new.deadline, group,
     )  # fmt: skip
 
 

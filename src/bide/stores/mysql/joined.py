@@ -61,6 +61,7 @@ class JoinedCall(Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver", "_floor")
+    utc = False
     quote = staticmethod(in_hexadecimal)
     there = Code(THERE_ANYWHERE.encode())
 

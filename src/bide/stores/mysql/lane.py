@@ -47,6 +47,8 @@ class Call:
     """One call on its way: the connection, and what the gate is told."""
 
     __slots__ = ("_lane", "again", "connection", "number", "queries", "sent")
+    utc = True
+    """Whether the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
 

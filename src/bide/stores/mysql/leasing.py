@@ -17,7 +17,7 @@ from bide.core.records import Leased, Record, State, Topic
 from bide.stores.floors import Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call, Repeated, Runs
-from bide.stores.mysql.rows import AT, ROW, WOKE, record_of
+from bide.stores.mysql.rows import AT, ROW, WOKE, filled, record_of
 from bide.stores.mysql.statements import listed
 
 MOST = 1_000_000
@@ -66,16 +66,16 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return (await _look(lane, floors, wants, now))[0]
+        return (await _look(lane, floors, wants, now, about))[0]
     if not expected.is_due(about):
-        leased, due = await _look(lane, floors, wants, now)
+        leased, due = await _look(lane, floors, wants, now, about)
         if not due:
             expected.became(leased.next_wake)
             return leased
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, wants, now, lasts, holder)
+        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -85,13 +85,19 @@ async def lease(
 
 
 async def _lease(
-    lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, lasts: Millis, holder: str
+    lane: Runs,
+    floors: Floors,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
+    lasts: Millis,
+    holder: str,
 ) -> tuple[Leased, bool]:
     topics = sorted(wants)
     counts = {topic: min(wants[topic], MOST) for topic in topics}
 
     async def take(call: Call) -> tuple[Leased, bool]:
-        since, thorough = floors.ask(topics)
+        since, thorough = floors.ask(topics, about)
         floor = dict(zip(topics, since, strict=True))
         try:
             there, micros, olds = await _locked(call, counts, floor, now, thorough=thorough)
@@ -111,9 +117,12 @@ async def _lease(
             for (_, record, _), token in zip(olds, tokens, strict=True)
         ]
         taken = {record.topic for record in tasks}
-        wake, skipped = _next_wake(room, counts, answers, there, thorough=thorough)
+        wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=thorough)
         if any(topic in taken for topic in room):
             wake = there + lasts if wake is None else min(wake, there + lasts)
+        if thorough:
+            floors.ends(ends)
+        wake = floors.sleep(wake, there, thorough=thorough)
         _note(floors, counts, room, olds, there, skipped=skipped)
         return Leased(tasks, wake, there), skipped
 
@@ -160,7 +169,7 @@ def _statements(call: Call, olds: list[Due], micros: int, until: Millis, holder:
     if not olds:
         return []
     numbers = listed(sorted(row for row, _, _ in olds))
-    return [call.write("lease_tasks", rows=numbers, micros=micros, until=until, holder=holder)]
+    return [call.write("lease_tasks", rows=numbers, micros=micros, until=until, holder=filled(holder))]
 
 
 def _heads(
@@ -185,20 +194,21 @@ def head_statements(call: Call, topics: list[Topic], floor: Mapping[Topic, Milli
 
 def _next_wake(
     topics: list[Topic], counts: Mapping[Topic, int], answers: list[Rows], there: Millis, *, thorough: bool
-) -> tuple[Millis | None, bool]:
-    """The earliest of the heads; and whether one is due all the same, which somebody else has locked."""
+) -> tuple[Millis | None, Millis | None, bool]:
+    """The earliest of what waits, and of what is leased; and whether one is due that somebody else has locked."""
     wakes: list[Millis] = []
+    ends: list[Millis] = []
     skipped = False
     each = 1 + thorough
     for place, rows in enumerate(answers):
         for (at,) in rows:
             if at > there or counts[topics[place // each]] <= 0:
-                wakes.append(at)
+                (ends if place % each else wakes).append(at)
             else:
                 skipped = True
     if skipped:
         wakes.append(there + _LATER)
-    return min(wakes, default=None), skipped
+    return min(wakes, default=None), min(ends, default=None), skipped
 
 
 def _note(
@@ -240,12 +250,14 @@ def _first(held: tuple[Millis, Record]) -> Millis:
     return held[0]
 
 
-async def _look(lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None) -> tuple[Leased, bool]:
+async def _look(
+    lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)
 
     async def work(call: Call) -> tuple[Leased, bool]:
-        since, thorough = floors.ask(topics)
+        since, thorough = floors.ask(topics, about)
         floor = dict(zip(topics, since, strict=True))
         heads = head_statements(call, topics, floor, thorough=thorough)
         try:
@@ -255,7 +267,10 @@ async def _look(lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Mil
             raise
         [[(there, _)], *found] = answers
         counts = dict(wants)
-        wake, due = _next_wake(topics, counts, found, there, thorough=thorough)
+        wake, ends, due = _next_wake(topics, counts, found, there, thorough=thorough)
+        if thorough:
+            floors.ends(ends)
+        wake = floors.sleep(wake, there, thorough=thorough)
         if due:
             floors.failed(topics)  # the look that follows is to be as thorough
         else:

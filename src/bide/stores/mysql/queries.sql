@@ -42,7 +42,8 @@ SELECT @bide_now, @bide_micros
 
 -- name: pass_gate
 -- Locks the caller's row, so that a call sent again waits for the end of the first one.
-UPDATE {caller} SET number = :number, seen = @bide_now, now = @bide_now, micros = :micros, answer = :answer
+UPDATE {caller} SET
+    number = :number, seen = @bide_now, now = @bide_now, micros = GREATEST(micros, :micros), answer = :answer
 WHERE name = :me AND number < :number
 
 -- name: gate
@@ -52,12 +53,14 @@ SET @bide_open = IF(ROW_COUNT() = 1, 1, (SELECT 1 UNION ALL SELECT 2))
 -- Fails (a number that is too large) unless the statement before met so many rows.
 SET @bide_open = 18446744073709551615 + (ROW_COUNT() <> :count)
 
+-- name: clock_and_token
+SELECT @bide_now, @bide_micros, @bide_token
+
 -- name: insert_tasks
--- Plain: one key that is taken, and none is inserted. The clock is looked at for each row (:rows say how), since a key
--- may have lived and ended, with a token of that time, while the rows before it were written.
-INSERT INTO {task} (
-    topic, `key`, at, due_at, token, created_at, deadline, id, group_name, group_topic, group_key, options, payload
-) VALUES :rows
+-- Plain: one key that is taken, and none is inserted. The clock is looked at for each row (:rows say how, or it is what
+-- `token` is by itself), since a key may have lived and ended, with a token of that time, while the rows before it were
+-- written. Each value costs time to read, so that :columns are those that are needed.
+INSERT INTO {task} (:columns) VALUES :rows
 
 -- name: first_row
 SET @bide_row = LAST_INSERT_ID()

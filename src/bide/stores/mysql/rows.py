@@ -15,6 +15,9 @@ AT = 6
 WOKE = 18
 """While leased: the wake that it was leased for."""
 ROW = 20
+_WIDTH = 48
+"""Bytes of a holder in its row, if it has no more."""
+_FILLER = b"\0"
 _ENDED = 2
 """The first code of a state in which nothing is still to happen."""
 
@@ -28,21 +31,26 @@ def record_of(row: Sequence[Any]) -> Record:
         topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"),
         identity.decode("utf-8", "replace"), None if group is None else group.decode("utf-8", "replace"),
         STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
-        losses, token, None if holder is None else holder.decode("utf-8", "replace"), payload, options, deadline,
+        losses, token, holder.rstrip(_FILLER).decode("utf-8", "replace") or None, payload, options, deadline,
         None if error is None else error.decode("utf-8", "replace"), created_at, at if ended else None, keep_until,
     )  # fmt: skip
 
 
 def settled_values(row: int, record: Record) -> tuple[Any, ...]:
     """The values of a row for the query `put_tasks`, in its order, but for what a transition leaves as it is."""
-    at, woke_at = record.wake_at, None
+    at, woke_at = record.wake_at, 0
     if record.finished_at is not None:
         at, woke_at = record.finished_at, record.wake_at
     return (
         row, record.topic, record.key, record.id, CODES[record.state], record.due_at, at, record.planned_at,
-        record.attempt, record.failures, record.losses, record.token, record.holder, record.deadline,
+        record.attempt, record.failures, record.losses, record.token, filled(record.holder), record.deadline,
         storable(record.error), record.created_at, woke_at, record.keep_until,
     )  # fmt: skip
+
+
+def filled(holder: str | None) -> bytes:
+    """A holder as wide as most are, so that its row stays as long as it is."""
+    return (holder or "").encode("utf-8", "surrogateescape").ljust(_WIDTH, _FILLER)
 
 
 def storable(text: str | None) -> bytes | None:
