@@ -1,0 +1,112 @@
+"""Many new tasks at once, by the server's clock: said in plain values and in parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
+from bide.stores.mysql import MySqlStore
+from bide.testing.proxy import Act, FaultProxy
+from bide.testing.store_suite.acts import listed
+
+Opens = Callable[..., Awaitable[MySqlStore]]
+MANY = 600
+"""Three parts."""
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _tasks() -> list[NewTask]:
+    """Of every kind, so that each part has other columns."""
+    hour = _now() + 3_600_000
+    dues: list[Callable[[int], Due]] = [
+        lambda n: In(5_000 + n),
+        lambda n: At(hour + n),
+        lambda n: At(0),
+        lambda n: In(-7),
+    ]
+    return [
+        NewTask(
+            topic=f"t'{number % 3}",
+            key=f"{number}\\",
+            id=new_id(),
+            due=dues[number % 4](number),
+            payload=b"\x00\\'\"%s" * (number % 3),
+            group="g" if 100 < number < 300 and number % 2 else None,
+            deadline=hour * 2 if number > 550 else None,
+            options=b"o'" if number % 5 == 0 else b"",
+        )
+        for number in range(MANY)
+    ]
+
+
+async def test_each_is_there_as_it_was_answered(through: Opens) -> None:
+    store = await through(clock="server")
+    tasks = _tasks()
+    before = await store.time()
+    answers = await store.add(tasks, now=_now())
+    after = await store.time()
+    assert [answer.result for answer in answers] == [Result.CREATED] * MANY
+    records = [answer.record for answer in answers]
+    assert await store.get([Ref(task.topic, task.key) for task in tasks]) == records
+    for task, record in zip(tasks, records, strict=True):
+        assert record is not None
+        due = task.due.millis if type(task.due) is At else record.created_at + task.due.millis
+        assert record.due_at == max(due, 0)
+        assert record.wake_at == max(due, record.created_at)
+        assert before - 1_000 <= record.created_at <= after
+        assert before * 1_000 - 1_000_000 <= record.token <= (after + 1) * 1_000
+    assert {record.key for record in await listed(store, Filter(group="g"))} == {
+        task.key for task in tasks if task.group is not None
+    }
+
+
+async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
+    store = await through(clock="server")
+    tasks = _tasks()
+    await store.add([tasks[7], tasks[599]], now=_now())
+    tasks[599] = NewTask(tasks[599].topic, tasks[599].key, new_id(), In(1), on_conflict=OnConflict.KEEP)
+    results = [answer.result for answer in await store.add(tasks, now=_now())]
+    assert (results.pop(599), results.pop(7)) == (Result.KEPT, Result.REPLACED)
+    assert results == [Result.CREATED] * (MANY - 2)
+
+
+async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
+    store = await through(clock="server")
+    tokens: list[int] = []
+    for _ in range(20):
+        tasks = [NewTask("t", str(number), new_id(), In(60_000)) for number in range(40)]
+        added = [answer.record for answer in await store.add(tasks, now=_now())]
+        gone = [answer.record for answer in await store.change([Cancel("t", one.key) for one in tasks], now=_now())]
+        for records in (added, gone):
+            highest = [record.token for record in records if record is not None]
+            assert len(highest) == 40
+            assert min(highest) > max(tokens, default=0)
+            tokens = highest
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
+async def test_what_is_cut_anywhere_is_done_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
+    store = await through(clock="server")
+    await store.add(_tasks()[:1], now=_now())  # the lane is connected
+    for place in range(50):
+        there = await listed(store, Filter())
+        await store.change([Cancel(one.topic, one.key) for one in there], now=_now())
+        tasks = _tasks()
+        fault = proxy.fault(act, skip=place)
+        answers = await store.add(tasks, now=_now())
+        hits = fault.hits
+        if not hits:
+            await proxy.heal()
+        assert [answer.result for answer in answers] == [Result.CREATED] * MANY, f"cut at message {place}"
+        assert await store.get([Ref(task.topic, task.key) for task in tasks]) == [answer.record for answer in answers]
+        if not hits:
+            break
+    assert place >= 3, "a message that reads the clock, and three parts"
