@@ -14,7 +14,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Token, Topic
-from bide.stores.batches import earliest, rounds
+from bide.stores.batches import Conflicts, earliest, rounds
 from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
@@ -32,15 +32,6 @@ _encode = msgspec.msgpack.encode
 _answers = msgspec.msgpack.Decoder(list[Answer | None])
 
 
-class Conflicts:
-    """Whether batches of late had keys that were there already: then looking first saves a try."""
-
-    __slots__ = ("likely",)
-
-    def __init__(self) -> None:
-        self.likely = False
-
-
 async def add(
     lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
@@ -55,9 +46,12 @@ async def add(
         try:
             return await _add_new(lane, tasks, parts[0], now)
         except Taken:
-            conflicts.likely = True
+            conflicts.met()
     answers = await _add_looking(lane, tasks, parts, now)
-    conflicts.likely = any(answer.result is not Result.CREATED for answer in answers)
+    if all(answer.result is Result.CREATED for answer in answers):
+        conflicts.missed()
+    else:
+        conflicts.met()
     return answers
 
 

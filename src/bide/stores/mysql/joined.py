@@ -18,7 +18,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import earliest
+from bide.stores.batches import Conflicts, earliest
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
@@ -157,7 +157,7 @@ class JoinedVerbs:
         return self._connection
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        conflicts = adding.Conflicts()
+        conflicts = Conflicts()
 
         async def operation(
             lane: Runs, part: Sequence[NewTask], there: Millis | None, about: Millis, tell: operations.Tell

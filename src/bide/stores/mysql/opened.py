@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
+from bide.stores.batches import Conflicts
 from bide.stores.floors import Floors
 from bide.stores.held import Held, HeldTasks
-from bide.stores.mysql import adding, leasing
+from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
@@ -44,7 +45,7 @@ class Opened:
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
         self.floors = Floors(used=by_server)
         self.expected = leasing.Expected()
-        self.conflicts = adding.Conflicts()
+        self.conflicts = Conflicts()
         self.loop = asyncio.get_running_loop()
         self.identity: Identity | None = None
         self.joins: Joins

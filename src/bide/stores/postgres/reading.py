@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from heapq import merge
+from collections.abc import Sequence
 from itertools import pairwise
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
-from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
+from bide.stores.cursors import order_of, read_cursor
+from bide.stores.pages import Located, read_page
 from bide.stores.postgres.lane import Call, Runs
 from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
 
 COUNT_LIMIT = 10_000
 """Where counting stops: about a millisecond's worth of index entries."""
-_LATEST: Millis = 2**62
-"""After every instant that there is."""
 _SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-
-_Located = tuple[int, Record]
-"""The row's number and the record."""
 
 
 async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
@@ -72,94 +67,35 @@ async def find(lane: Runs, where: Filter, page: Page) -> Found:
         if page.limit <= 0:
             return Found([], page.cursor)
         await call.begin(_SNAPSHOT)
-        found = await _page(call, where, place, page.limit)
+        found = await read_page(_Reads(call), where, place, page.limit)
         await call.commit()
         return found
 
     return await lane.read(work)
 
 
-async def _page(call: Call, where: Filter, place: Place, limit: int) -> Found:
-    tasks: list[Record] = []
-    last = place
-    async for row, record in _walk(call, where, place, limit + 1):
-        if len(tasks) == limit:
-            return Found(tasks, write_cursor(last))
-        tasks.append(record)
-        last = place_of(place.order, record, row)
-    return Found(tasks, None)
+class _Reads:
+    """Pages by the queries of one call."""
 
+    def __init__(self, call: Call) -> None:
+        self._call = call
 
-async def _walk(call: Call, where: Filter, place: Place, enough: int) -> AsyncIterator[_Located]:
-    """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
-    async for topic in _topics_from(call, where, place.topic):
-        start = place if topic == place.topic else Place(place.order, topic)
-        if place.order == "live":
-            for one in await _live(call, where, start, enough):
-                yield one
-        elif place.order == "ended":
-            assert where.state is not None
-            for one in await _timed(call, topic, where.state, (start.instant, start.row), _LATEST, enough):
-                yield one
+    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+        if group is None:
+            rows = await self._call.fetch("next_topic", after)
         else:
-            async for one in _named(call, where, start, enough):
-                yield one
+            rows = await self._call.fetch("next_topic_of_group", group, after)
+        return rows[0][0] if rows else None
 
-
-async def _topics_from(call: Call, where: Filter, first: Topic) -> AsyncIterator[Topic]:
-    if where.topic is not None:
-        if where.topic >= first:
-            yield where.topic
-        return
-    topic = first
-    if first:
-        yield first
-    while True:
-        if where.group is None:
-            rows = await call.fetch("next_topic", topic)
+    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
+        if group is None:
+            rows = await self._call.fetch("page_by_name", topic, after, most)
         else:
-            rows = await call.fetch("next_topic_of_group", where.group, topic)
-        if not rows or rows[0][0] is None:
-            return
-        topic = rows[0][0]
-        yield topic
+            rows = await self._call.fetch("page_by_group", group, topic, after, most)
+        return [(row[ROW], record_of(row)) for row in rows]
 
-
-async def _live(call: Call, where: Filter, start: Place, enough: int) -> list[_Located]:
-    """Waiting and leased are two indexes: merged by `wake_at`, and by row among equals."""
-    after = (start.instant, start.row)
-    if where.wake_from is not None:
-        after = max(after, (where.wake_from, -1))
-    before = _LATEST if where.wake_before is None else where.wake_before
-    states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
-    pages = [await _timed(call, start.topic, state, after, before, enough) for state in states if state.live]
-    return list(merge(*pages, key=_by_wake_at))
-
-
-async def _timed(
-    call: Call, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, enough: int
-) -> list[_Located]:
-    """One state of one topic by its time, and by row among equal times, from after that place."""
-    rows = await call.fetch(f"page_of_state_{CODES[state]}", topic, *after, before, enough)
-    return [(row[ROW], record_of(row)) for row in rows]
-
-
-def _by_wake_at(found: _Located) -> tuple[Millis, int]:
-    return found[1].wake_at, found[0]
-
-
-async def _named(call: Call, where: Filter, start: Place, enough: int) -> AsyncIterator[_Located]:
-    """By key, of a group or of all; what else `where` says is looked at row by row."""
-    key = start.key
-    while True:
-        if where.group is None:
-            rows = await call.fetch("page_by_name", start.topic, key, enough)
-        else:
-            rows = await call.fetch("page_by_group", where.group, start.topic, key, enough)
-        for row in rows:
-            record = record_of(row)
-            if where.admits(record):
-                yield row[ROW], record
-        if len(rows) < enough:
-            return
-        key = rows[-1]["key"]
+    async def by_time(
+        self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
+    ) -> list[Located]:
+        rows = await self._call.fetch(f"page_of_state_{CODES[state]}", topic, *after, before, most)
+        return [(row[ROW], record_of(row)) for row in rows]

@@ -1,0 +1,103 @@
+"""One page of tasks as a SQL store reads it: topic by topic, each from the index that has the order asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from heapq import merge
+from typing import Protocol
+
+from bide.core.instants import Millis
+from bide.core.records import Filter, Found, Record, State, Topic
+from bide.stores.cursors import Place, place_of, write_cursor
+
+LATEST: Millis = 2**62
+"""After every instant that there is."""
+Located = tuple[int, Record]
+"""The row's number, which tells equal times apart, and the record."""
+
+
+class Reads(Protocol):
+    """The three ways to read, each a seek in an index and so many rows from there."""
+
+    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+        """The first topic behind `after`, of a group or of all."""
+        ...
+
+    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
+        """By key, from behind one."""
+        ...
+
+    async def by_time(
+        self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
+    ) -> list[Located]:
+        """One state by its time, and by row among equal times, from behind that place."""
+        ...
+
+
+async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
+    """What `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
+    tasks: list[Record] = []
+    last = place
+    async for row, record in _walk(reads, where, place, limit + 1):
+        if len(tasks) == limit:
+            return Found(tasks, write_cursor(last))
+        tasks.append(record)
+        last = place_of(place.order, record, row)
+    return Found(tasks, None)
+
+
+async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterator[Topic]:
+    """The topics that `where` is about, in order, from `first` on."""
+    if where.topic is not None:
+        if where.topic >= first:
+            yield where.topic
+        return
+    if first:
+        yield first
+    topic: Topic | None = first
+    while (topic := await reads.next_topic(topic or "", where.group)) is not None:
+        yield topic
+
+
+async def _walk(reads: Reads, where: Filter, place: Place, enough: int) -> AsyncIterator[Located]:
+    """In order, from behind `place`; at most `enough` rows are read at once."""
+    async for topic in topics_from(reads, where, place.topic):
+        start = place if topic == place.topic else Place(place.order, topic)
+        if place.order == "live":
+            for one in await _live(reads, where, start, enough):
+                yield one
+        elif place.order == "ended":
+            assert where.state is not None
+            for one in await reads.by_time(topic, where.state, (start.instant, start.row), LATEST, enough):
+                yield one
+        else:
+            async for one in _named(reads, where, start, enough):
+                yield one
+
+
+async def _live(reads: Reads, where: Filter, start: Place, enough: int) -> list[Located]:
+    """Waiting and leased are each in order: merged by `wake_at`, and by row among equals."""
+    after = (start.instant, start.row)
+    if where.wake_from is not None:
+        after = max(after, (where.wake_from, -1))
+    before = LATEST if where.wake_before is None else where.wake_before
+    states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
+    pages = [await reads.by_time(start.topic, state, after, before, enough) for state in states if state.live]
+    return list(merge(*pages, key=_by_wake_at))
+
+
+def _by_wake_at(found: Located) -> tuple[Millis, int]:
+    return found[1].wake_at, found[0]
+
+
+async def _named(reads: Reads, where: Filter, start: Place, enough: int) -> AsyncIterator[Located]:
+    """By key, of a group or of all; what else `where` says is looked at row by row."""
+    key = start.key
+    while True:
+        page = await reads.by_name(start.topic, key, where.group, enough)
+        for row, record in page:
+            if where.admits(record):
+                yield row, record
+        if len(page) < enough:
+            return
+        key = page[-1][1].key
