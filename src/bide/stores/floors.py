@@ -28,7 +28,7 @@ SLACK: Millis = 1_000
 class Floors:
     """Of each topic: from where on to look, and when it was last looked at thoroughly."""
 
-    __slots__ = ("_ends", "_floors", "_looked", "_used")
+    __slots__ = ("_ends", "_floors", "_looked", "_plenty", "_used")
 
     def __init__(self, *, used: bool) -> None:
         """`used` false: every look is thorough, for a clock that is the caller's and may leap."""
@@ -36,6 +36,7 @@ class Floors:
         self._floors: dict[Topic, Millis] = {}
         self._looked: dict[Topic, float] = {}
         self._ends: Millis | None = None
+        self._plenty: set[Topic] = set()
 
     def ask(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
         """From where on to look, topic by topic, and whether thoroughly. `about`: what time it is there."""
@@ -66,10 +67,20 @@ class Floors:
         """Nothing due was left of these."""
         for topic in topics:
             self._floors[topic] = now - SLACK
+            self._plenty.discard(topic)
+
+    def plenty(self, topic: Topic) -> bool:
+        """Whether more of it was due than the last look has taken, as far as is known."""
+        return topic in self._plenty
+
+    def ran_short(self, topic: Topic) -> None:
+        """There was less of it than was wanted, and why was not looked at."""
+        self._plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
         """More may be due of these; the last that was taken woke then."""
         self._floors.update(wakes)
+        self._plenty.update(wakes)
 
     def told(self, wakes: Mapping[Topic, Millis]) -> None:
         """Something wakes then."""

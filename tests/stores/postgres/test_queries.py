@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True)
         for most in (16, 256)
     },
+    **{f"lease_more_{most}": (NOW, "c", 1, "t0", most, 1_000, "w", NOW - 500_000) for most in (16, 256)},
     "leased_then": (["t0", "t1"], NOW + 1_000, 5, "w"),
     "look_for_wake": (NOW, ["t0", "t1"], [0, NOW], True),
     "extend_leases": (NOW, 5, *NAMES, [1, 2]),
@@ -223,7 +224,7 @@ def test_every_query_is_used(root: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
-    assert names - used <= {"page_of_state", "lease"}, "these two are named with a number"
+    assert names - used <= {"page_of_state", "lease", "lease_more"}, "these are named with a number"
 
 
 async def test_the_pages_of_a_state_are_one_seek(connection: Surveyed) -> None:

@@ -15,6 +15,8 @@ from bide.stores.postgres.rows import WOKE, record_of
 
 _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""
+_BEFORE_MORE = 2
+"""The same of `lease_more`: now, micros."""
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
 """Seconds between looks at what others have locked: a verb takes a few round trips."""
 _LATER: Millis = 20
@@ -64,6 +66,14 @@ async def _lease(
     async def take(call: Call) -> tuple[Leased, bool]:
         since, thorough = floors.ask(topics, about)
         try:
+            if not thorough and len(topics) == 1 and floors.plenty(topics[0]):
+                more = f"lease_more_{form.removeprefix('lease_')}"
+                rows = await call.timed(
+                    more, now, call.caller, call.number, topics[0], counts[0], lasts, holder, since[0]
+                )
+                if not rows:
+                    raise Shut
+                return _taken_more(rows, floors, topics[0], counts[0]), False
             rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder, since, thorough)
         except BaseException:
             floors.failed(topics)
@@ -101,6 +111,20 @@ def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int], *, thoro
     if thorough:
         floors.ends(ends)
     return Leased(tasks, floors.sleep(wake, there, thorough=thorough), there), skipped
+
+
+def _taken_more(rows: list[Any], floors: Floors, topic: Topic, want: int) -> Leased:
+    """The tasks, oldest first. If there are fewer than wanted, why is for the next look, at once, to see."""
+    there = rows[0]["now"]
+    if rows[0]["topic"] is None:
+        rows = []
+    rows.sort(key=lambda row: row[_BEFORE_MORE + WOKE])
+    tasks = [record_of(row, _BEFORE_MORE) for row in rows]
+    if len(tasks) < want:
+        floors.ran_short(topic)
+        return Leased(tasks, there, there)
+    floors.reached({topic: tasks[-1].planned_at})
+    return Leased(tasks, floors.sleep(None, there, thorough=False), there)
 
 
 async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
