@@ -10,7 +10,7 @@ from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.listening import POLL
+from bide.stores.mysql.opened import POLL
 from bide.stores.mysql.schema import found_version, wanted
 from bide.stores.server_time import ServerTime
 

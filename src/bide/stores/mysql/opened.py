@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -13,15 +14,18 @@ from bide.core.records import Topic
 from bide.stores.batches import Conflicts
 from bide.stores.floors import Floors
 from bide.stores.held import Held, HeldTasks
+from bide.stores.listeners import Listeners
 from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
-from bide.stores.mysql.listening import Listeners
 from bide.stores.mysql.past import Name, go_past
 from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import ServerTime
 
+_log = logging.getLogger("bide.mysql")
+POLL: Millis = 200
+"""How often a worker looks: what another process has scheduled for sooner is late by so much at most."""
 LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held")
 T = TypeVar("T")
 
@@ -39,7 +43,7 @@ class Opened:
             )
             for kind in LANES
         }  # fmt: skip
-        self.listeners = Listeners()
+        self.listeners = Listeners(_log)
         self.held = HeldTasks(self.lanes["held"], address.shown)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
@@ -108,7 +112,8 @@ class Opened:
         """What was committed in this process and now wakes then."""
         self.floors.told(wakes)
         self.expected.told(wakes)
-        self.listeners.tell(wakes)
+        for topic, wake in wakes.items():
+            self.listeners.tell(topic, wake)
 
     async def close(self) -> None:
         await self.transactions.close()

@@ -10,16 +10,14 @@ addition, on the database (and, to make that itself, CREATE on it before it is t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 from asyncmy.errors import MySQLError
 
-from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.core.errors import StoreUnavailable
+from bide.stores.migrations import Migration, check_version, read_migrations, version_of
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
@@ -28,7 +26,6 @@ from bide.stores.mysql.statements import Template
 from bide.stores.named_queries import read_statements
 
 _HERE = Path(__file__).parent / "migrations"
-_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _PATIENCE = 30.0
 
 _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
@@ -38,27 +35,10 @@ _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
 _DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
 
 
-class Migration(NamedTuple):
-    """One step."""
-
-    number: int
-    name: str
-    text: str
-
-    @property
-    def checksum(self) -> str:
-        return sha256(self.text.encode()).hexdigest()
-
-
 @lru_cache(maxsize=1)
 def migrations() -> Sequence[Migration]:
     """All that this code knows, in order."""
-    found = []
-    for path in sorted(_HERE.glob("*.sql")):
-        named = _NAME.fullmatch(path.name)
-        assert named is not None, path.name
-        found.append(Migration(int(named[1]), named[2], path.read_text("utf-8")))
-    return tuple(found)
+    return read_migrations(_HERE)
 
 
 def wanted() -> int:
@@ -73,30 +53,14 @@ async def found_version(connection: Connection, address: Address) -> int:
     [[(there,)]] = await connection.ask(looked)
     if not there:
         return 0
-    known = {one.number: one.checksum for one in migrations()}
-    version = 0
     [rows] = await connection.ask(queries["migrations"].write())
-    for number, checksum in rows:
-        if number in known and known[number] != checksum.decode():
-            raise StoreMismatch(
-                f"{address.shown}: migration {number} was made by another version of its file; this schema was "
-                "written by a bide that was never released, or by hand: give another schema or prefix"
-            )
-        version = number
-    return version
+    book = [(number, checksum.decode()) for number, checksum in rows]
+    return version_of(book, migrations(), address.shown)
 
 
 async def check(connection: Connection, address: Address) -> None:
     """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
-    version = await found_version(connection, address)
-    if version < wanted():
-        what = (
-            f"its schema is version {version}, this bide works with {wanted()}" if version else "no bide schema there"
-        )
-        raise StoreMismatch(
-            f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and other "
-            "processes may go on)"
-        )
+    check_version(await found_version(connection, address), wanted(), address.shown)
 
 
 def statements(address: Address, since: int = 0) -> list[str]:

@@ -41,8 +41,7 @@ from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, oper
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
-from bide.stores.mysql.listening import POLL
-from bide.stores.mysql.opened import Opened
+from bide.stores.mysql.opened import POLL, Opened
 from bide.stores.mysql.past import go_past
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large

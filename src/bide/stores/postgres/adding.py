@@ -10,7 +10,7 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Topic
-from bide.stores.batches import Conflicts
+from bide.stores.batches import Conflicts, earliest, rounds
 from bide.stores.held import Held
 from bide.stores.postgres.errors import Taken
 from bide.stores.postgres.lane import Call, Row, Runs, Shut
@@ -20,10 +20,8 @@ from bide.stores.postgres.operations import (
     Tell,
     Writes,
     answers_of,
-    earliest,
     encode,
     lock,
-    rounds,
 )
 from bide.stores.postgres.rows import columns, record_of
 

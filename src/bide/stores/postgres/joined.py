@@ -20,6 +20,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.stores.batches import earliest, slices
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.errors import Lost, by_code, meaning, said
@@ -153,13 +154,13 @@ class JoinedVerbs:
 
         async def work(call: Call) -> None:
             whole.call = call
-            for part in operations.slices(asked):
+            for part in slices(asked):
                 answers.extend(await operation(whole, part, joins.now(now), about, tell))
 
         if asked:
             await self._savepoint(work, adding=operation is adding.add)
         for topic, wake in wakes.items():
-            operations.earliest(self.wakes, topic, wake)
+            earliest(self.wakes, topic, wake)
         return answers
 
     # --- as a lane

@@ -21,7 +21,6 @@ from bide.core.records import (
     Change,
     Lease,
     Move,
-    NewTask,
     Record,
     Settlement,
     State,
@@ -29,16 +28,13 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
+from bide.stores.batches import Named, earliest, rounds
 from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Runs, Shut
 from bide.stores.postgres.rows import columns, record_of, storable, values_of
 
-AT_ONCE = 2_000
-"""Tasks in one statement: beyond that it is no quicker, and others wait longer."""
 _LEASE_COLUMNS = 3
 
-Named = NewTask | Change | Settlement | Lease
-One = TypeVar("One", bound=Named)
 Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
@@ -49,30 +45,6 @@ encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None])
 """None: passed over, since it was locked."""
 _truths = msgspec.msgpack.Decoder(list[bool | None])
-
-
-def rounds(asked: Sequence[Named]) -> list[Places]:
-    """The places of a batch in parts without a key twice, each sorted by name; what comes again is in a later part."""
-    parts: list[dict[tuple[str, str], int]] = [{}]
-    for place, one in enumerate(asked):
-        name = (one.topic, one.key)
-        for part in parts:
-            if name not in part:
-                part[name] = place
-                break
-        else:
-            parts.append({name: place})
-    return [[part[name] for name in sorted(part)] for part in parts]
-
-
-def slices(asked: Sequence[One]) -> list[Sequence[One]]:
-    return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
-
-
-def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
-    known = wakes.get(topic)
-    if known is None or wake < known:
-        wakes[topic] = wake
 
 
 # --- change and settle

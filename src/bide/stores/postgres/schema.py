@@ -6,16 +6,15 @@ schema is accepted: migrations only ever add what older code can live with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 
-from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.core.errors import StoreUnavailable
+from bide.stores.migrations import Migration, check_version, read_migrations, version_of
 from bide.stores.named_queries import read_statements
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.errors import Lost, NotSent, meaning
@@ -23,7 +22,6 @@ from bide.stores.postgres.lane import connect
 from bide.stores.postgres.queries import Names, queries_of
 
 _HERE = Path(__file__).parent / "migrations"
-_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _PATIENCE = 30.0
 T = TypeVar("T")
 
@@ -33,27 +31,10 @@ _BOOK = """CREATE TABLE {migration} (
 _DONE = "INSERT INTO {migration} (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')"
 
 
-class Migration(NamedTuple):
-    """One step."""
-
-    number: int
-    name: str
-    text: str
-
-    @property
-    def checksum(self) -> str:
-        return sha256(self.text.encode()).hexdigest()
-
-
 @lru_cache(maxsize=1)
 def migrations() -> Sequence[Migration]:
     """All that this code knows, in order."""
-    found = []
-    for path in sorted(_HERE.glob("*.sql")):
-        named = _NAME.fullmatch(path.name)
-        assert named is not None, path.name
-        found.append(Migration(int(named[1]), named[2], path.read_text("utf-8")))
-    return tuple(found)
+    return read_migrations(_HERE)
 
 
 def wanted() -> int:
@@ -66,29 +47,12 @@ async def found_version(connection: Any, address: Address) -> int:
     queries = queries_of(address.schema, address.prefix)
     if not await connection.fetchval(queries["has_migrations"]):
         return 0
-    known = {one.number: one.checksum for one in migrations()}
-    version = 0
-    for number, checksum in await connection.fetch(queries["migrations"]):
-        if number in known and known[number] != checksum:
-            raise StoreMismatch(
-                f"{address.shown}: migration {number} was made by another version of its file; this schema was "
-                "written by a bide that was never released, or by hand: give another schema or prefix"
-            )
-        version = number
-    return version
+    return version_of(await connection.fetch(queries["migrations"]), migrations(), address.shown)
 
 
 async def check(connection: Any, address: Address) -> None:
     """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
-    version = await found_version(connection, address)
-    if version < wanted():
-        what = (
-            f"its schema is version {version}, this bide works with {wanted()}" if version else "no bide schema there"
-        )
-        raise StoreMismatch(
-            f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and other "
-            "processes may go on)"
-        )
+    check_version(await found_version(connection, address), wanted(), address.shown)
 
 
 def statements(address: Address, since: int = 0) -> list[str]:

@@ -33,6 +33,7 @@ from bide.core.records import (
 )
 from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
+from bide.stores.batches import AT_ONCE, slices
 from bide.stores.borrowed import borrowed
 from bide.stores.held import together
 from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
@@ -183,7 +184,7 @@ class PostgresStore:
             return await operations.extend(lane, part, self._now(now), until - now)
 
         answers: list[Any] = []
-        for part in operations.slices(leases):
+        for part in slices(leases):
             answers += await extend(opened.lanes["extend"], part)
         return await together(opened.held.answers(leases, answers, extend, patience=_SHORT))
 
@@ -213,7 +214,7 @@ class PostgresStore:
             return answers
 
         answers: list[Any] = []
-        for part in operations.slices(asked):
+        for part in slices(asked):
             try:
                 answers += await write(opened.lanes[kind], part)
             except StoreError as error:
@@ -229,8 +230,8 @@ class PostgresStore:
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         opened = self._open()
         found: list[Record | None] = []
-        for first in range(0, len(refs), operations.AT_ONCE):
-            found += await reading.get(opened.lanes["read"], refs[first : first + operations.AT_ONCE])
+        for first in range(0, len(refs), AT_ONCE):
+            found += await reading.get(opened.lanes["read"], refs[first : first + AT_ONCE])
         return found
 
     async def find(self, where: Filter, page: Page) -> Found:

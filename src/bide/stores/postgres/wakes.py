@@ -24,6 +24,7 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
+from bide.stores.listeners import Listener, Listeners
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.errors import NotSent, said
 from bide.stores.postgres.lane import Call, Lane, connect
@@ -88,20 +89,6 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
     return [_encode({topic: wake}).decode() for topic, wake in wakes.items()]
 
 
-class Listener:
-    """One subscription of a worker; all of a process share the ear."""
-
-    def __init__(self, topics: frozenset[Topic], heard: Heard, listeners: list[Listener]) -> None:
-        self.topics = topics
-        self.heard = heard
-        self._listeners = listeners
-        listeners.append(self)
-
-    async def close(self) -> None:
-        if self in self._listeners:
-            self._listeners.remove(self)
-
-
 class Hearing:
     """Who listens, and the ear, had from the first listener on."""
 
@@ -117,7 +104,7 @@ class Hearing:
         self._name = name
         self._echo_lane = echo
         self._patience = patience
-        self._listeners: list[Listener] = []
+        self._listeners = Listeners(_log)
         self._task: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
         self._echoed = asyncio.Event()
@@ -128,7 +115,7 @@ class Hearing:
         return bool(self._listeners) and not self.hears
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        listener = Listener(frozenset(topics), heard, self._listeners)
+        listener = self._listeners.listen(topics, heard)
         try:
             if not self._address.pooled:
                 if self._task is None:
@@ -158,13 +145,8 @@ class Hearing:
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Whoever listens to these topics in this process is to ask then."""
         self.told(wakes)
-        for listener in tuple(self._listeners):
-            for topic, wake in wakes.items():
-                if topic in listener.topics and listener in self._listeners:
-                    try:
-                        listener.heard(topic, wake)
-                    except Exception:  # noqa: BLE001 - one listener's defect is not the others'
-                        _log.exception("a listener of %s failed", topic)
+        for topic, wake in wakes.items():
+            self._listeners.tell(topic, wake)
 
     async def _run(self) -> None:
         first = True

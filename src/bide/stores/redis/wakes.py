@@ -21,6 +21,7 @@ from bide.core.errors import StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
+from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.errors import Lost, NotSent, said
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.nodes import Nodes
@@ -136,20 +137,6 @@ class Ear:
                 return
 
 
-class Listener:
-    """One subscription of a worker; all of a process share the ears."""
-
-    def __init__(self, topics: frozenset[Topic], heard: Heard, listeners: list[Listener]) -> None:
-        self.topics = topics
-        self.heard = heard
-        self._listeners = listeners
-        listeners.append(self)
-
-    async def close(self) -> None:
-        if self in self._listeners:
-            self._listeners.remove(self)
-
-
 class Hearing:
     """The ears of one store, had from the first listener on, and who listens."""
 
@@ -160,7 +147,7 @@ class Hearing:
         self._when = when
         self._sharded = sharded
         self._patience = patience
-        self._listeners: list[Listener] = []
+        self._listeners = Listeners(_log)
         self._ears: list[Ear] = []
         self._making = asyncio.Lock()
 
@@ -170,7 +157,7 @@ class Hearing:
         return sum(ear.replaced for ear in self._ears)
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        listener = Listener(frozenset(topics), heard, self._listeners)
+        listener = self._listeners.listen(topics, heard)
         try:
             async with self._making:
                 if not self._ears:
@@ -194,12 +181,7 @@ class Hearing:
 
     def tell(self, shard: int, topic: Topic, wake: Millis) -> None:
         """Whoever listens to `topic` is to ask then."""
-        for listener in tuple(self._listeners):
-            if topic in listener.topics:
-                try:
-                    listener.heard(topic, wake)
-                except Exception:  # noqa: BLE001 - one listener's defect is not the others'
-                    _log.exception("a listener of %s failed", topic)
+        self._listeners.tell(topic, wake)
 
     async def close(self) -> None:
         for ear in self._ears:

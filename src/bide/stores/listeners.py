@@ -1,0 +1,47 @@
+"""Who in this process wants to be told of an earlier wake."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from logging import Logger
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.ports import Heard
+
+
+class Listener:
+    """One subscription of a worker; all of a process share what they hear by."""
+
+    def __init__(self, topics: Collection[Topic], heard: Heard, listeners: list[Listener]) -> None:
+        self.topics = frozenset(topics)
+        self.heard = heard
+        self._listeners = listeners
+        listeners.append(self)
+
+    async def close(self) -> None:
+        if self in self._listeners:
+            self._listeners.remove(self)
+
+
+class Listeners:
+    """All subscriptions of a store; true if there are any."""
+
+    def __init__(self, log: Logger) -> None:
+        self._all: list[Listener] = []
+        self._log = log
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+        return Listener(topics, heard, self._all)
+
+    def tell(self, topic: Topic, wake: Millis) -> None:
+        """Whoever listens to `topic` is to ask then."""
+        for listener in tuple(self._all):
+            if topic in listener.topics and listener in self._all:
+                try:
+                    listener.heard(topic, wake)
+                except Exception:  # noqa: BLE001 - one listener's defect is not the others'
+                    self._log.exception("a listener of %s failed", topic)
