@@ -28,11 +28,17 @@ SLACK: Millis = 1_000
 class Floors:
     """Of each topic: from where on to look, and when it was last looked at thoroughly."""
 
-    __slots__ = ("_ends", "_floors", "_looked", "_plenty", "_used")
+    __slots__ = ("_ends", "_floors", "_heard", "_looked", "_plenty", "_slack", "_used")
 
-    def __init__(self, *, used: bool) -> None:
-        """`used` false: every look is thorough, for a clock that is the caller's and may leap."""
+    def __init__(self, *, used: bool, slack: Millis = SLACK) -> None:
+        """`used` false: every look is thorough, for a clock that is the caller's and may leap.
+
+        `slack`: how far before now a look begins at least. What has died there is stepped over by each.
+        """
         self._used = used
+        self._slack = slack
+        self._heard: dict[Topic, Millis] = {}
+        """What was told of since the last look began, which may not have seen it."""
         self._floors: dict[Topic, Millis] = {}
         self._looked: dict[Topic, float] = {}
         self._ends: Millis | None = None
@@ -41,6 +47,7 @@ class Floors:
     def ask(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
         """From where on to look, topic by topic, and whether thoroughly. `about`: what time it is there."""
         now = time.monotonic()
+        self._heard.clear()
         ended = self._ends is not None and self._ends <= about
         if not self._used or ended or any(self._looked.get(topic, -1.0) < now - THOROUGH for topic in topics):
             self._ends = None
@@ -48,6 +55,15 @@ class Floors:
                 self._looked[topic] = now
             return [0] * len(topics), True
         return [self._floors.get(topic, 0) for topic in topics], False
+
+    @property
+    def used(self) -> bool:
+        """False: every look is thorough."""
+        return self._used
+
+    def floor(self, topic: Topic) -> Millis:
+        """From where on a look that is not thorough would look; 0 for a topic that was never emptied."""
+        return self._floors.get(topic, 0)
 
     def ends(self, at: Millis | None) -> None:
         """When the next lease ends that a thorough look has seen."""
@@ -66,7 +82,7 @@ class Floors:
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
         """Nothing due was left of these."""
         for topic in topics:
-            self._floors[topic] = now - SLACK
+            self._floors[topic] = min(now - self._slack, self._heard.get(topic, now))
             self._plenty.discard(topic)
 
     def plenty(self, topic: Topic) -> bool:
@@ -79,12 +95,14 @@ class Floors:
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
         """More may be due of these; the last that was taken woke then."""
-        self._floors.update(wakes)
+        for topic, wake in wakes.items():
+            self._floors[topic] = min(wake, self._heard.get(topic, wake))
         self._plenty.update(wakes)
 
     def told(self, wakes: Mapping[Topic, Millis]) -> None:
         """Something wakes then."""
         for topic, wake in wakes.items():
+            self._heard[topic] = min(wake, self._heard.get(topic, wake))
             floor = self._floors.get(topic)
             if floor is not None and wake < floor:
                 self._floors[topic] = wake

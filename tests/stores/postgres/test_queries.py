@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,19 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
                     [None], [None], [0], [None], [None], ["t1"], ["1"], [1], [1], [1], [None], ["t1"], ["4"],
                     "c", 1, NOW, b"", []),
     **{
-        f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True)
+        f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True,
+                          [0, NOW - 500_000, 0], [0, NOW + 100_000, 0], 1_500)
         for most in (16, 256)
     },
     **{f"lease_more_{most}": (NOW, "c", 1, "t0", most, 1_000, "w", NOW - 500_000) for most in (16, 256)},
     "leased_then": (["t0", "t1"], NOW + 1_000, 5, "w"),
-    "look_for_wake": (NOW, ["t0", "t1"], [0, NOW], True),
+    "look_for_wake": (NOW, ["t0", "t1"], [0, NOW], True, [0, NOW], [0, NOW + 100_000], 1_500),
+    "writers": (),
     "extend_leases": (NOW, 5, *NAMES, [1, 2]),
     "extend_leases_past": (NOW, 5, *NAMES, [1, 2]),
     "settle_done": (NOW, "c", 1, *NAMES, [1, 2]),
     "settle_done_past": (NOW, "c", 1, *NAMES, [1, 2]),
-    "purge": (NOW, 100),
+    "purge": (NOW, 100, 0),
     "tasks_by_names": NAMES,
     "page_by_name": ("t0", "", 100),
     "page_by_group": ("g", "t0", "", 100),
@@ -123,8 +125,12 @@ class Surveyed:
         """Carried out and undone: the plan with what came of it."""
         if query not in self.prepared:
             await self.prepare(query)
-        given = ", ".join(literal(one) for one in ARGUMENTS[query])
-        return await self.explained(f"EXECUTE {query} ({given})")
+        return await self.explained(self.executed(query, ARGUMENTS[query]))
+
+    def executed(self, query: str, arguments: Sequence[Any]) -> str:
+        """The statement, with these arguments."""
+        given = ", ".join(literal(one) for one in arguments)
+        return f"EXECUTE {query} ({given})" if arguments else f"EXECUTE {query}"
 
     async def explained(self, statement: str) -> dict[str, Any]:
         transaction = self.connection.transaction()

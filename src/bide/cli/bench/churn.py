@@ -6,6 +6,7 @@ are delivered and completed, by a worker process, and every place of every index
 
 Each minute a line says how long a lease took that gave something out (p50 and p99, as the worker sees it, the way there
 and back included), how late handlers began, and how large the store is; the end is compared with the first of them.
+With a snapshot each line is of one phase: before it is held, while it is, and after it, when vacuum catches up.
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ class _Run:
         self._scheduled = 0
         self._lines: list[Mapping[str, Any]] = []
         self._held: Mapping[str, Any] | None = None
+        self._after: Mapping[str, Any] | None = None
 
     async def go(self) -> None:
         plan, seconds = self._plan, self._plan.seconds
-        every = min(MINUTE, seconds / 4)
+        every = min(MINUTE, seconds / (6 if plan.snapshot else 4))
         begun, spoken, before = time.monotonic(), 0.0, (0, 0)
         with ExitStack() as held:
             holds = False
@@ -91,12 +93,15 @@ class _Run:
                 plan.progress("churning", round(passed), round(seconds))
                 inside = plan.snapshot and seconds / 3 <= passed < seconds * 2 / 3
                 if inside != holds:
+                    if passed - spoken > every / 2:
+                        before = await self._speak(passed, passed - spoken, before, snapshot=holds)
+                        spoken = passed
                     held.close()
                     holds = inside
                     if inside:
                         held.enter_context(self._snapshot())
                 await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
-                if passed - spoken >= every:
+                if passed - spoken >= every and seconds - passed > every / 2:
                     before = await self._speak(passed, passed - spoken, before, snapshot=holds)
                     spoken = passed
                 await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
@@ -161,14 +166,18 @@ class _Run:
             **self._plan.place.health(),
         }
         self._lines.append(line)
-        self._held = line if snapshot else self._held
+        if snapshot:
+            self._held = line
+        elif self._held is not None and self._after is None:
+            self._after = line
         self._plan.tell(line)
         return now
 
     def course(self) -> dict[str, Mapping[str, Any]]:
-        """The first line, the last, and the last of those while a snapshot was held."""
+        """The first line and the last; with a snapshot also the last while it was held, and the first after it."""
         held = {} if self._held is None else {"held": self._held}
-        return {"start": self._lines[0], **held, "end": self._lines[-1]}
+        after = {} if self._after is None or self._after is self._lines[-1] else {"after": self._after}
+        return {"start": self._lines[0], **held, **after, "end": self._lines[-1]}
 
     def growth(self) -> dict[str, float]:
         """The last line over the first, where there is something to divide by."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.floors import Floors
+from bide.stores.postgres.bounds import SOON, Bounds, Reach
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
@@ -26,6 +28,7 @@ _LATER: Millis = 20
 async def lease(
     lane: Lane,
     floors: Floors,
+    bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
     about: Millis,
@@ -40,19 +43,20 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return await look(lane, floors, wants, now, about)
+        return await look(lane, floors, bounds, wants, now, about)
     for pause in _PAUSES:
-        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder)
+        leased, skipped = await _lease(lane, floors, bounds, wants, now, about, lasts, holder)
         if leased.tasks or not skipped:
             return leased
         await asyncio.sleep(pause)
-    leased, _ = await _lease(lane, floors, wants, now, about, lasts, holder)
+    leased, _ = await _lease(lane, floors, bounds, wants, now, about, lasts, holder)
     return leased
 
 
 async def _lease(
     lane: Lane,
     floors: Floors,
+    bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
     about: Millis,
@@ -65,6 +69,7 @@ async def _lease(
 
     async def take(call: Call) -> tuple[Leased, bool]:
         since, thorough = floors.ask(topics, about)
+        began, reach = time.monotonic(), None
         try:
             if not thorough and len(topics) == 1 and floors.plenty(topics[0]):
                 more = f"lease_more_{form.removeprefix('lease_')}"
@@ -74,14 +79,25 @@ async def _lease(
                 if not rows:
                     raise Shut
                 return _taken_more(rows, floors, topics[0], counts[0]), False
-            rows = await call.timed(form, now, call.caller, call.number, topics, counts, lasts, holder, since, thorough)
+            reach = await _reach(call, floors, bounds, topics, since, thorough=thorough)
+            began = time.monotonic()
+            rows = await call.timed(
+                form, now, call.caller, call.number, topics, counts, lasts, holder, reach.waiting, thorough,
+                reach.lost, reach.ends, SOON,
+            )  # fmt: skip
         except BaseException:
             floors.failed(topics)
+            if reach is not None:
+                bounds.failed(time.monotonic() - began, reach)
             raise
         if not rows:
             floors.failed(topics)
             raise Shut
-        return _taken(rows, floors, dict(zip(topics, counts, strict=True)), thorough=thorough)
+        looked = None
+        if thorough:
+            bounds.looked(topics, time.monotonic() - began, rows[0]["now"], reach, lasts)
+            looked = bounds
+        return _taken(rows, floors, looked, dict(zip(topics, counts, strict=True)))
 
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call, lasts, holder), False
@@ -89,9 +105,27 @@ async def _lease(
     return await lane.run(take, taken)
 
 
-def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int], *, thorough: bool) -> tuple[Leased, bool]:
-    """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked."""
+async def _reach(
+    call: Call, floors: Floors, bounds: Bounds, topics: list[Topic], since: list[Millis], *, thorough: bool
+) -> Reach:
+    """From where on a look that is to be thorough, or not, is to look."""
+    if not thorough:
+        return Reach(since, since, since, False)
+    if not floors.used:
+        return Reach(since, since, since, True)
+    if bounds.watching:
+        [row] = await call.fetch("writers")
+        bounds.read(row["now"], row["writers"])
+    return bounds.reach(topics, [floors.floor(topic) for topic in topics])
+
+
+def _taken(rows: list[Any], floors: Floors, looked: Bounds | None, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
+    """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked.
+
+    `looked`: after a thorough look, who is told that too.
+    """
     there, _, wake, ends, skipped = rows[0][:_BEFORE]
+    heads = [at for at in (wake, ends) if at is not None]
     if skipped:
         wake = there + _LATER if wake is None else min(wake, there + _LATER)
     tasks: list[Record] = []
@@ -105,12 +139,16 @@ def _taken(rows: list[Any], floors: Floors, wants: Mapping[Topic, int], *, thoro
             numbers[record.topic] = numbers.get(record.topic, 0) + 1
             if record.planned_at == row[_BEFORE + WOKE]:  # it waited, and was no lost lease
                 reached[record.topic] = record.planned_at
+    emptied = [topic for topic, want in wants.items() if not skipped and 0 <= numbers.get(topic, 0) < want]
     if not skipped:
-        floors.emptied([topic for topic, want in wants.items() if 0 <= numbers.get(topic, 0) < want], there)
+        floors.emptied(emptied, there)
         floors.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
-    if thorough:
+    if looked is not None:
         floors.ends(ends)
-    return Leased(tasks, floors.sleep(wake, there, thorough=thorough), there), skipped
+        looked.ended([topic for topic, want in wants.items() if numbers.get(topic, 0) < max(want, 1)], ends, there)
+        looked.emptied(emptied)
+        looked.emptied([topic for topic, want in wants.items() if want <= 0], min(heads, default=None))
+    return Leased(tasks, floors.sleep(wake, there, thorough=looked is not None), there), skipped
 
 
 def _taken_more(rows: list[Any], floors: Floors, topic: Topic, want: int) -> Leased:
@@ -135,15 +173,23 @@ async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
     return Leased([record_of(one) for one in rows], there, there)
 
 
-async def look(lane: Lane, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> Leased:
+async def look(
+    lane: Lane, floors: Floors, bounds: Bounds, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+) -> Leased:
     """Only the next wake."""
     topics = sorted(wants)
 
     async def work(call: Call) -> Leased:
         since, thorough = floors.ask(topics, about)
-        [row] = await call.timed("look_for_wake", now, topics, since, thorough)
+        reach = await _reach(call, floors, bounds, topics, since, thorough=thorough)
+        began = time.monotonic()
+        [row] = await call.timed("look_for_wake", now, topics, reach.waiting, thorough, reach.lost, reach.ends, SOON)
         if thorough:
+            bounds.looked(topics, time.monotonic() - began, row["now"], reach)
             floors.ends(row["ends"])
+            bounds.ended(topics, row["ends"], row["now"])
+            heads = [at for at in (row["wake"], row["ends"]) if at is not None]
+            bounds.emptied(topics, min(heads, default=None))
         return Leased([], floors.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
 
     return await lane.read(work)

@@ -9,17 +9,21 @@ from uuid import uuid4
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import Conflicts
-from bide.stores.floors import Floors
+from bide.stores.floors import SLACK, Floors
 from bide.stores.held import HeldTasks
 from bide.stores.postgres import schema
 from bide.stores.postgres.address import Address
+from bide.stores.postgres.bounds import Bounds
 from bide.stores.postgres.joined import SAMPLES, Identity, Joins
 from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import Hearing, Telling
 from bide.stores.server_time import ServerTime
 
+_SLACK: Millis = 100
+"""The slack of the floors where wakes are heard: then who committed late has told of it, whatever is looked for."""
 LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep")
 
 
@@ -41,8 +45,10 @@ class Opened:
         self.held = HeldTasks(self.lanes["held"], address.shown)
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
-        self.floors = Floors(used=by_server)
-        self.hearing.told = self.floors.told
+        self.floors = Floors(used=by_server, slack=SLACK if address.pooled else _SLACK)
+        self.bounds = Bounds()
+        self.purging = Purging(used=by_server)
+        self.hearing.told = self._told
         self.conflicts = Conflicts()
         self.loop = asyncio.get_running_loop()
         self.identity: Identity = (0, 0)
@@ -50,6 +56,10 @@ class Opened:
         self.transactions: Transactions
         self.raised: Millis = -1
         """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
+
+    def _told(self, wakes: Mapping[Topic, Millis]) -> None:
+        self.floors.told(wakes)
+        self.bounds.told(wakes)
 
     async def look(self, address: Address | None = None) -> None:
         """Which database this is; with an address also whether its schema is the one that this code works with."""

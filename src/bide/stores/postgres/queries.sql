@@ -110,7 +110,8 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
--- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `floors`.
+-- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `floors`; if so, $10 is from where
+-- on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see `bounds`.
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
@@ -118,7 +119,9 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
-    SELECT topic, most, floor FROM unnest($4::text[], $5::integer[], $8::bigint[]) AS want (topic, most, floor)
+    SELECT topic, most, floor, bound, ending
+    FROM unnest($4::text[], $5::integer[], $8::bigint[], $10::bigint[], $11::bigint[])
+        AS want (topic, most, floor, bound, ending)
 ),
 waiting AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
@@ -133,7 +136,7 @@ lost AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
-            WHERE topic = want.topic AND state = 1 AND at <= clock.now
+            WHERE topic = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now
             ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0 AND $9::boolean
@@ -158,13 +161,16 @@ heads AS MATERIALIZED (
     SELECT least(
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
-    ) AS wake, CASE WHEN $9 THEN
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now ORDER BY at LIMIT 1)
-    END AS ends, EXISTS (
+    ) AS wake, CASE WHEN $9 THEN coalesce(
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now AND at <= clock.now + $12::bigint
+            ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now AND at >= want.ending
+            ORDER BY at LIMIT 1)
+    ) END AS ends, EXISTS (
         SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now ORDER BY at
         OFFSET got.waiting LIMIT 1
     ) OR ($9 AND EXISTS (
-        SELECT FROM {task} WHERE topic = want.topic AND state = 1 AND at <= clock.now ORDER BY at
+        SELECT FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now ORDER BY at
         OFFSET got.lost LIMIT 1
     )) AS skipped
     FROM gate, clock, want, LATERAL (
@@ -175,9 +181,13 @@ heads AS MATERIALIZED (
     UNION ALL
     SELECT
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
-        CASE WHEN $9 THEN (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1) END,
+        CASE WHEN $9 THEN coalesce(
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
+                AND at <= clock.now + $12::bigint ORDER BY at LIMIT 1),
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
+        ) END,
         false
-    FROM gate, want WHERE want.most <= 0
+    FROM gate, clock, want WHERE want.most <= 0
 ),
 quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
 kept AS (
@@ -226,7 +236,7 @@ SELECT {record} FROM {task}
 WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
 -- name: look_for_wake
--- A lease that wants nothing: two seeks per topic, and nothing is written.
+-- A lease that wants nothing: two seeks per topic, and nothing is written. $5 .. $7 are $10 .. $12 of `lease`.
 WITH clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros FROM (
         SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
@@ -237,11 +247,22 @@ FROM clock, (
     SELECT
         min((SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1))
             AS wake,
-        min(CASE WHEN $4::boolean THEN
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 ORDER BY at LIMIT 1)
-        END) AS ends
-    FROM unnest($2::text[], $3::bigint[]) AS want (topic, floor)
+        min(CASE WHEN $4::boolean THEN coalesce(
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
+                AND at <= clock.now + $7::bigint ORDER BY at LIMIT 1),
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
+        ) END) AS ends
+    FROM clock, unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
 ) AS heads
+
+-- name: writers
+-- Which transactions have the table of tasks locked for writing, by now or later, see `bounds`. pg_locks may be read by
+-- everybody, and has also what is prepared. Everybody who writes takes such a lock before looking at the clock.
+SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now, ARRAY(
+    SELECT DISTINCT virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND relation = '{task}'::regclass AND mode IN ('RowShareLock', 'RowExclusiveLock')
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) AS writers
 
 -- name: extend_leases
 -- Done twice it is the same as done once, so it has no gate. `+ 0` keeps the planner, here and below, from the index of
@@ -336,6 +357,14 @@ SELECT now, tokens, topics, keys, answer, number FROM {caller} WHERE name = $1
 INSERT INTO {caller} (name, number, seen)
 VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
+-- name: renew_caller
+-- Another row instead of $1, which has been updated so often that its past is long, see `lane`.
+WITH gone AS (
+    DELETE FROM {caller} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {caller} WHERE name = $1 FOR UPDATE SKIP LOCKED))
+)
+INSERT INTO {caller} (name, number, seen)
+VALUES ($2, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
+
 -- name: forget_callers
 -- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
 DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
@@ -364,17 +393,18 @@ SELECT CASE WHEN (SELECT last_value FROM {token}) < $1 THEN setval('{token}', $1
 FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
 
 -- name: purge
+-- $3 is from where on to look: before it lies what was purged before.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
 ),
 deleted AS (
     DELETE FROM {task} WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM {task} WHERE keep_until <= (SELECT now FROM clock) ORDER BY keep_until LIMIT $2
-        FOR UPDATE SKIP LOCKED
+        SELECT ctid FROM {task} WHERE keep_until >= $3 AND keep_until <= (SELECT now FROM clock)
+        ORDER BY keep_until LIMIT $2 FOR UPDATE SKIP LOCKED
     ))
-    RETURNING 1
+    RETURNING keep_until
 )
-SELECT count(*) FROM deleted
+SELECT count(*) AS count, max(keep_until) AS last, (SELECT now FROM clock) AS now FROM deleted
 
 -- name: tasks_by_names
 SELECT n.place, {record:t} FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n (topic, key, place)

@@ -50,7 +50,6 @@ from bide.stores.server_time import StoreClock
 EVENTS_KEPT = 10_000
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
-_PURGED_AT_ONCE = 2_000
 LONGEST_PATIENCE = 45.0
 _SHORT = 0.2
 """Seconds that extending waits for what somebody has locked: the leases of all the others are next."""
@@ -245,7 +244,14 @@ class PostgresStore:
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         opened = await self._ready(now)
         leased = await leasing.lease(
-            opened.lanes["lease"], opened.floors, wants, self._now(now), self._about(now), until - now, holder
+            opened.lanes["lease"],
+            opened.floors,
+            opened.bounds,
+            wants,
+            self._now(now),
+            self._about(now),
+            until - now,
+            holder,
         )
         if opened.hearing.polls and self._by_server:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
@@ -254,21 +260,12 @@ class PostgresStore:
     async def purge(self, *, now: Millis, limit: int) -> int:
         opened = self._open()
         ours = [lane.name for lane in opened.lanes.values()]
-        purged = 0
-
-        async def work(call: Call) -> int:
-            [(count,)] = await call.fetch("purge", self._now(now), min(limit - purged, _PURGED_AT_ONCE))
-            return int(count)
 
         async def forget(call: Call) -> None:
             await call.fetch("forget_callers", ours)
 
         lane = opened.lanes["keep"]
-        while purged < limit:
-            forgotten = await lane.read(work)
-            purged += forgotten
-            if forgotten < _PURGED_AT_ONCE:
-                break
+        purged = await opened.purging.purge(lane, self._now(now), limit)
         await lane.read(forget)
         return purged
 

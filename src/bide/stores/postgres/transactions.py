@@ -22,7 +22,7 @@ from bide.stores.borrowed import Driver, driver_of
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.errors import Lost, NotSent, meaning
 from bide.stores.postgres.joined import JoinedVerbs, Joins, Known
-from bide.stores.postgres.lane import Call, Lane, connect
+from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call, Lane, connect
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -41,12 +41,13 @@ _AFRESH = "RESET ALL; " + "".join(f"SET {name} = {value}; " for name, value in _
 class Lent:
     """A connection of the pool."""
 
-    __slots__ = ("connection", "idle_since", "name", "number", "transaction")
+    __slots__ = ("connection", "first_name", "idle_since", "name", "number", "transaction")
 
     def __init__(self, connection: Any, name: str) -> None:
         self.connection = connection
         self.name = name
-        """What its row among the callers is called."""
+        """What its row among the callers is called by now."""
+        self.first_name = name
         self.number = 0
         """The transactions on it so far."""
         self.transaction: Any = None
@@ -143,6 +144,8 @@ class Transactions:
 
     async def _begin(self, lent: Lent) -> None:
         lent.number += 1
+        if lent.number % CALLS_OF_A_ROW == 0:  # see `lane`; the row before it is forgotten in ten minutes
+            lent.name = f"{lent.first_name}.{lent.number}"
         try:
             lent.transaction = lent.connection.transaction(isolation="read_committed")
             async with asyncio.timeout(self._silence):

@@ -1,0 +1,148 @@
+"""Where thorough looks begin while whole ones are dear: no earlier than anything can still appear.
+
+A thorough look (see `floors`) is a whole one as long as that is cheap: from the very start. While somebody holds an old
+snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is dead,
+0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased.
+
+So whole looks take no more than a 300th of the time, and in between a thorough look begins at a bound. That this finds
+all the same, needs no assumption of how long transactions last. Whatever is written wakes, and its lease ends, no
+earlier than the clock was when its statement began; and a transaction that has written tasks, or locked them, keeps a
+lock of that kind on the table until it is over. So before each look we read what time it is and which transactions have
+such a lock. One that has none by then is either over, and the look sees what it did; or its tasks come no earlier than
+that time. One that has is remembered with the time of the last reading at which it had none. The earliest of these
+times is the next look's bound, for each topic of which nothing due was left.
+
+What is not found so until the next whole look: what was written by hand, or after the server's clock was set back by
+less than shows between two readings; and what was locked where a whole look found more due than was wanted, so that
+there is no bound, and looks begin where ordinary ones do.
+
+When the next lease ends is looked for in the next moments, and then from the first end on that the last look has seen;
+the shorter leases of others that were given since come into sight when they are about to end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.stores.floors import SLACK, THOROUGH
+
+SHARE = 300
+"""A whole look that took so long is followed by none for this many times as long."""
+SOON: Millis = 1_500
+"""How far ahead the end of a lease is always looked for: until well after the next thorough look."""
+PREPARED = "-1/"
+"""How the name of a prepared transaction begins: it had another name when it wrote."""
+
+
+class Reach(NamedTuple):
+    """From where on a look is to look, topic by topic: for what waits, for what is lost, for the next end."""
+
+    waiting: list[Millis]
+    lost: list[Millis]
+    ends: list[Millis]
+    whole: bool
+
+
+class Bounds:
+    """Belongs to the one lane that leases."""
+
+    __slots__ = (
+        "_bounds", "_clock", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all", "_whole",
+        "_whole_at", "watching",
+    )  # fmt: skip
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.watching = False
+        """Whether `read` is to be called before a thorough look: whole ones have become dear."""
+        self._told_all = False
+        """Whether there was a whole look since there is something that a bound can be."""
+        self._whole_at = 0.0
+        self._bounds: dict[Topic, Millis] = {}
+        self._ends: dict[Topic, Millis] = {}
+        self._lasts: Millis = 0
+        self._last: dict[Topic, Millis] = {}
+        self._whole = True
+        self._read: Millis | None = None
+        self._since: dict[str, Millis] = {}
+        self._sure: Millis = 0
+
+    def read(self, at: Millis, writers: Sequence[str]) -> None:
+        """What time it was there, and which transactions had the table locked for writing then or just after."""
+        if self._read is not None and at < self._read:
+            self._forget()  # the clock was set back
+        before = 0 if self._read is None else self._read
+        self._since = {
+            name: self._since.get(name, self._sure if name.startswith(PREPARED) else before) for name in writers
+        }
+        self._read, self._sure = at, min([at, *self._since.values()])
+
+    def _forget(self) -> None:
+        self._told_all = False
+        self._bounds.clear()
+        self._ends.clear()
+        self._last.clear()
+        self._since.clear()
+        self._sure, self._read = 0, None
+
+    def reach(self, topics: Sequence[Topic], floors: Sequence[Millis]) -> Reach:
+        """For a thorough look; `floors`: where an ordinary one would begin.
+
+        Where there is no bound, since something due was left, or a transaction is older than the first reading, the
+        look begins where an ordinary one would, and for lost leases where the last thorough look left off.
+        """
+        first = not self._told_all and self._sure > 0
+        if not self.watching or first or self._clock() >= self._whole_at:
+            nothing = [0] * len(topics)
+            return Reach(nothing, nothing, nothing, True)
+        return Reach(
+            [min(floor, self._bounds.get(topic, floor)) for topic, floor in zip(topics, floors, strict=True)],
+            [self._bounds.get(topic, max(0, self._last.get(topic, 0) - SLACK)) for topic in topics],
+            [self._ends.get(topic, 0) for topic in topics],
+            False,
+        )
+
+    def looked(
+        self, topics: Collection[Topic], took: float, there: Millis, reach: Reach, lasts: Millis | None = None
+    ) -> None:
+        """A thorough look was done at `there`, in so many seconds; a lease that it gave out lasts so long."""
+        self._whole = reach.whole
+        if lasts is not None:
+            self._lasts = lasts
+        if reach.whole:
+            self.watching = took * SHARE > THOROUGH
+            self._whole_at = self._clock() + took * SHARE
+            self._told_all = self._sure > 0
+            if not self.watching:
+                self._forget()
+        self._last.update(dict.fromkeys(topics, there))
+
+    def failed(self, took: float, reach: Reach) -> None:
+        """A look came to nothing after so many seconds: if it was a whole one, the next is as far off as after any."""
+        if reach.whole:
+            self._whole_at = self._clock() + took * SHARE
+
+    def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
+        """The thorough look left nothing of these that is due; or nothing that is before `first`."""
+        if self._told_all:
+            bound = self._sure if first is None else min(first, self._sure)
+            for topic in topics:
+                if self._whole or topic in self._bounds:
+                    self._bounds[topic] = bound
+
+    def ended(self, topics: Collection[Topic], first: Millis | None, there: Millis) -> None:
+        """When the first lease of these ends that the thorough look at `there` has seen."""
+        if self._told_all:
+            latest = there + self._lasts
+            self._ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
+
+    def told(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Something wakes then."""
+        for topic, wake in wakes.items():
+            bound = self._bounds.get(topic)
+            if bound is not None and wake < bound:
+                self._bounds[topic] = wake

@@ -1,0 +1,309 @@
+"""Under an old snapshot no look touches what has died since, and what appears late is found all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.stores.postgres.conftest import OpensStore
+from tests.stores.postgres.test_plans import pages
+from tests.stores.postgres.test_queries import Surveyed, survey
+
+from bide.core.records import Cancel, Filter, In, Page, Record
+from bide.stores import floors
+from bide.stores.postgres import PostgresStore, bounds
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.bounds import Bounds, Reach
+from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
+from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one
+
+WHOLE = Reach([0], [0], [0], True)
+LASTS = 30_000
+
+
+class Clock:
+    """A stopwatch that is set by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def dear(clock: Clock) -> Bounds:
+    """After a whole look that took 20 ms, and another before which it was read who writes: nobody."""
+    known = Bounds(clock)
+    assert known.reach(["t"], [NOW]) == WHOLE
+    known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
+    assert known.watching
+    known.read(NOW + 1_000, [])
+    assert known.reach(["t"], [NOW]) == WHOLE, "nothing is known of the time before"
+    known.looked(["t"], 0.02, NOW + 1_001, WHOLE, LASTS)
+    known.emptied(["t"])
+    known.ended(["t"], None, NOW + 1_001)
+    return known
+
+
+def test_as_long_as_a_whole_look_is_cheap_each_is_one(clock: Clock) -> None:
+    known = Bounds(clock)
+    for _ in range(3):
+        clock.seconds += 1
+        assert known.reach(["t"], [NOW]) == WHOLE
+        known.looked(["t"], 0.002, NOW, WHOLE, LASTS)
+        known.emptied(["t"])
+        assert not known.watching
+
+
+def test_between_dear_looks_one_begins_where_nothing_can_be_before(clock: Clock) -> None:
+    known = dear(clock)
+    known.read(NOW + 2_000, [])
+    reach = known.reach(["t"], [NOW + 1_900])
+    assert reach == Reach([NOW + 1_000], [NOW + 1_000], [NOW + 1_001 + LASTS], False)
+    known.looked(["t"], 0.001, NOW + 2_001, reach, LASTS)
+    known.emptied(["t"])
+    known.ended(["t"], NOW + 9_000, NOW + 2_001)
+    reach = known.reach(["t"], [NOW + 1_900])
+    assert reach == Reach([NOW + 1_900], [NOW + 2_000], [NOW + 9_000], False), "a floor may lie lower"
+    clock.seconds += 0.02 * bounds.SHARE
+    assert known.reach(["t"], [NOW]) == WHOLE
+    known.looked(["t"], 0.002, NOW + 9_000, WHOLE, LASTS)
+    assert not known.watching, "it is cheap again"
+
+
+def test_who_writes_is_waited_for(clock: Clock) -> None:
+    known = dear(clock)
+    for second, writers in ((2, ["3/1"]), (3, ["3/1", "4/1"]), (4, ["4/1", "3/2"]), (5, ["-1/77"]), (6, ["-1/77"])):
+        known.read(NOW + second * 1_000, writers)
+        known.emptied(["t"])
+        bound = {2: 1, 3: 1, 4: 2, 5: 2, 6: 2}[second]
+        assert known.reach(["t"], [NOW * 2]).lost == [NOW + bound * 1_000], second
+    known.read(NOW + 7_000, [])
+    known.emptied(["t"])
+    assert known.reach(["t"], [NOW * 2]).lost == [NOW + 7_000]
+
+
+def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
+    known = dear(clock)
+    known.read(NOW + 2_000, [])
+    assert known.reach(["t"], [NOW * 2]).waiting == [NOW + 1_000]
+    known.emptied(["t"], NOW + 1_500)
+    assert known.reach(["t"], [NOW * 2]).waiting == [NOW + 1_500]
+    known.told({"t": NOW + 1_200, "u": NOW})
+    assert known.reach(["t", "u"], [NOW * 2, NOW + 70]).waiting == [NOW + 1_200, NOW + 70]
+
+
+def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -> None:
+    known = Bounds(clock)
+    known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
+    known.read(NOW + 1_000, ["9/9"])
+    reach = known.reach(["t"], [NOW + 900])
+    assert reach == Reach([NOW + 900], [NOW - floors.SLACK], [0], False)
+    known.read(NOW + 2_000, [])
+    assert known.reach(["t"], [NOW + 900]) == WHOLE, "now there can be a bound"
+
+
+def test_a_clock_that_is_set_back_is_begun_with_anew(clock: Clock) -> None:
+    known = dear(clock)
+    known.read(NOW - 5_000, [])
+    assert known.reach(["t"], [NOW]) == WHOLE
+
+
+# --- on a server
+
+
+@asynccontextmanager
+async def snapshot(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """Held open by somebody."""
+    connection = await asyncpg.connect(address_of(url).dsn)
+    try:
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.fetch("SELECT count(*) FROM pg_class")
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any whole look is too dear for another; and each look is thorough."""
+    monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
+    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+
+
+Sent = dict[str, tuple[Any, ...]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """The arguments of the last of each statement that says what time it is."""
+    seen: Sent = {}
+    timed = Call.timed
+
+    async def noting(call: Call, query: str, *arguments: Any) -> list[Any]:
+        seen[query] = arguments
+        return await timed(call, query, *arguments)
+
+    monkeypatch.setattr(Call, "timed", noting)
+    return seen
+
+
+_BORN = """INSERT INTO {task} (topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at,
+    id, options, payload)
+SELECT 't', 'dead' || n, 0, $1::bigint - 60000 - n % 20000, 0, n, 0, 0, 0, 0, 0, n::text, '', '' FROM
+    generate_series(1, $2::integer) AS n"""
+_DIED = (
+    "UPDATE {task} SET state = 1, at = at + 30000 WHERE key LIKE 'dead%'",
+    "UPDATE {task} SET at = at + 55000 WHERE key LIKE 'dead%'",
+    "DELETE FROM {task} WHERE key LIKE 'dead%'",
+)
+"""Leased for half a minute, which is over; for longer, which is not; and done."""
+
+
+async def cost(surveyed: Surveyed, sent: Sent, query: str) -> int:
+    """Pages that a statement touches with the arguments that the store gave it last."""
+    arguments = sent[query]
+    if query.startswith("lease"):
+        arguments = (arguments[0], "c", 1, *arguments[3:])
+    if query not in surveyed.prepared:
+        await surveyed.prepare(query)
+    return pages(await surveyed.explained(surveyed.executed(query, arguments)))
+
+
+async def test_no_look_touches_what_has_died_under_a_snapshot(
+    url: str, open_store: OpensStore, always_dear: None, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with survey(url) as surveyed, snapshot(url):
+        store = await open_store(url, clock="server")
+        found: dict[int, dict[str, int]] = {}
+        for count in (0, 2_000, 20_000):
+            at = int(time.time() * 1000)
+            if count:
+                await surveyed.execute(_BORN, at, count)
+                for statement in _DIED:
+                    await surveyed.execute(statement)
+            for _ in range(4):
+                await lease(store, 5, lasts=LASTS)
+                await lease(store, 0, lasts=LASTS)
+            costs = {"thorough": await cost(surveyed, sent, "lease_16"),
+                     "for the wake": await cost(surveyed, sent, "look_for_wake")}  # fmt: skip
+            assert sent["lease_16"][8] is True
+            monkeypatch.setattr(floors, "THOROUGH", 1_000.0)
+            await lease(store, 5, lasts=LASTS)
+            costs["ordinary"] = await cost(surveyed, sent, "lease_16")
+            assert sent["lease_16"][8] is False
+            monkeypatch.setattr(floors, "THOROUGH", 0.0)
+            found[count] = costs
+        for what, few in found[0].items():
+            assert found[20_000][what] <= few * 2 + 20, (what, found)
+        sent["lease_16"] = (*sent["lease_16"][:7], [0], True, [0], [0], 1_500)
+        assert await cost(surveyed, sent, "lease_16") > 40_000, "a whole look steps over all of it"
+
+
+async def soon(store: PostgresStore) -> list[Record]:
+    """What can be leased within a second and a half."""
+    for _ in range(30):
+        if found := (await lease(store, 5, lasts=LASTS)).tasks:
+            return found
+        await asyncio.sleep(0.05)
+    return []
+
+
+@pytest.fixture
+def rarely_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
+
+
+async def goes_on(store: PostgresStore, seconds: float) -> None:
+    """Leases, and finds nothing."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        assert (await lease(store, 5, lasts=LASTS)).tasks == []
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.real_time
+async def test_a_task_whose_transaction_was_open_for_long_is_found_within_a_second(
+    url: str, open_store: OpensStore, rarely_whole: None
+) -> None:
+    store = await open_store(url, clock="server")
+    await goes_on(store, 2.5)
+    connection = await asyncpg.connect(address_of(url).dsn)
+    try:
+        await connection.execute("BEGIN")
+        await store.using(connection).add([new("late", due=In(0))], now=NOW)
+        await goes_on(store, 3.5)
+        await connection.execute("COMMIT")  # nobody listens: that it was told of does not help
+        assert keys(await soon(store)) == ["late"]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.real_time
+async def test_a_task_that_somebody_had_locked_is_found_within_a_second(
+    url: str, open_store: OpensStore, rarely_whole: None
+) -> None:
+    store = await open_store(url, clock="server")
+    await goes_on(store, 2.5)
+    await put_one(store, new("locked", due=In(300)))
+    connection = await asyncpg.connect(address_of(url).dsn)
+    try:
+        await connection.execute("BEGIN")
+        [cancelled] = await store.using(connection).change([Cancel("t", "locked")], now=NOW)
+        assert cancelled.ok
+        await goes_on(store, 3.5)
+        await connection.execute("ROLLBACK")
+        assert keys(await soon(store)) == ["locked"]
+    finally:
+        await connection.close()
+
+
+@pytest.mark.real_time
+async def test_a_lost_lease_is_found_within_a_second(url: str, open_store: OpensStore, rarely_whole: None) -> None:
+    store = await open_store(url, clock="server")
+    await goes_on(store, 2.5)
+    other = await open_store(url, clock="server")
+    await put_one(store, new(due=In(0)))
+    assert len((await lease(other, 5, lasts=2_500)).tasks) == 1
+    await goes_on(store, 2.0)
+    again = await soon(store)
+    assert [(one.attempt, one.losses) for one in again] == [(2, 1)]
+
+
+async def test_the_row_of_a_caller_has_no_long_past(url: str, open_store: OpensStore) -> None:
+    """Each call updates it, and under a snapshot no version of it goes away."""
+    async with survey(url) as surveyed, snapshot(url):
+        store = await open_store(url, clock="server")
+        for number in range(2 * CALLS_OF_A_ROW + 20):
+            await put_one(store, new(str(number), due=In(3_600_000)))
+        names = await surveyed.connection.fetch(surveyed.names.write("SELECT name FROM {caller} WHERE name <> 'c'"))
+        [name] = [row[0] for row in names]
+        assert name.endswith(f".{2 * CALLS_OF_A_ROW + 2}"), "the rows before it were let go of"
+        plan = await surveyed.explained(surveyed.names.write(f"SELECT number FROM {{caller}} WHERE name = '{name}'"))
+        assert pages(plan) <= 10
+        found = await store.find(Filter(topic="t"), Page(limit=1_000))
+        assert len(found.tasks) == 2 * CALLS_OF_A_ROW + 20, "each was done once"
+
+
+async def test_purging_goes_on_where_it_left_off(url: str, open_store: OpensStore) -> None:
+    async with survey(url) as surveyed:
+        store = await open_store(url, clock="server")
+        assert await store.purge(now=0, limit=100) == 0
+        await surveyed.fill(1_000)
+        at = int(time.time() * 1000)
+        await surveyed.execute("UPDATE {task} SET keep_until = $1::bigint - 100 + row % 50 WHERE state >= 2", at)
+        ended = await surveyed.connection.fetchval(
+            surveyed.names.write("SELECT count(*) FROM {task} WHERE keep_until IS NOT NULL")
+        )
+        pages_of = [await store.purge(now=0, limit=20) for _ in range(4)]
+        assert pages_of == [20, 20, ended - 40, 0]
