@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from bide.core import lifecycle
@@ -19,25 +20,27 @@ from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values
-from bide.stores.mysql.statements import Code, Template, listed, quoted, table_of_holds, table_of_numbers
+from bide.stores.mysql.statements import Code, Template, listed, quoted, table_of_pairs
 from bide.stores.mysql.statements import rows as tuples
 from bide.testing.store_suite.acts import NOW, new
 
 ROWS = 30_000
 """Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""
 
-_FILL = """INSERT INTO {task} (topic, `key`, state, at, due_at, token, created_at, id, group_name, group_topic,
-    group_key, options, payload, keep_until)
+_FILL = """INSERT INTO {task} (topic, `key`, state, at, due_at, token, created_at, id, group_name, options, payload,
+    keep_until)
 SELECT CONCAT('t', n % 3), CAST(n AS CHAR), CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 THEN 1 ELSE 2 + n % 3 END,
-    :now - 1000000 + (n * 7919) % 2000000, 0, n, 0, CAST(n AS CHAR), IF(n % 7 = 0, 'g', NULL),
-    IF(n % 7 = 0, CONCAT('t', n % 3), NULL), IF(n % 7 = 0, CAST(n AS CHAR), NULL), '', '',
+    :now - 1000000 + (n * 7919) % 2000000, 0, n, 0, CAST(n AS CHAR), IF(n % 7 = 0, 'g', NULL), '', '',
     CASE WHEN n % 100 >= 95 THEN :now + n END
-FROM (WITH RECURSIVE d AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM d WHERE i < 199)
-    SELECT a.i * 200 + b.i + 1 AS n FROM d AS a, d AS b) AS numbers WHERE n <= :rows"""
+FROM (WITH RECURSIVE d AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM d WHERE i < 999)
+    SELECT a.i * 1000 + b.i + 1 AS n FROM d AS a, d AS b) AS numbers WHERE n <= :rows;
+INSERT INTO {grouped} SELECT `row`, group_name, topic, `key` FROM {task} WHERE group_name IS NOT NULL;
+INSERT INTO {kept} SELECT keep_until, `row` FROM {task} WHERE keep_until IS NOT NULL"""
 
 _NEW = lifecycle.schedule(new("3", topic="t0", due=At(NOW)), None, NOW, 1).record
 assert _NEW is not None
 _PUT = settled_values(3, _NEW)
+_TWO = listed([5, 6])
 _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
@@ -50,8 +53,11 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "lock_tasks": (_KEYS, 10),
     "probe": ({"topic": "t0", "key": "3"}, 3),
     "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
-    "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None, None, None)])}, 10),
-    "forget_tasks": ({"rows": table_of_numbers([5, 6])}, 10),
+    "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None)])}, 10),
+    "forget_tasks": ({"rows": _TWO}, 10),
+    "join_groups": ({"rows": tuples([(2**40, "g", "t0", "y")])}, 5),
+    "leave_groups": ({"rows": listed([7, 14])}, 10),
+    "keep_tasks": ({"rows": tuples([(NOW, 2**40)])}, 5),
     "take_waiting": ({"topic": "t0", "floor": 0, "most": 50}, 110),
     "take_lost": ({"topic": "t0", "most": 50}, 110),
     "lease_tasks": ({"rows": listed([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
@@ -59,12 +65,15 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "leased_head": ({"topic": "t0"}, 5),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
     "held": (_HOLDS, 10),
-    "settle_done": ({"topic": "t0", "holds": table_of_holds([("3", 3), ("6", 1), ("x", 1)])}, 16),
-    "purgeable": ({"most": 50}, 110),
+    "settle_done": ({"rows": listed([3, 6]), "holds": tuples([(3, 3), (6, 1)])}, 10),
+    "kept_until_now": ({"most": 50}, 110),
+    "purgeable": ({"rows": _TWO}, 10),
+    "still_there": ({"rows": _TWO}, 10),
+    "forget_kept": ({"lines": table_of_pairs([(NOW + 97, 97), (NOW + 98, 98)])}, 20),
     "tasks_by_names": (_KEYS, 10),
     "tasks_by_rows": ({"rows": listed([7, 8])}, 10),
     "page_by_name": ({"topic": "t0", "key": "2", "most": 50}, 110),
-    "page_by_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 110),
+    "page_by_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 210),
     "page_at_instant": ({**_STATE, "row": 5}, 110),
     "page_after_instant": ({**_STATE, "before": 2**62}, 210),
     "next_topic": ({"topic": "t0"}, 5),
@@ -72,13 +81,14 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "count_state": ({"topic": "t0", "state": 0, "most": 50}, 170),
     "count_waiting_between": ({"topic": "t0", "low": 0, "high": 2**62, "most": 50}, 170),
 }
-"""Every statement that touches the table of tasks, and how many rows it may read at most."""
+"""Every statement that touches a table that grows with the tasks, and how many rows it may read at most."""
 
 
 class Surveyed:
     """A connection as the store has it, to tables that nobody analyzes."""
 
-    def __init__(self, connection: Connection, queries: Mapping[str, Template], names: Names) -> None:
+    def __init__(self, url: str, connection: Connection, queries: Mapping[str, Template], names: Names) -> None:
+        self.url = url
         self.connection = connection
         self.queries = queries
         self.names = names
@@ -112,7 +122,7 @@ async def surveyed(url: str) -> AsyncIterator[Surveyed]:
     names = Names(address.schema, address.prefix)
     await connection.ask(names.write("ALTER TABLE {task} STATS_AUTO_RECALC = 0, STATS_PERSISTENT = 1"))
     try:
-        yield Surveyed(connection, queries_of(address.schema, address.prefix), names)
+        yield Surveyed(url, connection, queries_of(address.schema, address.prefix), names)
     finally:
         await connection.close(within=5)
 
@@ -144,12 +154,39 @@ async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) 
     for query in ("lock_tasks", "tasks_by_names", "held", "extend_leases"):
         values = {**asked, "lasts": 5}
         assert await surveyed.reads(query, values) <= 3_100, query
-    done = {"topic": "t0", "holds": table_of_holds([(key, int(key)) for key in keys])}
-    assert await surveyed.reads("settle_done", done) <= 6_100
-    assert await surveyed.reads("forget_tasks", {"rows": table_of_numbers(range(1, 1_001))}) <= 6_100
-    for query in ("tasks_by_rows", "lease_tasks"):
-        values = {"rows": listed(range(1, 1_001)), "micros": 1, "until": 1, "holder": "w"}
+    holds = tuples([(row, row) for row in range(1, 1_001)])
+    values = {"rows": listed(range(1, 1_001)), "micros": 1, "until": 1, "holder": "w", "holds": holds}
+    for query in ("tasks_by_rows", "lease_tasks", "settle_done", "forget_tasks", "leave_groups", "purgeable"):
         assert await surveyed.reads(query, values) <= 2_100, query
+
+
+@pytest.mark.parametrize("there", [2, 3, 10, 100, 1_000])
+async def test_what_deletes_reads_no_row_of_others_in_a_small_table(surveyed: Surveyed, there: int) -> None:
+    """It would wait for those that somebody has locked."""
+    await surveyed.fill(there)
+    others = there // 2
+    rows = [row for row in range(1, there + 1) if row != others]
+    values = {"rows": listed(rows), "holds": tuples([(row, row) for row in rows])}
+    ended = [(NOW + row, row) for row in rows if row % 100 >= 95]
+    asked = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
+    if ended:
+        asked["forget_kept"] = {"lines": table_of_pairs(ended)}
+    names = surveyed.names
+    other = await connect(address_of(surveyed.url), within=10)
+    try:
+        await other.ask(
+            names.write(
+                f"BEGIN; SELECT 1 FROM {{task}} WHERE `row` = {others} FOR UPDATE; "
+                f"INSERT INTO {{grouped}} VALUES ({2**40}, 'g', 't0', 'new'); "
+                f"INSERT INTO {{kept}} VALUES ({NOW}, {2**40})"
+            )
+        )
+        for query, given in asked.items():
+            text = surveyed.queries[query].write(**given)
+            await surveyed.connection.ask(b"BEGIN; " + text)
+            await surveyed.connection.ask("ROLLBACK")
+    finally:
+        await other.close(within=5)
 
 
 async def test_a_scan_would_be_seen(surveyed: Surveyed) -> None:
@@ -161,9 +198,11 @@ async def test_a_scan_would_be_seen(surveyed: Surveyed) -> None:
 
 async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
     address = address_of(url)
-    table = Names(address.schema, address.prefix).parts["task"]
+    names = Names(address.schema, address.prefix)
+    tables = [names.parts[table] for table in ("task", "grouped", "kept")]
     queries = queries_of(address.schema, address.prefix)
-    assert {name for name, template in queries.items() if table in template.text} == set(ARGUMENTS)
+    big = {name for name, template in queries.items() if any(table in template.text for table in tables)}
+    assert big == set(ARGUMENTS)
 
 
 def test_every_query_is_used(root: Path) -> None:

@@ -15,18 +15,19 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Token, Topic
 from bide.stores.batches import Conflicts, earliest, rounds
+from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.statements import Code, Quote
+from bide.stores.mysql.statements import rows as tuples
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
-_PART = 250
+_FIRST_PART, _PART = 64, 256
 _NAMES = "topic, `key`, id, options, payload"
 _TIMES = "at, due_at, created_at"
-_GROUP = "group_name, group_topic, group_key"
-COLUMNS = f"{_NAMES}, token, {_TIMES}, deadline, {_GROUP}"
+COLUMNS = f"{_NAMES}, token, {_TIMES}, deadline, group_name"
 
 _encode = msgspec.msgpack.encode
 _answers = msgspec.msgpack.Decoder(list[Answer | None])
@@ -81,9 +82,8 @@ async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Mi
         if first > micros:  # the clock was set back
             statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
             [tokens] = await call.send(*statements, commits=True)
-        else:
-            tokens = await _insert_many(call, tasks, places, there)
-        return _created(tasks, places, there, [token for (token,) in tokens])
+            return _created(tasks, places, there, [token for (token,) in tokens])
+        return await _insert_many(call, tasks, places, there)
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
@@ -91,28 +91,38 @@ async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Mi
     return await lane.run(insert, inserted, adding=True, apart=True)
 
 
-async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, there: Millis) -> list[Any]:
-    """Their tokens. In parts: while the server writes one, the next is put into words."""
-    tokens: list[Any] = []
+async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, there: Millis) -> list[Answer]:
+    """In parts: while the server writes one, the answers to the one before are made, and the next is put into words."""
+    answers: list[Any] = [None] * len(tasks)
+    schedule = lifecycle.schedule
     sending: asyncio.Task[list[Any]] | None = None
+    sent: Places = []
+    first, size = 0, _FIRST_PART
+
+    async def answered(sending: asyncio.Task[list[Any]] | None) -> Rows:
+        return () if sending is None else (await sending)[0]
+
     try:
-        for first in range(0, len(places), _PART):
-            statements = _insertion_of_plain(call, [tasks[place] for place in places[first : first + _PART]], there)
-            last = first + _PART >= len(places)
+        while first < len(places):
+            part, first, size = places[first : first + size], first + size, min(2 * size, _PART)
+            last = first >= len(places)
+            statements = _insertion_of_plain(call, [tasks[place] for place in part], there)
             if last:
                 statements += call.pass_gate(_highest(call, None))
-            if sending is not None:
-                tokens += (await sending)[0]
+            tokens = await answered(sending)
             sending = asyncio.ensure_future(call.send(*statements, commits=last))
-            await asyncio.sleep(0)  # it is written before the next is made
-        assert sending is not None
-        tokens += (await sending)[0]
+            await asyncio.sleep(0)  # it is written before anything else is done
+            for place, (token,) in zip(sent, tokens, strict=True):
+                answers[place] = schedule(tasks[place], None, there, token)
+            sent = part
+        for place, (token,) in zip(sent, await answered(sending), strict=True):
+            answers[place] = schedule(tasks[place], None, there, token)
     except BaseException:
         if sending is not None and not sending.done():
             sending.cancel()
             await asyncio.wait([sending])
         raise
-    return tokens
+    return answers
 
 
 def _highest(call: Call, now: Millis | None) -> Code:
@@ -125,8 +135,8 @@ def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis
     token, there = b"@bide_token", b"@bide_now"
     if now is None:
         token = b"GREATEST(@bide_token, " + call.there + b")"
-    written = [_new_row(tasks[place], call.quote, token, there) for place in places]
-    return _inserting(call, COLUMNS, written)
+    news = [tasks[place] for place in places]
+    return _inserting(call, COLUMNS, news, [_new_row(new, call.quote, token, there) for new in news])
 
 
 def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> list[bytes]:
@@ -142,12 +152,7 @@ def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> 
         if deadlines:
             more = b", NULL" if new.deadline is None else b", %d" % new.deadline
         if groups:
-            group = (
-                b", NULL, NULL, NULL"
-                if new.group is None
-                else b", %b, %b, %b" % (quote(new.group.encode()), topic, key)
-            )
-            more += group
+            more += b", NULL" if new.group is None else b", " + quote(new.group.encode())
         written.append(
             b"(%b, %b, %b, %b, %b, %d, %d, %d%b)"
             % (
@@ -162,16 +167,24 @@ def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> 
                 more,
             )
         )
-    columns = f"{_NAMES}, {_TIMES}{', deadline' if deadlines else ''}{f', {_GROUP}' if groups else ''}"
-    return _inserting(call, columns, written)
+    columns = f"{_NAMES}, {_TIMES}{', deadline' if deadlines else ''}{', group_name' if groups else ''}"
+    return _inserting(call, columns, tasks, written)
 
 
-def _inserting(call: Call, columns: str, rows: list[bytes]) -> list[bytes]:
-    return [
+def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: list[bytes]) -> list[bytes]:
+    statements = [
         call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(b", ".join(rows))),
         call.write("first_row"),
         call.write("inserted_tokens", count=len(rows)),
     ]
+    grouped = [
+        (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key)
+        for number, new in enumerate(tasks)
+        if new.group is not None
+    ]
+    if grouped:
+        statements.insert(2, call.write("join_groups", rows=tuples(grouped, call.quote)))
+    return statements
 
 
 def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
@@ -186,7 +199,7 @@ def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
     else:
         due = b"LEAST(GREATEST(%b%+d, 0), %d)" % (there, millis, LAST_INSTANT)
         at = due if millis >= 0 else there
-    group = b"NULL, NULL, NULL" if new.group is None else b"%b, %b, %b" % (quote(new.group.encode()), topic, key)
+    group = b"NULL" if new.group is None else quote(new.group.encode())
     return b"(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)" % (
         topic, key, quote(new.id.encode()), quote(new.options), quote(new.payload), token, at, due, there,
         b"NULL" if new.deadline is None else b"%d" % new.deadline, group,
@@ -244,7 +257,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
                 highest = max(highest, token)
                 answer = decided[place] = lifecycle.schedule(new, old.record, there, token)
                 if answer.result is Result.REPLACED and answer.record is not None:
-                    writes.replace(old.row, answer.record)
+                    writes.replace(old, answer.record)
             statements = writes.statements(call)
             if free:
                 statements += _insertion(call, tasks, free, now)

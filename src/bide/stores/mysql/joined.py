@@ -32,6 +32,8 @@ T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
 _SAMPLES = (b"\x00\xff", 1 << 62)
 _READ_ONLY = 1792
+_AT_ONCE = 500
+"""Names in one statement: MariaDB makes a table of a list of 1000, unless the connection was told not to."""
 _RELEASE = "RELEASE SAVEPOINT bide_verb"
 ACCEPTED = (
     "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
@@ -173,7 +175,7 @@ class JoinedVerbs:
         return await self._write(operations.settle, outcomes, now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return await reading.get(self, refs) if refs else []
+        return [found for part in slices(refs, _AT_ONCE) for found in await reading.get(self, part)]
 
     async def find(self, where: Filter, page: Page) -> Found:
         return await reading.find(self, where, page)
@@ -189,7 +191,7 @@ class JoinedVerbs:
 
         async def work(call: Call) -> None:
             whole = _Whole(call)
-            for part in slices(asked):
+            for part in slices(asked, _AT_ONCE):
                 answers.extend(await operation(whole, part, there, joins.about(now), wakes.update))
 
         await self._savepoint(work, floor=floor, adding=adding)

@@ -1,10 +1,14 @@
-"""What is forgotten: tasks that have been kept for long enough, and callers that nobody hears of any more."""
+"""What is forgotten: tasks that have been kept for long enough, and callers that nobody hears of any more.
+
+What ends with a time to be kept until leaves a line in `kept`. If the task lives again meanwhile, the line stays and is
+found out when its time has come.
+"""
 
 from __future__ import annotations
 
 from bide.core.instants import Millis
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.statements import listed, table_of_numbers
+from bide.stores.mysql.statements import listed, table_of_pairs
 
 _AT_ONCE = 1_000
 
@@ -12,20 +16,36 @@ _AT_ONCE = 1_000
 async def purge(lane: Runs, now: Millis | None, limit: int) -> int:
     """Forget up to `limit` ended tasks, by their primary keys; how many it was."""
     purged = 0
+    most = _AT_ONCE
 
-    async def work(call: Call) -> int:
-        values = {"most": min(limit - purged, _AT_ONCE)}
-        opened = [call.write("begin"), *call.read_clock(now)]
-        [rows] = await call.send(*opened, call.write("purgeable", **values))
-        numbers = sorted(row for (row,) in rows)
-        deleted = [call.write("forget_tasks", rows=table_of_numbers(numbers))] if numbers else []
-        await call.send(*deleted, *call.commit())
-        return len(numbers)
+    async def work(call: Call) -> tuple[int, int]:
+        """How many tasks were forgotten, and how many lines of `kept`."""
+        opened = [call.write("begin"), *call.read_clock(now), call.write("kept_until_now", most=most)]
+        [lines] = await call.send(*opened)
+        if not lines:
+            await call.send(*call.commit())
+            return 0, 0
+        rows = listed(sorted({row for _, row in lines}))
+        [found, there] = await call.send(call.write("purgeable", rows=rows), call.write("still_there", rows=rows))
+        forgotten = sorted(row for row, _ in found)
+        grouped = sorted(row for row, has_group in found if has_group)
+        locked = {row for (row,) in there}.difference(forgotten)
+        over = [(until, row) for until, row in lines if row not in locked]
+        statements = []
+        if forgotten:
+            statements.append(call.write("forget_tasks", rows=listed(forgotten)))
+        if grouped:
+            statements.append(call.write("leave_groups", rows=listed(grouped)))
+        if over:
+            statements.append(call.write("forget_kept", lines=table_of_pairs(over)))
+        await call.send(*statements, *call.commit())
+        return len(forgotten), len(over)
 
     while purged < limit:
-        forgotten = await lane.read(work)
+        most = min(limit - purged, _AT_ONCE)
+        forgotten, over = await lane.read(work)
         purged += forgotten
-        if forgotten < _AT_ONCE:
+        if over < most:
             break
     return purged
 

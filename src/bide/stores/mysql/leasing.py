@@ -17,6 +17,7 @@ from bide.core.records import Leased, Record, State, Topic
 from bide.stores.floors import Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, ROW, WOKE, filled, record_of
 from bide.stores.mysql.statements import listed
 
@@ -59,6 +60,7 @@ async def lease(
     about: Millis,
     lasts: Millis,
     holder: str,
+    remember: LeasedRows,
 ) -> Leased:
     """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
 
@@ -75,7 +77,7 @@ async def lease(
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder)
+        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder, remember)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -92,6 +94,7 @@ async def _lease(
     about: Millis,
     lasts: Millis,
     holder: str,
+    remember: LeasedRows,
 ) -> tuple[Leased, bool]:
     topics = sorted(wants)
     counts = {topic: min(wants[topic], MOST) for topic in topics}
@@ -116,6 +119,7 @@ async def _lease(
             lifecycle.lease(record, there, there + lasts, holder, token)
             for (_, record, _), token in zip(olds, tokens, strict=True)
         ]
+        remember.leased([old[0] for old in olds], tasks)
         taken = {record.topic for record in tasks}
         wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=thorough)
         if any(topic in taken for topic in room):

@@ -19,6 +19,7 @@ from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.past import Name, go_past
 from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import ServerTime
@@ -50,6 +51,7 @@ class Opened:
         self.floors = Floors(used=by_server)
         self.expected = leasing.Expected()
         self.conflicts = Conflicts()
+        self.leased = LeasedRows()
         self.loop = asyncio.get_running_loop()
         self.identity: Identity | None = None
         self.joins: Joins

@@ -30,8 +30,9 @@ from bide.core.records import (
 from bide.stores.batches import Named, earliest, rounds
 from bide.stores.mysql.errors import Fewer
 from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.leased_rows import LeasedRows, Row
 from bide.stores.mysql.rows import ROW, record_of, settled_values
-from bide.stores.mysql.statements import listed, table_of_holds, table_of_numbers
+from bide.stores.mysql.statements import Code, listed
 from bide.stores.mysql.statements import rows as tuples
 
 Places = list[int]
@@ -105,15 +106,20 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
 
 
 async def settle(
-    lane: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
+    lane: Runs,
+    outcomes: Sequence[Settlement],
+    now: Millis | None,
+    about: Millis,
+    tell: Tell,
+    leased: LeasedRows | None = None,
 ) -> list[bool]:
-    """Record how leases ended. All plain Done and all still ours: one conditional delete."""
-    names = {(one.topic, one.key) for one in outcomes}
-    if len(names) == len(outcomes) and all(
+    """Record how leases ended. All plain Done, leased here and still ours: one conditional delete."""
+    rows = None if leased is None else leased.of(outcomes)
+    if rows is not None and all(
         one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes
     ):
         try:
-            return await _settle_done(lane, outcomes, now)
+            return await _settle_done(lane, rows, now)
         except Fewer:
             pass  # somebody else has one of them, or it has been settled: see which
 
@@ -129,24 +135,29 @@ async def settle(
     return await _decided(lane, outcomes, now, tell, decide, repeated)
 
 
-async def _settle_done(lane: Runs, outcomes: Sequence[Settlement], now: Millis | None) -> list[bool]:
+async def _settle_done(lane: Runs, rows: Sequence[Row], now: Millis | None) -> list[bool]:
     """Raises Fewer, and settles none, unless all are held by these tokens."""
+
+    numbers = listed([row for row, _, _ in rows])
+    holds = Code(b", ".join([b"(%d, %d)" % (row, token) for row, token, _ in rows]))
+    grouped = listed([row for row, _, grouped in rows if grouped])
 
     async def delete(call: Call) -> list[bool]:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
-        for topic, holds in _holds(outcomes):
-            statements.append(call.write("settle_done", topic=topic, holds=table_of_holds(holds, call.quote)))
-            statements.append(call.write("all_of_them", count=len(holds)))
+        statements.append(call.write("settle_done", rows=numbers, holds=holds))
+        statements.append(call.write("all_of_them", count=len(rows)))
+        if grouped:
+            statements.append(call.write("leave_groups", rows=grouped))
         await call.timed(*statements, *call.pass_gate(0), commits=True)
-        return [True] * len(outcomes)
+        return [True] * len(rows)
 
     async def deleted(row: Repeated, call: Call) -> list[bool]:
-        return [True] * len(outcomes)
+        return [True] * len(rows)
 
     return await lane.run(delete, deleted, apart=True)
 
 
-def _holds(leases: Sequence[Settlement | Lease]) -> list[tuple[Topic, list[tuple[str, Token]]]]:
+def _holds(leases: Sequence[Lease]) -> list[tuple[Topic, list[tuple[str, Token]]]]:
     """Each topic with its (key, token), both sorted."""
     holds: dict[Topic, set[tuple[str, Token]]] = {}
     for one in leases:
@@ -200,27 +211,38 @@ async def _decided(
 class Writes:
     """The writes of one round, gathered so that they go out as one packet."""
 
-    __slots__ = ("_forgotten", "_put", "_replaced", "waiting")
+    __slots__ = ("_forgotten", "_joining", "_kept", "_leaving", "_put", "_replaced", "waiting")
 
     def __init__(self) -> None:
         self._put: list[tuple[Any, ...]] = []
         self._replaced: list[tuple[Any, ...]] = []
         self._forgotten: list[int] = []
+        self._kept: list[tuple[Millis, int]] = []
+        self._leaving: list[int] = []
+        self._joining: list[tuple[int, str, str, str]] = []
         self.waiting: list[Record] = []
         """What now waits, and may have to be told."""
 
-    def replace(self, row: int, record: Record) -> None:
-        """A new life, with a payload of its own."""
-        group = (None, None, None) if record.group is None else (record.group, record.topic, record.key)
-        self._replaced.append((*settled_values(row, record), record.options, record.payload, *group))
+    def replace(self, old: Old, record: Record) -> None:
+        """A new life, with a payload and a group of its own."""
+        self._replaced.append((*settled_values(old.row, record), record.options, record.payload, record.group))
         self.waiting.append(record)
+        if record.group != old.record.group:
+            if old.record.group is not None:
+                self._leaving.append(old.row)
+            if record.group is not None:
+                self._joining.append((old.row, record.group, record.topic, record.key))
 
     def put_or_forget(self, row: int, record: Record, now: Millis) -> None:
         """A transition, which leaves payload, options and group as they are."""
         if record.keep_until is not None and record.keep_until <= now:
             self._forgotten.append(row)
+            if record.group is not None:
+                self._leaving.append(row)
             return
         self._put.append((*settled_values(row, record), b"", b""))
+        if record.keep_until is not None:
+            self._kept.append((record.keep_until, row))
         if record.state is State.WAITING:
             self.waiting.append(record)
 
@@ -231,7 +253,13 @@ class Writes:
         if self._replaced:
             written.append(call.write("replace_tasks", rows=tuples(self._replaced, call.quote)))
         if self._forgotten:
-            written.append(call.write("forget_tasks", rows=table_of_numbers(sorted(self._forgotten))))
+            written.append(call.write("forget_tasks", rows=listed(sorted(self._forgotten))))
+        if self._kept:
+            written.append(call.write("keep_tasks", rows=tuples(sorted(self._kept))))
+        if self._leaving:
+            written.append(call.write("leave_groups", rows=listed(sorted(self._leaving))))
+        if self._joining:
+            written.append(call.write("join_groups", rows=tuples(self._joining, call.quote)))
         return written
 
 

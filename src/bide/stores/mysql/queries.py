@@ -18,7 +18,7 @@ COLUMNS = (
 )
 """In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
 
-TABLES = ("task", "caller", "worker", "event", "migration")
+TABLES = ("task", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _GIVEN = re.compile(r"VALUES\((\w+)\)")

@@ -42,9 +42,9 @@ def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
     return problems
 
 
-def slices(asked: Sequence[One]) -> list[Sequence[One]]:
+def slices(asked: Sequence[One], at_once: int = AT_ONCE) -> list[Sequence[One]]:
     """Parts for one packet each."""
-    return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
+    return [asked[first : first + at_once] for first in range(0, len(asked), at_once)]
 
 
 def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTask]]:

@@ -65,17 +65,12 @@ def rows(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
     return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
 
 
-def table_of_numbers(values: Iterable[int]) -> Code:
-    """A query that gives these, one by one, as `number`."""
-    first, *more = values
-    return Code(b" UNION ALL ".join([b"SELECT %d AS number" % first, *[b"SELECT %d" % value for value in more]]))
-
-
-def table_of_holds(values: Iterable[tuple[str, int]], quote: Quote = quoted) -> Code:
-    """A query that gives these, one by one, as `name` and `number`."""
-    (key, token), *more = values
-    lines = [b"SELECT %b AS name, %d AS number" % (literal(key, quote), token)]
-    return Code(b" UNION ALL ".join([*lines, *[b"SELECT %b, %d" % (literal(one, quote), its) for one, its in more]]))
+def table_of_pairs(values: Iterable[tuple[int, int]]) -> Code:
+    """A query that gives these, one by one, as `first` and `second`."""
+    pair, *more = values
+    return Code(
+        b" UNION ALL ".join([b"SELECT %d AS first, %d AS second" % pair, *[b"SELECT %d, %d" % one for one in more]])
+    )
 
 
 class Template:

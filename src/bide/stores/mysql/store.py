@@ -13,6 +13,7 @@ from __future__ import annotations
 import time as steady
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Literal
 
 from bide.core.answers import Answer
@@ -214,7 +215,8 @@ class MySqlStore:
         return await self._write("change", operations.change, changes, slices(changes), now)
 
     async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
-        return await self._write("settle", operations.settle, outcomes, slices(outcomes), now)
+        operation = partial(operations.settle, leased=self._open().leased)
+        return await self._write("settle", operation, outcomes, slices(outcomes), now)
 
     async def _write(
         self, kind: str, operation: Any, asked: Sequence[Any], parts: Sequence[Sequence[Any]], now: Millis
@@ -261,7 +263,7 @@ class MySqlStore:
         opened = self._open()
         leased = await leasing.lease(
             opened.lanes["lease"], opened.floors, opened.expected, wants, self._now(now), self._about(now),
-            until - now, holder,
+            until - now, holder, opened.leased,
         )  # fmt: skip
         if self._by_server:  # nobody tells of what other processes schedule
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)

@@ -13,7 +13,8 @@
 -- sort by their bytes, as everywhere else in bide. CONVERT(topic USING utf8mb4) shows them.
 -- holder: filled up with NUL to 48 bytes, and woke_at is never null, so that a lease does not change how long a row is:
 -- InnoDB then writes it where it lies, in half the time.
--- group_topic, group_key: the name once more, of those that have a group, for an index that has no entries of others.
+-- What only some tasks have, a group or an end to being kept, is indexed in tables of its own: here is no index without
+-- entries of the others, and each costs every insert and every delete.
 CREATE TABLE IF NOT EXISTS {task} (
     `row`       bigint UNSIGNED NOT NULL AUTO_INCREMENT,
     token       bigint NOT NULL DEFAULT (TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', SYSDATE(6))),
@@ -32,8 +33,6 @@ CREATE TABLE IF NOT EXISTS {task} (
     `key`       varbinary(200) NOT NULL,
     id          varbinary(64) NOT NULL,
     group_name  varbinary(200),
-    group_topic varbinary(200),
-    group_key   varbinary(200),
     holder      varbinary(255) NOT NULL
         DEFAULT x'000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000',
     error       mediumblob,
@@ -42,11 +41,25 @@ CREATE TABLE IF NOT EXISTS {task} (
     PRIMARY KEY (`row`),
     UNIQUE KEY name (topic, `key`),
     -- what is due, oldest first, the next wake, lists and counts: each state of each topic by its time
-    KEY due (topic, state, at, `row`),
-    -- what purge may forget; only what has ended is kept until some time
-    KEY kept (keep_until),
-    -- the members of a group
-    KEY grouped (group_name, group_topic, group_key)
+    KEY due (topic, state, at, `row`)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+-- The members of groups.
+CREATE TABLE IF NOT EXISTS {grouped} (
+    `row`      bigint UNSIGNED NOT NULL,
+    group_name varbinary(200) NOT NULL,
+    topic      varbinary(200) NOT NULL,
+    `key`      varbinary(200) NOT NULL,
+    PRIMARY KEY (`row`),
+    KEY name (group_name, topic, `key`)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+-- What has ended, by when it may be forgotten. If the task has begun another life since, its row says so, and the line
+-- here means nothing any more.
+CREATE TABLE IF NOT EXISTS {kept} (
+    until bigint NOT NULL,
+    `row` bigint UNSIGNED NOT NULL,
+    PRIMARY KEY (until, `row`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
 -- The last call of each caller and its answer, written with the work itself: so a call that is sent again, because its
