@@ -14,7 +14,7 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.floors import Floors
+from bide.stores.floors import SLACK, Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
@@ -32,17 +32,35 @@ _holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
 
 class Expected:
-    """When something may be due next, as far as this process knows."""
+    """When something may be due next, as far as this process knows, and how far one instant has been leased.
 
-    __slots__ = ("_wake",)
+    Thousands may be due at the same instant. The floor is that instant until the last of them is leased, and each lease
+    would step over all that were taken before it. So of an instant that is over for a second the last row is noted too,
+    and the next lease begins behind it.
+    """
+
+    __slots__ = ("_rows", "_wake")
 
     def __init__(self) -> None:
         self._wake: Millis | None = None
+        self._rows: dict[Topic, tuple[Millis, int]] = {}
 
     def told(self, wakes: Mapping[Topic, Millis]) -> None:
-        for wake in wakes.values():
+        for topic, wake in wakes.items():
             if self._wake is None or wake < self._wake:
                 self._wake = wake
+            if topic in self._rows and wake <= self._rows[topic][0]:
+                del self._rows[topic]
+
+    def behind(self, topic: Topic, floor: Millis) -> int:
+        """Behind which row of the instant `floor` to begin; 0: at its first."""
+        wake, row = self._rows.get(topic, (-1, 0))
+        return row if wake == floor else 0
+
+    def reached(self, topic: Topic, wake: Millis, row: int, there: Millis) -> None:
+        """Everything up to this row of that instant was taken."""
+        if wake < there - SLACK:
+            self._rows[topic] = (wake, row)
 
     def is_due(self, about: Millis) -> bool:
         return self._wake is not None and self._wake <= about
@@ -77,7 +95,7 @@ async def lease(
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, wants, now, about, lasts, holder, remember)
+        leased, skipped = await _lease(lane, floors, expected, wants, now, about, lasts, holder, remember)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -89,6 +107,7 @@ async def lease(
 async def _lease(
     lane: Runs,
     floors: Floors,
+    expected: Expected,
     wants: Mapping[Topic, int],
     now: Millis | None,
     about: Millis,
@@ -103,7 +122,8 @@ async def _lease(
         since, thorough = floors.ask(topics, about)
         floor = dict(zip(topics, since, strict=True))
         try:
-            there, micros, olds = await _locked(call, counts, floor, now, thorough=thorough)
+            behind = {topic: 0 if thorough else expected.behind(topic, floor[topic]) for topic in topics}
+            there, micros, olds = await _locked(call, counts, floor, behind, now, thorough=thorough)
             tokens = [max(old[1].token + 1, micros) for old in olds]
             statements = _statements(call, olds, micros, there + lasts, holder)
             heads, room = _heads(call, counts, floor, olds, thorough=thorough)
@@ -127,7 +147,7 @@ async def _lease(
         if thorough:
             floors.ends(ends)
         wake = floors.sleep(wake, there, thorough=thorough)
-        _note(floors, counts, room, olds, there, skipped=skipped)
+        _note(floors, expected, counts, room, olds, there, skipped=skipped)
         return Leased(tasks, wake, there), skipped
 
     async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
@@ -141,14 +161,21 @@ Due = tuple[int, Record, Millis]
 
 
 async def _locked(
-    call: Call, counts: Mapping[Topic, int], floor: Mapping[Topic, Millis], now: Millis | None, *, thorough: bool
+    call: Call,
+    counts: Mapping[Topic, int],
+    floor: Mapping[Topic, Millis],
+    behind: Mapping[Topic, int],
+    now: Millis | None,
+    *,
+    thorough: bool,
 ) -> tuple[Millis, int, list[Due]]:
     """What time it is there, in both units, and what is due of each topic, oldest first, locked."""
     statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
     asked: list[Topic] = []
     for topic, count in counts.items():
         if count > 0:
-            statements.append(call.write("take_waiting", topic=topic, floor=floor[topic], most=count))
+            values = {"topic": topic, "floor": floor[topic], "row": behind[topic], "most": count}
+            statements.append(call.write("take_waiting", **values))
             asked.append(topic)
             if thorough:
                 statements.append(call.write("take_lost", topic=topic, most=count))
@@ -217,6 +244,7 @@ def _next_wake(
 
 def _note(
     floors: Floors,
+    expected: Expected,
     counts: Mapping[Topic, int],
     room: list[Topic],
     olds: list[Due],
@@ -229,11 +257,13 @@ def _note(
         return
     floors.emptied([topic for topic in room if counts[topic] > 0], there)
     full = {topic for topic in counts if topic not in room}
-    reached: dict[Topic, Millis] = {}
-    for _, record, wake in olds:
+    reached: dict[Topic, tuple[Millis, int]] = {}
+    for row, record, wake in olds:
         if record.topic in full and record.state is State.WAITING:
-            reached[record.topic] = max(wake, reached.get(record.topic, 0))
-    floors.reached(reached)
+            reached[record.topic] = max((wake, row), reached.get(record.topic, (0, 0)))
+    floors.reached({topic: wake for topic, (wake, _) in reached.items()})
+    for topic, (wake, row) in reached.items():
+        expected.reached(topic, wake, row, there)
 
 
 async def _again(row: Repeated, call: Call) -> Leased:

@@ -120,9 +120,11 @@ INSERT INTO {kept} (until, `row`) VALUES :rows ON DUPLICATE KEY UPDATE until = V
 DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND state >= 0
 
 -- name: take_waiting
--- What others have locked is passed over. :floor is from where on to look, see `floors`.
+-- What others have locked is passed over. :floor is from where on to look, see `floors`, and :row the row of that
+-- instant behind which to begin.
 SELECT {record} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = 0 AND at >= :floor AND at <= @bide_now ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
+WHERE topic = :topic AND state = 0 AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
+ORDER BY at, `row` LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: take_lost
 -- What a lost holder left.
