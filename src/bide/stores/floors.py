@@ -56,11 +56,6 @@ class Floors:
             return [0] * len(topics), True
         return [self._floors.get(topic, 0) for topic in topics], False
 
-    @property
-    def used(self) -> bool:
-        """False: every look is thorough."""
-        return self._used
-
     def floor(self, topic: Topic) -> Millis:
         """From where on a look that is not thorough would look; 0 for a topic that was never emptied."""
         return self._floors.get(topic, 0)

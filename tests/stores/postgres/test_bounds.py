@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 def dear(clock: Clock) -> Bounds:
     """After a whole look that took 20 ms, and another before which it was read who writes: nobody."""
-    known = Bounds(clock)
+    known = Bounds(used=True, clock=clock)
     assert known.reach(["t"], [NOW]) == WHOLE
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     assert known.watching
@@ -56,7 +56,7 @@ def dear(clock: Clock) -> Bounds:
 
 
 def test_as_long_as_a_whole_look_is_cheap_each_is_one(clock: Clock) -> None:
-    known = Bounds(clock)
+    known = Bounds(used=True, clock=clock)
     for _ in range(3):
         clock.seconds += 1
         assert known.reach(["t"], [NOW]) == WHOLE
@@ -104,7 +104,7 @@ def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
 
 
 def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -> None:
-    known = Bounds(clock)
+    known = Bounds(used=True, clock=clock)
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     known.read(NOW + 1_000, ["9/9"])
     reach = known.reach(["t"], [NOW + 900])
@@ -117,6 +117,25 @@ def test_a_clock_that_is_set_back_is_begun_with_anew(clock: Clock) -> None:
     known = dear(clock)
     known.read(NOW - 5_000, [])
     assert known.reach(["t"], [NOW]) == WHOLE
+
+
+def test_with_another_connection_a_look_is_whole(clock: Clock) -> None:
+    known = dear(clock)
+    one, another = object(), object()
+    for connection, whole in ((one, True), (one, False), (another, True), (another, False)):
+        known.on(connection)
+        known.read(NOW + 2_000, [])
+        reach = known.reach(["t"], [NOW])
+        assert reach.whole is whole
+        known.looked(["t"], 0.02, NOW + 2_001, reach, LASTS)
+
+
+def test_where_it_is_not_used_every_look_is_whole(clock: Clock) -> None:
+    known = Bounds(used=False, clock=clock)
+    for _ in range(3):
+        assert known.reach(["t"], [NOW]) == WHOLE
+        known.looked(["t"], 0.5, NOW, WHOLE, LASTS)
+        assert not known.watching
 
 
 # --- on a server
@@ -137,6 +156,7 @@ async def snapshot(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 @pytest.fixture
 def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any whole look is too dear for another; and each look is thorough."""
+    monkeypatch.setattr(bounds, "DEAR", 0.0)
     monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
     monkeypatch.setattr(floors, "THOROUGH", 0.0)
 
@@ -221,6 +241,7 @@ async def soon(store: PostgresStore) -> list[Record]:
 
 @pytest.fixture
 def rarely_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "DEAR", 0.0)
     monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
 
 
@@ -293,6 +314,18 @@ async def test_the_row_of_a_caller_has_no_long_past(url: str, open_store: OpensS
         assert pages(plan) <= 10
         found = await store.find(Filter(topic="t"), Page(limit=1_000))
         assert len(found.tasks) == 2 * CALLS_OF_A_ROW + 20, "each was done once"
+
+
+async def test_nor_has_the_row_of_a_transaction(url: str, open_store: OpensStore) -> None:
+    async with survey(url) as surveyed:
+        store = await open_store(url, clock="server")
+        for _ in range(CALLS_OF_A_ROW + 5):
+            async with store.transaction():
+                pass
+        rows = await surveyed.connection.fetch(
+            surveyed.names.write("SELECT number FROM {caller} WHERE name LIKE '%:transaction1%' ORDER BY number")
+        )
+        assert [row[0] for row in rows] == [CALLS_OF_A_ROW - 1, CALLS_OF_A_ROW + 5]
 
 
 async def test_purging_goes_on_where_it_left_off(url: str, open_store: OpensStore) -> None:

@@ -31,6 +31,19 @@ def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
     assert known.ask(["t"], NOW) == ([0], True)
 
 
+def test_what_is_told_of_while_a_look_is_under_way_is_where_the_next_begins() -> None:
+    known = Floors(used=True, slack=100)
+    known.ask(["t", "u"], NOW)
+    known.told({"t": NOW - 700, "u": NOW - 800})
+    known.told({"t": NOW - 300})
+    known.emptied(["t"], NOW)
+    known.reached({"u": NOW - 20})
+    assert known.ask(["t", "u"], NOW) == ([NOW - 700, NOW - 800], False), "it may not have seen them"
+    known.emptied(["t"], NOW)
+    known.reached({"u": NOW - 20})
+    assert known.ask(["t", "u"], NOW) == ([NOW - 100, NOW - 20], False)
+
+
 def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "THOROUGH", 0.0)
     known = Floors(used=True)
@@ -71,7 +84,7 @@ async def soon(store: PostgresStore) -> list[Record]:
 async def test_what_appears_far_back_is_found_within_a_second(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "SHARE", 0)  # whole looks are cheap; otherwise see test_bounds
+    monkeypatch.setattr(bounds, "DEAR", 10.0)  # whole looks are cheap; otherwise see test_bounds
     store = await open_store(url, clock="server")
     address = address_of(url)
     assert (await lease(store, 5)).tasks == []

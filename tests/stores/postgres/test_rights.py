@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 from tests.servers.postgres_server import ask
 
@@ -28,6 +29,8 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.postgres import PostgresStore, schema
+from bide.stores.postgres.address import address_of
+from bide.stores.postgres.queries import queries_of
 
 TOPIC, KEYS = "order.close", ["1", "2", "3", "4", "5", "6"]
 ROLES = ("bide_migrator", "bide_worker")
@@ -142,6 +145,28 @@ async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url
         ask(postgres_url, f"GRANT {right} TO {page.name}_worker")
     ask(postgres_url, f"DELETE FROM {page.name}.task")
     await everything(page.url("worker"))
+
+
+async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: Granted, postgres_url: str) -> None:
+    page.run(page.migrator)
+    await schema.migrate(page.url("migrator"))
+    page.run(page.worker)
+    ours = await asyncpg.connect(address_of(page.url("worker")).dsn)
+    theirs = await asyncpg.connect(address_of(postgres_url).dsn)
+    seen = []
+    try:
+        for statement in (
+            "BEGIN", f"SELECT FROM {page.name}.task", "COMMIT",
+            "BEGIN", f"SELECT FROM {page.name}.task FOR UPDATE", "COMMIT",
+            "BEGIN", f"DELETE FROM {page.name}.task", "ROLLBACK",
+        ):  # fmt: skip
+            await theirs.execute(statement)
+            [row] = await ours.fetch(queries_of(page.name, "")["writers"])
+            seen.append(len(row["writers"]))
+    finally:
+        await theirs.close()
+        await ours.close()
+    assert seen == [0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
 async def test_whoever_runs_tasks_cannot_migrate(page: Granted) -> None:

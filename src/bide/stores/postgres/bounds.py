@@ -4,13 +4,16 @@ A thorough look (see `floors`) is a whole one as long as that is cheap: from the
 snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is dead,
 0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased.
 
-So whole looks take no more than a 300th of the time, and in between a thorough look begins at a bound. That this finds
-all the same, needs no assumption of how long transactions last. Whatever is written wakes, and its lease ends, no
-earlier than the clock was when its statement began; and a transaction that has written tasks, or locked them, keeps a
-lock of that kind on the table until it is over. So before each look we read what time it is and which transactions have
-such a lock. One that has none by then is either over, and the look sees what it did; or its tasks come no earlier than
-that time. One that has is remembered with the time of the last reading at which it had none. The earliest of these
-times is the next look's bound, for each topic of which nothing due was left.
+So whole looks then take no more than a thousandth of the time, and in between a thorough look begins at a bound. That
+this finds all the same, needs no assumption of how long transactions last. Whatever is written wakes, and its lease
+ends, no earlier than the clock was when its statement began; and a transaction that has written tasks, or locked them,
+keeps a lock of that kind on the table until it is over. So before each look we read what time it is and which
+transactions have such a lock. One that has none by then is either over, and the look sees what it did; or its tasks
+come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
+earliest of these times is the next look's bound, for each topic of which nothing due was left.
+
+A crash of the server may take the newest leases, and their tasks wait again at their old place; so with another
+connection the first look is a whole one. A pooler hides that from us, and behind one each look is whole.
 
 What is not found so until the next whole look: what was written by hand, or after the server's clock was set back by
 less than shows between two readings; and what was locked where a whole look found more due than was wanted, so that
@@ -28,10 +31,12 @@ from typing import NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.floors import SLACK, THOROUGH
+from bide.stores.floors import SLACK
 
-SHARE = 300
-"""A whole look that took so long is followed by none for this many times as long."""
+DEAR = 0.003
+"""Seconds from which on a whole look is dear."""
+SHARE = 1_000
+"""A dear look is followed by no other whole one for this many times as long as it took."""
 SOON: Millis = 1_500
 """How far ahead the end of a lease is always looked for: until well after the next thorough look."""
 PREPARED = "-1/"
@@ -51,12 +56,15 @@ class Bounds:
     """Belongs to the one lane that leases."""
 
     __slots__ = (
-        "_bounds", "_clock", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all", "_whole",
-        "_whole_at", "watching",
+        "_bounds", "_clock", "_connection", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all",
+        "_used", "_whole", "_whole_at", "watching",
     )  # fmt: skip
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, used: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """`used` false: each look is a whole one, where the clock may leap, or a crash may be hidden from us."""
+        self._used = used
         self._clock = clock
+        self._connection: object = None
         self.watching = False
         """Whether `read` is to be called before a thorough look: whole ones have become dear."""
         self._told_all = False
@@ -70,6 +78,12 @@ class Bounds:
         self._read: Millis | None = None
         self._since: dict[str, Millis] = {}
         self._sure: Millis = 0
+
+    def on(self, connection: object) -> None:
+        """Which connection looks. After a crash it is another, and newest leases may be undone: so nothing is known."""
+        if connection is not self._connection:
+            self._connection = connection
+            self._forget()
 
     def read(self, at: Millis, writers: Sequence[str]) -> None:
         """What time it was there, and which transactions had the table locked for writing then or just after."""
@@ -88,6 +102,7 @@ class Bounds:
         self._last.clear()
         self._since.clear()
         self._sure, self._read = 0, None
+        self._whole_at = 0.0
 
     def reach(self, topics: Sequence[Topic], floors: Sequence[Millis]) -> Reach:
         """For a thorough look; `floors`: where an ordinary one would begin.
@@ -96,7 +111,7 @@ class Bounds:
         look begins where an ordinary one would, and for lost leases where the last thorough look left off.
         """
         first = not self._told_all and self._sure > 0
-        if not self.watching or first or self._clock() >= self._whole_at:
+        if not (self._used and self.watching) or first or self._clock() >= self._whole_at:
             nothing = [0] * len(topics)
             return Reach(nothing, nothing, nothing, True)
         return Reach(
@@ -114,7 +129,7 @@ class Bounds:
         if lasts is not None:
             self._lasts = lasts
         if reach.whole:
-            self.watching = took * SHARE > THOROUGH
+            self.watching = self._used and took > DEAR
             self._whole_at = self._clock() + took * SHARE
             self._told_all = self._sure > 0
             if not self.watching:

@@ -111,8 +111,7 @@ async def _reach(
     """From where on a look that is to be thorough, or not, is to look."""
     if not thorough:
         return Reach(since, since, since, False)
-    if not floors.used:
-        return Reach(since, since, since, True)
+    bounds.on(call.connection)
     if bounds.watching:
         [row] = await call.fetch("writers")
         bounds.read(row["now"], row["writers"])

@@ -46,7 +46,7 @@ class Opened:
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
         self.floors = Floors(used=by_server, slack=SLACK if address.pooled else _SLACK)
-        self.bounds = Bounds()
+        self.bounds = Bounds(used=by_server and not address.pooled)
         self.purging = Purging(used=by_server)
         self.hearing.told = self._told
         self.conflicts = Conflicts()
