@@ -14,17 +14,18 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Token, Topic
-from bide.stores.batches import Conflicts, earliest, rounds
+from bide.stores.batches import Conflicts, rounds
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
+from bide.stores.mysql.queries import returns_tokens
 from bide.stores.mysql.statements import Code, Quote
 from bide.stores.mysql.statements import rows as tuples
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
-_FIRST_PART, _PART = 64, 256
+_FIRST_PART, _PART = 64, 512
 _NAMES = "topic, `key`, id, options, payload"
 _TIMES = "at, due_at, created_at"
 COLUMNS = f"{_NAMES}, token, {_TIMES}, deadline, group_name"
@@ -37,11 +38,13 @@ async def add(
     lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    wakes: dict[Topic, Millis] = {}
+    dues: dict[Topic, Millis] = {}
     for new in tasks:
         _check_names(new)
-        earliest(wakes, new.topic, min(max(new.due.resolve(about), about), LAST_INSTANT))
-    tell(wakes)
+        due, topic = new.due.resolve(about), new.topic
+        if due < dues.get(topic, LAST_INSTANT + 1):
+            dues[topic] = due
+    tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
     parts = rounds(tasks)
     if len(parts) == 1 and not conflicts.likely:
         try:
@@ -104,7 +107,7 @@ async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, the
 
     try:
         while first < len(places):
-            part, first, size = places[first : first + size], first + size, min(2 * size, _PART)
+            part, first, size = places[first : first + size], first + size, min(4 * size, _PART)
             last = first >= len(places)
             statements = _insertion_of_plain(call, [tasks[place] for place in part], there)
             if last:
@@ -172,18 +175,19 @@ def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> 
 
 
 def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: list[bytes]) -> list[bytes]:
-    statements = [
-        call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(b", ".join(rows))),
-        call.write("first_row"),
-        call.write("inserted_tokens", count=len(rows)),
-    ]
+    statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(b", ".join(rows)))]
     grouped = [
         (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key)
         for number, new in enumerate(tasks)
         if new.group is not None
     ]
+    apart = not returns_tokens(call.queries["insert_tasks"])
+    if apart or grouped:
+        statements.append(call.write("first_row"))
+    if apart:
+        statements.append(call.write("inserted_tokens", count=len(rows)))
     if grouped:
-        statements.insert(2, call.write("join_groups", rows=tuples(grouped, call.quote)))
+        statements.append(call.write("join_groups", rows=tuples(grouped, call.quote)))
     return statements
 
 

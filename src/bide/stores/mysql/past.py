@@ -36,7 +36,7 @@ async def go_past(
     """
     answers: list[Any] = [None] * len(asked)
     left = list(range(len(asked)))
-    locked = {(one.topic, one.key) for one in asked} & set(known)
+    locked = {(one.topic, one.key) for one in asked} & set(known) if known else set()
     ends = time.monotonic() + lane.patience
     while left:
         if not waiting or locked:

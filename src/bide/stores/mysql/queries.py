@@ -22,6 +22,7 @@ TABLES = ("task", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _GIVEN = re.compile(r"VALUES\((\w+)\)")
+_RETURNING = " RETURNING token"
 _PART = re.compile(r"\{(\w+)\}")
 
 THERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
@@ -56,8 +57,14 @@ def queries_of(schema: str, prefix: str, *, mariadb: bool = True) -> Mapping[str
     )
 
 
+def returns_tokens(insert: Template) -> bool:
+    """Whether that inserts and answers with the tokens at once."""
+    return insert.text.endswith(_RETURNING)
+
+
 def _for_mysql(text: str) -> str:
     """MySQL warns of VALUES(column), which is the one way that MariaDB has to name what would be inserted."""
+    text = text.removesuffix(_RETURNING)
     if _GIVEN.search(text) is None:
         return text
     return _GIVEN.sub(r"given.\1", text).replace("\nON DUPLICATE KEY", " AS given\nON DUPLICATE KEY")

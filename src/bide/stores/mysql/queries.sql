@@ -60,13 +60,14 @@ SELECT @bide_now, @bide_micros, @bide_token
 -- Plain: one key that is taken, and none is inserted. The clock is looked at for each row (:rows say how, or it is what
 -- `token` is by itself), since a key may have lived and ended, with a token of that time, while the rows before it were
 -- written. Each value costs time to read, so that :columns are those that are needed.
-INSERT INTO {task} (:columns) VALUES :rows
+INSERT INTO {task} (:columns) VALUES :rows RETURNING token
 
 -- name: first_row
+-- The rows of one statement have consecutive numbers, in its order.
 SET @bide_row = LAST_INSERT_ID()
 
 -- name: inserted_tokens
--- The rows of one statement have consecutive numbers, in its order.
+-- For MySQL, which knows no RETURNING.
 SELECT token FROM {task} FORCE INDEX (PRIMARY)
 WHERE `row` >= @bide_row AND `row` < @bide_row + :count * @@auto_increment_increment ORDER BY `row`
 
