@@ -253,6 +253,39 @@ async def goes_on(store: PostgresStore, seconds: float) -> None:
         await asyncio.sleep(0.05)
 
 
+def test_a_whole_look_that_was_cut_short_may_take_longer(clock: Clock) -> None:
+    known = Bounds(used=True, clock=clock)
+    known.failed(10.0, Reach([NOW], [NOW], [NOW], False))
+    assert known.patience == 0.0
+    for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
+        known.failed(took, WHOLE)
+        known.on(object())
+        assert known.reach(["t"], [NOW]) == WHOLE
+        assert known.patience == patience
+    known.looked(["t"], 90.0, NOW, WHOLE, LASTS)
+    assert known.patience == 0.0
+
+
+@pytest.mark.real_time
+async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_may_begins_late(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(url, clock="server", silence=1.0)
+    await put_one(store, new(due=In(0)))
+    assert (await lease(store, topic="other")).tasks == [], "from now on the caller is known"
+    timed, looks = Call.timed, []
+
+    async def slow(call: Call, query: str, *arguments: Any) -> list[Any]:
+        if query.startswith("lease"):
+            looks.append(query)
+            await asyncio.sleep(1.3)
+        return await timed(call, query, *arguments)
+
+    monkeypatch.setattr(Call, "timed", slow)
+    assert [one.key for one in (await lease(store, 5, lasts=LASTS)).tasks] == ["k"]
+    assert len(looks) == 2
+
+
 @pytest.mark.real_time
 async def test_a_task_whose_transaction_was_open_for_long_is_found_within_a_second(
     url: str, open_store: OpensStore, rarely_whole: None

@@ -12,6 +12,9 @@ transactions have such a lock. One that has none by then is either over, and the
 come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
 earliest of these times is the next look's bound, for each topic of which nothing due was left.
 
+A whole look that is not over in the time that a call may take may take twice as long the next time: a worker that
+begins to work under an hour-old snapshot begins late, and goes on with bounds.
+
 A crash of the server may take the newest leases, and their tasks wait again at their old place; so with another
 connection the first look is a whole one. A pooler hides that from us, and behind one each look is whole.
 
@@ -39,6 +42,8 @@ SHARE = 1_000
 """A dear look is followed by no other whole one for this many times as long as it took."""
 SOON: Millis = 1_500
 """How far ahead the end of a lease is always looked for: until well after the next thorough look."""
+_LONGEST = 600.0
+"""Seconds that a whole look may take at most."""
 PREPARED = "-1/"
 """How the name of a prepared transaction begins: it had another name when it wrote."""
 
@@ -57,7 +62,7 @@ class Bounds:
 
     __slots__ = (
         "_bounds", "_clock", "_connection", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all",
-        "_used", "_whole", "_whole_at", "watching",
+        "_used", "_whole", "_whole_at", "patience", "watching",
     )  # fmt: skip
 
     def __init__(self, *, used: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,6 +72,8 @@ class Bounds:
         self._connection: object = None
         self.watching = False
         """Whether `read` is to be called before a thorough look: whole ones have become dear."""
+        self.patience = 0.0
+        """Seconds that a whole look may take, if that is more than a call may."""
         self._told_all = False
         """Whether there was a whole look since there is something that a bound can be."""
         self._whole_at = 0.0
@@ -131,14 +138,19 @@ class Bounds:
         if reach.whole:
             self.watching = self._used and took > DEAR
             self._whole_at = self._clock() + took * SHARE
+            self.patience = 0.0
             self._told_all = self._sure > 0
             if not self.watching:
                 self._forget()
         self._last.update(dict.fromkeys(topics, there))
 
     def failed(self, took: float, reach: Reach) -> None:
-        """A look came to nothing after so many seconds: if it was a whole one, the next is as far off as after any."""
+        """A look came to nothing after so many seconds: if it was a whole one, the next is as far off as after any.
+
+        Unless there is no bound yet: then the next one is another try, with more time.
+        """
         if reach.whole:
+            self.patience = min(max(self.patience, 2 * took), _LONGEST)
             self._whole_at = self._clock() + took * SHARE
 
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:

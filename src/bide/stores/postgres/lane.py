@@ -88,10 +88,12 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
 class Call:
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_lane", "begun", "connection", "number", "queries", "sent")
+    __slots__ = ("_lane", "_limit", "begun", "connection", "number", "queries", "sent")
 
-    def __init__(self, lane: Lane, connection: Any, number: int) -> None:
+    def __init__(self, lane: Lane, connection: Any, number: int, limit: asyncio.Timeout | None = None) -> None:
+        """`limit`: when it is taken for lost."""
         self._lane = lane
+        self._limit = limit
         self.connection = connection
         self.number = number
         self.queries = lane.queries
@@ -121,6 +123,13 @@ class Call:
         if rows and self._lane.time is not None:
             self._lane.time.saw(rows[0]["micros"], sent, time.monotonic())
         return rows
+
+    def allow(self, seconds: float) -> None:
+        """It may take so long from now on, if that is longer than what it may take anyway."""
+        limit = self._limit
+        if limit is not None:
+            ends = asyncio.get_running_loop().time() + seconds
+            limit.reschedule(max(ends, limit.when() or ends))
 
     async def begin(self, how: str = "") -> None:
         self.begun = True
@@ -229,8 +238,9 @@ class Lane:
         while True:
             call: Call | None = None
             try:
-                call = Call(self, await self._connected(), self._number)
-                async with asyncio.timeout(self._silence):
+                connection = await self._connected()
+                async with asyncio.timeout(self._silence) as limit:
+                    call = Call(self, connection, self._number, limit)
                     if repeated is not None and self._number > self._renew_at:
                         await self._renew(call)
                     try:

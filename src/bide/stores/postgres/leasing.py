@@ -115,7 +115,10 @@ async def _reach(
     if bounds.watching:
         [row] = await call.fetch("writers")
         bounds.read(row["now"], row["writers"])
-    return bounds.reach(topics, [floors.floor(topic) for topic in topics])
+    reach = bounds.reach(topics, [floors.floor(topic) for topic in topics])
+    if reach.whole and bounds.patience:
+        call.allow(bounds.patience)
+    return reach
 
 
 def _taken(rows: list[Any], floors: Floors, looked: Bounds | None, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
@@ -182,7 +185,13 @@ async def look(
         since, thorough = floors.ask(topics, about)
         reach = await _reach(call, floors, bounds, topics, since, thorough=thorough)
         began = time.monotonic()
-        [row] = await call.timed("look_for_wake", now, topics, reach.waiting, thorough, reach.lost, reach.ends, SOON)
+        asked = (now, topics, reach.waiting, thorough, reach.lost, reach.ends, SOON)
+        try:
+            [row] = await call.timed("look_for_wake", *asked)
+        except BaseException:
+            floors.failed(topics)
+            bounds.failed(time.monotonic() - began, reach)
+            raise
         if thorough:
             bounds.looked(topics, time.monotonic() - began, row["now"], reach)
             floors.ends(row["ends"])
