@@ -14,7 +14,7 @@ from bide.core.records import Filter
 from bide.stores.mysql import MySqlStore, schema
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.queries import Names
-from bide.testing.store_suite.acts import done, keys, lease, listed, new, put_one, settle, take
+from bide.testing.store_suite.acts import keys, listed, new, put_one
 
 
 def execute(url: str, statement: str) -> None:
@@ -109,28 +109,6 @@ async def test_what_is_wrong_is_said(url: str, said: str, mariadb_server: Starts
 async def test_a_database_that_is_not_there_is_to_be_made(mysql_url: str) -> None:
     with pytest.raises(StoreMismatch, match="bide migrate"):
         await MySqlStore(f"{mysql_url.rpartition('/')[0]}/nowhere", patience=0.2).open()
-
-
-async def test_the_least_rights_are_enough_to_run(mariadb_server: StartsMariaDb, open_store: OpensStore) -> None:
-    server = mariadb_server()
-    await schema.migrate(server.url)
-    server.ask("CREATE USER runner@'%' IDENTIFIED BY 'it''s @ secret'")
-    url = server.url.replace("//bide@", "//runner:it%27s%20%40%20secret@")
-    with pytest.raises(StoreUnavailable, match=r"grant|database"):
-        await MySqlStore(url, patience=0.2).open()
-    with pytest.raises(StoreUnavailable, match="password"):
-        await MySqlStore(server.url.replace("//bide@", "//runner:wrong@"), patience=0.2).open()
-    for table in ("task", "caller", "worker", "event", "migration"):
-        server.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON bide.bide_{table} TO runner@'%'")
-    store = await open_store(url, migrate=False)
-    await put_one(store)
-    assert await settle(store, done(await take(store)))
-    assert (await lease(store, 1)).tasks == []
-    found = {finding.what: finding.ok for finding in await store.diagnose()}
-    assert any("schema version" in what for what in found)
-    with pytest.raises(StoreUnavailable):
-        await schema.migrate(f"{url}?prefix=more_")
-    await store.close()
 
 
 async def test_the_least_rights_are_enough_to_migrate(mariadb_server: StartsMariaDb) -> None:

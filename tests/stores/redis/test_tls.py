@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.ports import free_port
 from tests.servers.redis_server import HOST, RedisServer
+from tests.stores.certificates import certify
 from tests.stores.redis.conftest import OpensStore
 
 from bide.core.errors import StoreUnavailable
@@ -27,23 +26,6 @@ NOW = 0
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening waits for seconds, in case the server is about to start."""
     monkeypatch.setattr("bide.stores.redis.store._AT_FIRST", 0.3)
-
-
-def certify(folder: Path) -> None:
-    """An authority of our own, and a key for 127.0.0.1 that it has signed."""
-    if shutil.which("openssl") is None:
-        not_installed(ServerMissing("openssl is not installed: apt-get install openssl"))
-    names = folder / "names"
-    names.write_text(f"subjectAltName=IP:{HOST}\n", encoding="ascii")
-
-    def openssl(*words: str | Path) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=authority")
-    openssl("req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=redis")
-    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-            "-extfile", names, "-out", "server.crt")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

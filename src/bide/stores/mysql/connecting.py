@@ -118,14 +118,15 @@ class Connection:
 async def connect(address: Address, *, within: float, plain: bool = False) -> Connection:
     """A new connection, to the first host that may be written to. `plain`: for a handler, without our settings.
 
-    Raises NotSent, StoreUnavailable, StoreMismatch.
+    Raises NotSent, StoreUnavailable, StoreMismatch, BadInput.
     """
+    tls = address.tls()
     problem: Exception | None = None
     last: Connection | None = None
     for host, port in address.hosts:
         try:
             async with asyncio.timeout(within):
-                connection = await _connect(address, host, port, within=within, plain=plain)
+                connection = await _connect(address, host, port, tls, within=within, plain=plain)
         except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
             found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
             if isinstance(found, Lost | NotSent):
@@ -146,8 +147,7 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
     raise problem
 
 
-async def _connect(address: Address, host: str, port: int, *, within: float, plain: bool) -> Connection:
-    tls = address.tls()
+async def _connect(address: Address, host: str, port: int, tls: Any, *, within: float, plain: bool) -> Connection:
     driver: Any = await asyncmy.connect(
         host=host, port=port, user=address.user or None, password=address.password,
         database=address.database or None, unix_socket=address.socket or None, ssl=tls,
