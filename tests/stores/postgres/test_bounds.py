@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from bide.core.records import Cancel, Filter, In, Page, Record
 from bide.stores import floors
 from bide.stores.postgres import PostgresStore, bounds
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.bounds import Bounds, Reach
+from bide.stores.postgres.bounds import Asked, Bounds, Reach
 from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one
 
@@ -41,9 +41,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def dear(clock: Clock) -> Bounds:
+def begins(asked: Asked) -> bool:
+    """A whole look that is begun, and never ends."""
+    return True
+
+
+def dear(clock: Clock, beside: Callable[[Asked], bool] = begins) -> Bounds:
     """After a whole look that took 20 ms, and another before which it was read who writes: nobody."""
-    known = Bounds(used=True, clock=clock)
+    known = Bounds(used=True, beside=beside, clock=clock)
     assert known.reach(["t"], [NOW]) == WHOLE
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     assert known.watching
@@ -56,7 +61,7 @@ def dear(clock: Clock) -> Bounds:
 
 
 def test_as_long_as_a_whole_look_is_cheap_each_is_one(clock: Clock) -> None:
-    known = Bounds(used=True, clock=clock)
+    known = Bounds(used=True, beside=begins, clock=clock)
     for _ in range(3):
         clock.seconds += 1
         assert known.reach(["t"], [NOW]) == WHOLE
@@ -75,10 +80,47 @@ def test_between_dear_looks_one_begins_where_nothing_can_be_before(clock: Clock)
     known.ended(["t"], NOW + 9_000, NOW + 2_001)
     reach = known.reach(["t"], [NOW + 1_900])
     assert reach == Reach([NOW + 1_900], [NOW + 2_000], [NOW + 9_000], False), "a floor may lie lower"
+
+
+def later(known: Bounds, second: int) -> Reach:
+    """A thorough look at that second, which leaves nothing."""
+    known.read(NOW + second * 1_000, [])
+    reach = known.reach(["t", "u"], [NOW * 2, NOW * 2])
+    known.looked(["t", "u"], 0.001, NOW + second * 1_000, reach, LASTS)
+    known.emptied(["t"])
+    return reach
+
+
+def test_whole_looks_are_made_beside_and_lower_the_bounds(clock: Clock) -> None:
+    begun: list[Asked] = []
+
+    def beside(asked: Asked) -> bool:
+        begun.append(asked)
+        return True
+
+    known = dear(clock, beside)
+    later(known, 2)
+    assert not begun
     clock.seconds += 0.02 * bounds.SHARE
-    assert known.reach(["t"], [NOW]) == WHOLE
-    known.looked(["t"], 0.002, NOW + 9_000, WHOLE, LASTS)
+    later(known, 3)
+    later(known, 4)
+    assert begun == [Asked(["t", "u"], NOW + 3_000)], "one at a time"
+    known.found(begun[0], NOW + 1_500, 0.02)
+    assert later(known, 5).waiting == [NOW + 1_500, NOW + 1_500], "also where there was no bound"
+    clock.seconds += 0.02 * bounds.SHARE
+    later(known, 6)
+    known.lost_sight(begun[1])
+    later(known, 7)
+    assert len(begun) == 3, "it came to nothing, and is begun again"
+    known.on(object())
+    known.found(begun[2], NOW, 0.02)
+    assert later(known, 8).whole, "with another connection nothing is known"
+    known.found(begun[1], NOW, 0.02)
+    clock.seconds += 100
+    later(known, 9)
+    known.found(begun[-1], None, 0.002)
     assert not known.watching, "it is cheap again"
+    assert later(known, 10) == Reach([0, 0], [0, 0], [0, 0], True)
 
 
 def test_who_writes_is_waited_for(clock: Clock) -> None:
@@ -104,7 +146,7 @@ def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
 
 
 def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -> None:
-    known = Bounds(used=True, clock=clock)
+    known = Bounds(used=True, beside=begins, clock=clock)
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     known.read(NOW + 1_000, ["9/9"])
     reach = known.reach(["t"], [NOW + 900])
@@ -131,7 +173,7 @@ def test_with_another_connection_a_look_is_whole(clock: Clock) -> None:
 
 
 def test_where_it_is_not_used_every_look_is_whole(clock: Clock) -> None:
-    known = Bounds(used=False, clock=clock)
+    known = Bounds(used=False, beside=begins, clock=clock)
     for _ in range(3):
         assert known.reach(["t"], [NOW]) == WHOLE
         known.looked(["t"], 0.5, NOW, WHOLE, LASTS)
@@ -230,9 +272,9 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
         assert await cost(surveyed, sent, "lease_16") > 40_000, "a whole look steps over all of it"
 
 
-async def soon(store: PostgresStore) -> list[Record]:
-    """What can be leased within a second and a half."""
-    for _ in range(30):
+async def soon(store: PostgresStore, seconds: float = 1.5) -> list[Record]:
+    """What can be leased within that time."""
+    for _ in range(int(seconds / 0.05)):
         if found := (await lease(store, 5, lasts=LASTS)).tasks:
             return found
         await asyncio.sleep(0.05)
@@ -254,7 +296,7 @@ async def goes_on(store: PostgresStore, seconds: float) -> None:
 
 
 def test_a_whole_look_that_was_cut_short_may_take_longer(clock: Clock) -> None:
-    known = Bounds(used=True, clock=clock)
+    known = Bounds(used=True, beside=begins, clock=clock)
     known.failed(10.0, Reach([NOW], [NOW], [NOW], False))
     assert known.patience == 0.0
     for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
@@ -373,3 +415,16 @@ async def test_purging_goes_on_where_it_left_off(url: str, open_store: OpensStor
         )
         pages_of = [await store.purge(now=0, limit=20) for _ in range(4)]
         assert pages_of == [20, 20, ended - 40, 0]
+
+
+@pytest.mark.real_time
+async def test_what_no_bound_knows_of_is_found_beside(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "DEAR", 0.0)
+    monkeypatch.setattr(bounds, "SHARE", 1)
+    async with survey(url) as surveyed:
+        store = await open_store(url, clock="server")
+        await goes_on(store, 2.5)
+        await surveyed.execute(_BORN, int(time.time() * 1000), 1)
+        assert [one.key for one in await soon(store, 3.0)] == ["dead1"], "by hand, a minute back"

@@ -46,14 +46,16 @@ class Repeated(NamedTuple):
 class Call:
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_lane", "again", "connection", "number", "queries", "sent")
+    __slots__ = ("_lane", "_limit", "again", "connection", "number", "queries", "sent")
     utc = True
     """Whether the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
 
-    def __init__(self, lane: Lane, connection: Connection, number: int, *, again: bool) -> None:
+    def __init__(self, lane: Lane, connection: Connection, number: int, limit: asyncio.Timeout, *, again: bool) -> None:
+        """`limit`: when it is taken for lost."""
         self._lane = lane
+        self._limit = limit
         self.connection = connection
         self.number = number
         self.queries = lane.queries_on(connection)
@@ -66,6 +68,11 @@ class Call:
     def largest(self) -> int:
         """Bytes that may go at once."""
         return self.connection.largest
+
+    def allow(self, seconds: float) -> None:
+        """It may take so long from now on, if that is longer than what it may take anyway."""
+        ends = asyncio.get_running_loop().time() + seconds
+        self._limit.reschedule(max(ends, self._limit.when() or ends))
 
     def write(self, query: str, **values: Any) -> bytes:
         """A named query with its values."""
@@ -195,8 +202,9 @@ class Lane:
         while True:
             call: Call | None = None
             try:
-                call = Call(self, await self._connected(), self._number, again=maybe)
-                async with asyncio.timeout(self._silence):
+                connection = await self._connected()
+                async with asyncio.timeout(self._silence) as limit:
+                    call = Call(self, connection, self._number, limit, again=maybe)
                     if repeated is not None and maybe and (row := await self._look_back(call)) is not None:
                         return await repeated(row, call)
                     try:

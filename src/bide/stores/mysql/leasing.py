@@ -7,7 +7,8 @@ due, unless that is known (`Expected`). So a worker that polls costs the server 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +17,8 @@ from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
 from bide.stores.floors import SLACK, Floors
 from bide.stores.mysql.connecting import Rows
-from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
+from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, ROW, WOKE, filled, record_of
 from bide.stores.mysql.statements import listed
@@ -72,6 +74,7 @@ class Expected:
 async def lease(
     lane: Runs,
     floors: Floors,
+    depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -86,16 +89,16 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return (await _look(lane, floors, wants, now, about))[0]
+        return (await _look(lane, floors, depths, wants, now, about))[0]
     if not expected.is_due(about):
-        leased, due = await _look(lane, floors, wants, now, about)
+        leased, due = await _look(lane, floors, depths, wants, now, about)
         if not due:
             expected.became(leased.next_wake)
             return leased
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, expected, wants, now, about, lasts, holder, remember)
+        leased, skipped = await _lease(lane, floors, depths, expected, wants, now, about, lasts, holder, remember)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -107,6 +110,7 @@ async def lease(
 async def _lease(
     lane: Runs,
     floors: Floors,
+    depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -119,14 +123,19 @@ async def _lease(
     counts = {topic: min(wants[topic], MOST) for topic in topics}
 
     async def take(call: Call) -> tuple[Leased, bool]:
-        since, thorough = floors.ask(topics, about)
-        floor = dict(zip(topics, since, strict=True))
+        depth, began = _depth(call, floors, depths, topics, about), time.monotonic()
         try:
-            behind = {topic: 0 if thorough else expected.behind(topic, floor[topic]) for topic in topics}
-            there, micros, olds = await _locked(call, counts, floor, behind, now, thorough=thorough)
+            behind = (
+                {}
+                if depth.thorough
+                else {topic: expected.behind(topic, floor) for topic, floor in depth.waiting.items()}
+            )
+            there, micros, olds = await _locked(call, counts, depth, behind, now)
+            took = time.monotonic() - began
             tokens = [max(old[1].token + 1, micros) for old in olds]
             statements = _statements(call, olds, micros, there + lasts, holder)
-            heads, room = _heads(call, counts, floor, olds, thorough=thorough)
+            room = _with_room(counts, olds)
+            heads = _heads(call, room, depth)
             end = call.commit()
             if olds or call.again:
                 answer = _encode([(old[0], token) for old, token in zip(olds, tokens, strict=True)])
@@ -134,6 +143,7 @@ async def _lease(
             answers = await call.send(*statements, *heads, *end, commits=bool(olds) or call.again)
         except BaseException:
             floors.failed(topics)
+            depths.failed(depth, time.monotonic() - began)
             raise
         tasks = [
             lifecycle.lease(record, there, there + lasts, holder, token)
@@ -141,12 +151,17 @@ async def _lease(
         ]
         remember.leased([old[0] for old in olds], tasks)
         taken = {record.topic for record in tasks}
-        wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=thorough)
+        wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=depth.thorough)
         if any(topic in taken for topic in room):
             wake = there + lasts if wake is None else min(wake, there + lasts)
-        if thorough:
+        if depth.thorough:
             floors.ends(ends)
-        wake = floors.sleep(wake, there, thorough=thorough)
+            depths.looked(depth, took, there)
+            _tell_left(depths, room, answers, there)
+            for topic in counts.keys() - set(room):
+                last = max(wake for _, record, wake in olds if record.topic == topic)
+                depths.left(topic, last, last)
+        wake = floors.sleep(wake, there, thorough=depth.thorough)
         _note(floors, expected, counts, room, olds, there, skipped=skipped)
         return Leased(tasks, wake, there), skipped
 
@@ -163,22 +178,20 @@ Due = tuple[int, Record, Millis]
 async def _locked(
     call: Call,
     counts: Mapping[Topic, int],
-    floor: Mapping[Topic, Millis],
+    depth: Depth,
     behind: Mapping[Topic, int],
     now: Millis | None,
-    *,
-    thorough: bool,
 ) -> tuple[Millis, int, list[Due]]:
     """What time it is there, in both units, and what is due of each topic, oldest first, locked."""
     statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
     asked: list[Topic] = []
     for topic, count in counts.items():
         if count > 0:
-            values = {"topic": topic, "floor": floor[topic], "row": behind[topic], "most": count}
+            values = {"topic": topic, "floor": depth.waiting[topic], "row": behind.get(topic, 0), "most": count}
             statements.append(call.write("take_waiting", **values))
             asked.append(topic)
-            if thorough:
-                statements.append(call.write("take_lost", topic=topic, most=count))
+            if depth.thorough:
+                statements.append(call.write("take_lost", topic=topic, floor=depth.lost[topic], most=count))
                 asked.append(topic)
     [[(there, micros)], *answers] = await call.timed(*statements)
     found: dict[Topic, list[Due]] = {}
@@ -203,24 +216,40 @@ def _statements(call: Call, olds: list[Due], micros: int, until: Millis, holder:
     return [call.write("lease_tasks", rows=numbers, micros=micros, until=until, holder=filled(holder))]
 
 
-def _heads(
-    call: Call, counts: Mapping[Topic, int], floor: Mapping[Topic, Millis], olds: list[Due], *, thorough: bool
-) -> tuple[list[bytes], list[Topic]]:
-    """What asks for the next wake, and of which topics: those that got fewer than they wanted, and that want none."""
+def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
+    """From where on to look."""
+    since, thorough = floors.ask(topics, about)
+    if thorough:
+        depths.on(call.connection)
+        since = [floors.floor(topic) for topic in topics]
+    depth = depths.reach(topics, since, thorough=thorough)
+    if depth.whole and depths.patience:
+        call.allow(depths.patience)
+    return depth
+
+
+def _with_room(counts: Mapping[Topic, int], olds: list[Due]) -> list[Topic]:
+    """The topics that got fewer than they wanted, and those that want none: of these the next wake is asked for."""
     numbers: dict[Topic, int] = {}
     for _, record, _ in olds:
         numbers[record.topic] = numbers.get(record.topic, 0) + 1
-    room = [topic for topic, count in counts.items() if count <= 0 or numbers.get(topic, 0) < count]
-    return head_statements(call, room, floor, thorough=thorough), room
+    return [topic for topic, count in counts.items() if count <= 0 or numbers.get(topic, 0) < count]
 
 
-def head_statements(call: Call, topics: list[Topic], floor: Mapping[Topic, Millis], *, thorough: bool) -> list[bytes]:
+def _heads(call: Call, topics: list[Topic], depth: Depth) -> list[bytes]:
     statements = []
     for topic in topics:
-        statements.append(call.write("waiting_head", topic=topic, floor=floor[topic]))
-        if thorough:
-            statements.append(call.write("leased_head", topic=topic))
+        statements.append(call.write("waiting_head", topic=topic, floor=depth.head[topic]))
+        if depth.thorough:
+            statements.append(call.write("leased_head", topic=topic, floor=depth.lost[topic]))
     return statements
+
+
+def _tell_left(depths: Depths, topics: list[Topic], answers: list[Rows], there: Millis) -> None:
+    """What a thorough look has left of those whose next wake was asked for."""
+    first = [rows[0][0] if rows and rows[0][0] <= there else None for rows in answers]
+    for place, topic in enumerate(topics):
+        depths.left(topic, first[2 * place], first[2 * place + 1])
 
 
 def _next_wake(
@@ -284,27 +313,43 @@ def _first(held: tuple[Millis, Record]) -> Millis:
     return held[0]
 
 
+async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> None:
+    """From the very start, where that takes long: only reads, and says what comes first."""
+
+    async def work(call: Call) -> None:
+        call.allow(LONGEST)
+        began = time.monotonic()
+        answers = await call.send(*_heads(call, list(topics), everything(topics)))
+        first = [rows[0][0] if rows else None for rows in answers]
+        heads = {topic: (first[2 * place], first[2 * place + 1]) for place, topic in enumerate(topics)}
+        depths.found(heads, time.monotonic() - began)
+
+    await lane.read(work)
+
+
 async def _look(
-    lane: Runs, floors: Floors, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    lane: Runs, floors: Floors, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
 ) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)
 
     async def work(call: Call) -> tuple[Leased, bool]:
-        since, thorough = floors.ask(topics, about)
-        floor = dict(zip(topics, since, strict=True))
-        heads = head_statements(call, topics, floor, thorough=thorough)
+        depth, began = _depth(call, floors, depths, topics, about), time.monotonic()
+        heads = _heads(call, topics, depth._replace(head=depth.waiting))  # nothing else looks there
         try:
             answers = await call.timed(*call.read_clock(now), call.write("clock"), *heads)
         except BaseException:
             floors.failed(topics)
+            depths.failed(depth, time.monotonic() - began)
             raise
         [[(there, _)], *found] = answers
         counts = dict(wants)
-        wake, ends, due = _next_wake(topics, counts, found, there, thorough=thorough)
-        if thorough:
+        wake, ends, due = _next_wake(topics, counts, found, there, thorough=depth.thorough)
+        if depth.thorough:
             floors.ends(ends)
-        wake = floors.sleep(wake, there, thorough=thorough)
+            depths.looked(depth, time.monotonic() - began, there)
+            _tell_left(depths, topics, found, there)
+        wake = floors.sleep(wake, there, thorough=depth.thorough)
         if due:
             floors.failed(topics)  # the look that follows is to be as thorough
         else:

@@ -11,12 +11,14 @@ from uuid import uuid4
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
+from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts
 from bide.stores.floors import Floors
 from bide.stores.held import Held, HeldTasks
 from bide.stores.listeners import Listeners
 from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
+from bide.stores.mysql.depths import Depths
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows
@@ -27,7 +29,7 @@ from bide.stores.server_time import ServerTime
 _log = logging.getLogger("bide.mysql")
 POLL: Millis = 200
 """How often a worker looks: what another process has scheduled for sooner is late by so much at most."""
-LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held")
+LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held", "whole")
 T = TypeVar("T")
 
 
@@ -48,7 +50,9 @@ class Opened:
         self.held = HeldTasks(self.lanes["held"], address.shown)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
-        self.floors = Floors(used=by_server)
+        self.floors = Floors(used=by_server, slack=POLL)
+        self.depths = Depths(used=by_server, beside=self._look_whole)
+        self.aside = Aside(_log)
         self.expected = leasing.Expected()
         self.conflicts = Conflicts()
         self.leased = LeasedRows()
@@ -74,6 +78,9 @@ class Opened:
         left = self.locked.pop(name) - 1
         if left:
             self.locked[name] = left
+
+    def _look_whole(self, topics: Sequence[Topic]) -> None:
+        self.aside.run(partial(leasing.look_whole, self.lanes["whole"], self.depths, topics))
 
     async def look(self) -> None:
         """Which server this is."""
@@ -113,11 +120,13 @@ class Opened:
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """What was committed in this process and now wakes then."""
         self.floors.told(wakes)
+        self.depths.told(wakes)
         self.expected.told(wakes)
         for topic, wake in wakes.items():
             self.listeners.tell(topic, wake)
 
     async def close(self) -> None:
+        await self.aside.close()
         await self.transactions.close()
         await self.held.close()
         for lane in self.lanes.values():

@@ -128,9 +128,10 @@ WHERE topic = :topic AND state = 0 AND ((at = :floor AND `row` > :row) OR (at > 
 ORDER BY at, `row` LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: take_lost
--- What a lost holder left.
+-- What a lost holder left. :floor here, and in the next two, is from where on to look, see `floors` and `depths`.
 SELECT {record} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = 1 AND at <= @bide_now ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
+WHERE topic = :topic AND state = 1 AND at >= :floor AND at <= @bide_now
+ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: lease_tasks
 -- Assignments are carried out in this order, each seeing those before.
@@ -143,7 +144,7 @@ WHERE `row` IN (:rows)
 SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 0 AND at >= :floor ORDER BY at LIMIT 1
 
 -- name: leased_head
-SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 1 ORDER BY at LIMIT 1
+SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 1 AND at >= :floor ORDER BY at LIMIT 1
 
 -- name: extend_leases
 -- Done twice it is the same as done once, so it has no gate.

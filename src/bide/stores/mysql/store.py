@@ -262,8 +262,8 @@ class MySqlStore:
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         opened = self._open()
         leased = await leasing.lease(
-            opened.lanes["lease"], opened.floors, opened.expected, wants, self._now(now), self._about(now),
-            until - now, holder, opened.leased,
+            opened.lanes["lease"], opened.floors, opened.depths, opened.expected, wants, self._now(now),
+            self._about(now), until - now, holder, opened.leased,
         )  # fmt: skip
         if self._by_server:  # nobody tells of what other processes schedule
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)

@@ -4,9 +4,10 @@ A thorough look (see `floors`) is a whole one as long as that is cheap: from the
 snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is dead,
 0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased.
 
-So whole looks then take no more than a thousandth of the time, and in between a thorough look begins at a bound. That
-this finds all the same, needs no assumption of how long transactions last. Whatever is written wakes, and its lease
-ends, no earlier than the clock was when its statement began; and a transaction that has written tasks, or locked them,
+So then whole looks are made beside, on a lane of their own, and for no more than a small part of the time: they only
+say where there is something. And a thorough look begins at a bound. That this finds everything all the same, needs no
+assumption of how long transactions last. Whatever is written wakes, and its lease ends, no earlier than the clock was
+when its statement began; and a transaction that has written tasks, or locked them,
 keeps a lock of that kind on the table until it is over. So before each look we read what time it is and which
 transactions have such a lock. One that has none by then is either over, and the look sees what it did; or its tasks
 come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
@@ -38,11 +39,11 @@ from bide.stores.floors import SLACK
 
 DEAR = 0.003
 """Seconds from which on a whole look is dear."""
-SHARE = 1_000
+SHARE = 20
 """A dear look is followed by no other whole one for this many times as long as it took."""
 SOON: Millis = 1_500
 """How far ahead the end of a lease is always looked for: until well after the next thorough look."""
-_LONGEST = 600.0
+LONGEST = 600.0
 """Seconds that a whole look may take at most."""
 PREPARED = "-1/"
 """How the name of a prepared transaction begins: it had another name when it wrote."""
@@ -57,17 +58,30 @@ class Reach(NamedTuple):
     whole: bool
 
 
+class Asked(NamedTuple):
+    """A whole look that is made beside: at what, and up to when what was written is there for it to see."""
+
+    topics: list[Topic]
+    sure: Millis
+
+
 class Bounds:
     """Belongs to the one lane that leases."""
 
     __slots__ = (
-        "_bounds", "_clock", "_connection", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all",
-        "_used", "_whole", "_whole_at", "patience", "watching",
+        "_asked", "_beside", "_bounds", "_clock", "_connection", "_ends", "_last", "_lasts", "_read", "_since", "_sure",
+        "_told_all", "_used", "_whole", "_whole_at", "patience", "watching",
     )  # fmt: skip
 
-    def __init__(self, *, used: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """`used` false: each look is a whole one, where the clock may leap, or a crash may be hidden from us."""
+    def __init__(
+        self, *, used: bool, beside: Callable[[Asked], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`used` false: each look is a whole one, where the clock may leap, or a crash may be hidden from us.
+
+        `beside` begins a whole look, and says whether it could.
+        """
         self._used = used
+        self._beside = beside
         self._clock = clock
         self._connection: object = None
         self.watching = False
@@ -76,7 +90,10 @@ class Bounds:
         """Seconds that a whole look may take, if that is more than a call may."""
         self._told_all = False
         """Whether there was a whole look since there is something that a bound can be."""
-        self._whole_at = 0.0
+        self._whole_at: float | None = None
+        """From when on the next whole look may be made beside; None: nothing is known, and the next look is one."""
+        self._asked: Asked | None = None
+        """The whole look that is under way beside."""
         self._bounds: dict[Topic, Millis] = {}
         self._ends: dict[Topic, Millis] = {}
         self._lasts: Millis = 0
@@ -109,7 +126,7 @@ class Bounds:
         self._last.clear()
         self._since.clear()
         self._sure, self._read = 0, None
-        self._whole_at = 0.0
+        self._whole_at = self._asked = None
 
     def reach(self, topics: Sequence[Topic], floors: Sequence[Millis]) -> Reach:
         """For a thorough look; `floors`: where an ordinary one would begin.
@@ -118,7 +135,7 @@ class Bounds:
         look begins where an ordinary one would, and for lost leases where the last thorough look left off.
         """
         first = not self._told_all and self._sure > 0
-        if not (self._used and self.watching) or first or self._clock() >= self._whole_at:
+        if not (self._used and self.watching) or first or self._whole_at is None:
             nothing = [0] * len(topics)
             return Reach(nothing, nothing, nothing, True)
         return Reach(
@@ -142,16 +159,34 @@ class Bounds:
             self._told_all = self._sure > 0
             if not self.watching:
                 self._forget()
+        elif self._whole_at is not None and self._clock() >= self._whole_at and self._told_all and self._asked is None:
+            asked = Asked(list(topics), self._sure)
+            self._asked = asked if self._beside(asked) else None
         self._last.update(dict.fromkeys(topics, there))
 
     def failed(self, took: float, reach: Reach) -> None:
-        """A look came to nothing after so many seconds: if it was a whole one, the next is as far off as after any.
-
-        Unless there is no bound yet: then the next one is another try, with more time.
-        """
+        """A look came to nothing after so many seconds; if it was a whole one, the next may take longer."""
         if reach.whole:
-            self.patience = min(max(self.patience, 2 * took), _LONGEST)
-            self._whole_at = self._clock() + took * SHARE
+            self.patience = min(max(self.patience, 2 * took), LONGEST)
+
+    def found(self, asked: Asked, first: Millis | None, took: float) -> None:
+        """What a whole look beside has found: the first task that waits, or whose lease ends."""
+        if asked is not self._asked:  # nothing is known any more
+            return
+        self._asked = None
+        self._whole_at = self._clock() + took * SHARE
+        if took <= DEAR:
+            self.watching = False
+            self._forget()
+            return
+        for topic in asked.topics:
+            known = self._bounds.get(topic, asked.sure)
+            self._bounds[topic] = known if first is None else min(known, first)
+
+    def lost_sight(self, asked: Asked) -> None:
+        """A whole look beside is over."""
+        if asked is self._asked:
+            self._asked = None
 
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
         """The thorough look left nothing of these that is due; or nothing that is before `first`."""

@@ -10,7 +10,7 @@ from typing import Any
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.floors import Floors
-from bide.stores.postgres.bounds import SOON, Bounds, Reach
+from bide.stores.postgres.bounds import LONGEST, SOON, Asked, Bounds, Reach
 from bide.stores.postgres.lane import Call, Lane, Row, Shut
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
@@ -173,6 +173,23 @@ async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
     rows = await call.fetch("leased_then", list(row["topics"]), there + lasts, row["tokens"][0], holder)
     rows.sort(key=lambda one: one[WOKE])
     return Leased([record_of(one) for one in rows], there, there)
+
+
+async def look_whole(lane: Lane, bounds: Bounds, asked: Asked) -> None:
+    """From the very start, where that takes long: only reads, and says what comes first."""
+    nothing = [0] * len(asked.topics)
+
+    async def work(call: Call) -> None:
+        call.allow(LONGEST)
+        began = time.monotonic()
+        [row] = await call.fetch("look_for_wake", None, asked.topics, nothing, True, nothing, nothing, SOON)
+        heads = [at for at in (row["wake"], row["ends"]) if at is not None]
+        bounds.found(asked, min(heads, default=None), time.monotonic() - began)
+
+    try:
+        await lane.read(work)
+    finally:
+        bounds.lost_sight(asked)
 
 
 async def look(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from uuid import uuid4
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
+from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts
 from bide.stores.floors import SLACK, Floors
 from bide.stores.held import HeldTasks
-from bide.stores.postgres import schema
+from bide.stores.postgres import leasing, schema
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.bounds import Bounds
+from bide.stores.postgres.bounds import Asked, Bounds
 from bide.stores.postgres.joined import SAMPLES, Identity, Joins
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.purging import Purging
@@ -22,9 +25,10 @@ from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import Hearing, Telling
 from bide.stores.server_time import ServerTime
 
+_log = logging.getLogger("bide.postgres")
 _SLACK: Millis = 100
 """The slack of the floors where wakes are heard: then who committed late has told of it, whatever is looked for."""
-LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep")
+LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 
 
 class Opened:
@@ -46,7 +50,8 @@ class Opened:
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
         self.floors = Floors(used=by_server, slack=SLACK if address.pooled else _SLACK)
-        self.bounds = Bounds(used=by_server and not address.pooled)
+        self.bounds = Bounds(used=by_server and not address.pooled, beside=self._look_whole)
+        self.aside = Aside(_log)
         self.purging = Purging(used=by_server)
         self.hearing.told = self._told
         self.conflicts = Conflicts()
@@ -60,6 +65,9 @@ class Opened:
     def _told(self, wakes: Mapping[Topic, Millis]) -> None:
         self.floors.told(wakes)
         self.bounds.told(wakes)
+
+    def _look_whole(self, asked: Asked) -> bool:
+        return self.aside.run(partial(leasing.look_whole, self.lanes["whole"], self.bounds, asked))
 
     async def look(self, address: Address | None = None) -> None:
         """Which database this is; with an address also whether its schema is the one that this code works with."""
@@ -88,6 +96,7 @@ class Opened:
         return identity == self.identity
 
     async def close(self) -> None:
+        await self.aside.close()
         await self.held.close()
         await self.transactions.close()
         await self.hearing.close()
