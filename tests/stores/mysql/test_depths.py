@@ -7,14 +7,15 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from tests.stores.looks import goes_on, soon
 from tests.stores.mysql.conftest import OpensStore
 from tests.stores.mysql.connections import by_asyncmy
 from tests.stores.mysql.test_keeping import ask
 
-from bide.core.records import In, Record
+from bide.core.records import In
 from bide.stores import floors
 from bide.stores.floors import SLACK
-from bide.stores.mysql import MySqlStore, depths
+from bide.stores.mysql import depths
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.depths import BACK, Depth, Depths
 from bide.stores.mysql.lane import Call
@@ -98,22 +99,6 @@ def test_a_whole_look_that_was_cut_short_may_take_longer() -> None:
 def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depths, "DEAR", 0.0)
     monkeypatch.setattr(depths, "SHARE", 1_000_000_000)
-
-
-async def soon(store: MySqlStore, seconds: float = 1.5) -> list[Record]:
-    """What can be leased within that time."""
-    for _ in range(int(seconds / 0.05)):
-        if found := (await lease(store, 5, lasts=MINUTE)).tasks:
-            return found
-        await asyncio.sleep(0.05)
-    return []
-
-
-async def goes_on(store: MySqlStore, seconds: float) -> None:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        assert (await lease(store, 5, lasts=MINUTE)).tasks == []
-        await asyncio.sleep(0.05)
 
 
 @pytest.mark.real_time

@@ -10,13 +10,14 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.stores.looks import goes_on, soon
 from tests.stores.postgres.conftest import OpensStore
 from tests.stores.postgres.test_plans import pages
 from tests.stores.postgres.test_queries import Surveyed, survey
 
-from bide.core.records import Cancel, Filter, In, Page, Record
+from bide.core.records import Cancel, Filter, In, Page
 from bide.stores import floors
-from bide.stores.postgres import PostgresStore, bounds
+from bide.stores.postgres import bounds
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.bounds import Asked, Bounds, Reach
 from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
@@ -272,27 +273,10 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
         assert await cost(surveyed, sent, "lease_16") > 40_000, "a whole look steps over all of it"
 
 
-async def soon(store: PostgresStore, seconds: float = 1.5) -> list[Record]:
-    """What can be leased within that time."""
-    for _ in range(int(seconds / 0.05)):
-        if found := (await lease(store, 5, lasts=LASTS)).tasks:
-            return found
-        await asyncio.sleep(0.05)
-    return []
-
-
 @pytest.fixture
 def rarely_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "DEAR", 0.0)
     monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
-
-
-async def goes_on(store: PostgresStore, seconds: float) -> None:
-    """Leases, and finds nothing."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        assert (await lease(store, 5, lasts=LASTS)).tasks == []
-        await asyncio.sleep(0.05)
 
 
 def test_a_whole_look_that_was_cut_short_may_take_longer(clock: Clock) -> None:

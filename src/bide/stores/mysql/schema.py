@@ -10,9 +10,10 @@ addition, on the database (and, to make that itself, CREATE on it before it is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from asyncmy.errors import MySQLError
 
@@ -27,6 +28,7 @@ from bide.stores.named_queries import read_statements
 
 _HERE = Path(__file__).parent / "migrations"
 _PATIENCE = 30.0
+T = TypeVar("T")
 
 _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
     number integer PRIMARY KEY, name varbinary(100) NOT NULL, checksum varbinary(64) NOT NULL,
@@ -74,6 +76,15 @@ def statements(address: Address, since: int = 0) -> list[str]:
     return written
 
 
+async def _missing(connection: Connection, address: Address) -> tuple[int, list[str]]:
+    """The version that is there, and the statements that are missing."""
+    looked = Template("SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = :schema")
+    [[(there,)]] = await connection.ask(looked.write(schema=address.schema))
+    made = [] if there else [f"CREATE DATABASE IF NOT EXISTS `{address.schema}` CHARACTER SET utf8mb4"]
+    version = await found_version(connection, address)
+    return version, made + (statements(address, version) if version < wanted() else [])
+
+
 async def apply(connection: Connection, address: Address) -> list[str]:
     """Bring the schema to what this code wants, under an advisory lock; the names of the steps."""
     names = Names(address.schema, address.prefix)
@@ -82,12 +93,8 @@ async def apply(connection: Connection, address: Address) -> list[str]:
     if got != 1:
         raise StoreUnavailable(f"{address.shown}: somebody else has been migrating for {_PATIENCE:.0f} s")
     try:
-        looked = Template("SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = :schema")
-        [[(there,)]] = await connection.ask(looked.write(schema=address.schema))
-        if not there:
-            await connection.ask(f"CREATE DATABASE IF NOT EXISTS `{address.schema}` CHARACTER SET utf8mb4")
-        version = await found_version(connection, address)  # now that nobody else is about to change it
-        for statement in statements(address, version):
+        version, missing = await _missing(connection, address)  # now that nobody else is about to change it
+        for statement in missing:
             await connection.ask(statement)
     finally:
         await connection.ask(Template("SELECT RELEASE_LOCK(:name)").write(name=names.lock))
@@ -99,31 +106,26 @@ async def migrate(url: str) -> list[str]:
 
     Raises StoreUnavailable, StoreMismatch.
     """
-    address = address_of(url)
-    try:
-        connection = await connect(_without_database(address), within=_PATIENCE)
-        try:
-            return await apply(connection, address)
-        finally:
-            await connection.close(within=_PATIENCE)
-    except (NotSent, Lost, MySQLError, Broken, OSError, TimeoutError) as error:
-        raise _plain(meaning(error, address.shown)) from error
+    return await _asked(address_of(url), apply)
 
 
 async def plan(url: str) -> list[str]:
     """What `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
-    address = address_of(url)
-    version, _ = await versions(url)
-    return statements(address, version) if version < wanted() else []
+    _, missing = await _asked(address_of(url), _missing)
+    return missing
 
 
 async def versions(url: str) -> tuple[int, int]:
     """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
-    address = address_of(url)
+    return await _asked(address_of(url), found_version), wanted()
+
+
+async def _asked(address: Address, ask: Callable[[Connection, Address], Awaitable[T]]) -> T:
+    """What a connection of its own is answered."""
     try:
         connection = await connect(_without_database(address), within=_PATIENCE)
         try:
-            return await found_version(connection, address), wanted()
+            return await ask(connection, address)
         finally:
             await connection.close(within=_PATIENCE)
     except (NotSent, Lost, MySQLError, Broken, OSError, TimeoutError) as error:
