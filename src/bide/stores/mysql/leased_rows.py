@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from bide.core.records import Record, Settlement, Token, Topic
 
-_MOST = 50_000
+_MOST = 10_000
 """Leases that are remembered for certain; what is settled later than that is looked up."""
 
 Row = tuple[int, Token, bool]
