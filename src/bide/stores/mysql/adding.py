@@ -41,7 +41,7 @@ async def add(
     dues: dict[Topic, Millis] = {}
     for new in tasks:
         _check_names(new)
-        due, topic = new.due.resolve(about), new.topic
+        due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
         if due < dues.get(topic, LAST_INSTANT + 1):
             dues[topic] = due
     tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
