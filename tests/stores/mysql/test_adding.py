@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from tests.stores.mysql.conftest import OpensStore
 
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
-from bide.stores.mysql import MySqlStore
+from bide.stores.mysql import MySqlStore, queries
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import listed
+from bide.testing.store_suite.acts import HOUR, listed, new, put, see
 
 Opens = Callable[..., Awaitable[MySqlStore]]
 MANY = 600
@@ -110,3 +111,29 @@ async def test_what_is_cut_anywhere_is_done_once(act: Act, proxy: FaultProxy, th
         if not hits:
             break
     assert place >= 3, "a message that reads the clock, and three parts"
+
+
+@pytest.fixture
+def as_on_mysql(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An insert that cannot answer with its tokens."""
+    plain = queries._TEMPLATES["insert_tasks"].removesuffix(queries._RETURNING)
+    assert plain != queries._TEMPLATES["insert_tasks"]
+    monkeypatch.setattr(queries, "_TEMPLATES", {**queries._TEMPLATES, "insert_tasks": plain})
+    queries.queries_of.cache_clear()
+    yield
+    queries.queries_of.cache_clear()
+
+
+@pytest.mark.parametrize("clock", ["server", "caller"])
+@pytest.mark.parametrize("count", [3, 300])
+async def test_where_an_insert_does_not_answer_its_tokens_are_read(
+    url: str, open_store: OpensStore, as_on_mysql: None, clock: str, count: int
+) -> None:
+    store = await open_store(url, clock=clock)
+    tasks = [new(f"{number:03}", due=In(HOUR), group="g" if number % 2 else None) for number in range(count)]
+    records = await put(store, *tasks)
+    assert [record.token for record in records] == [(await see(store, record)).token for record in records]
+    assert len(await listed(store, Filter(group="g"))) == count // 2
+    assert len(set(await put(store, *tasks))) == count, "replaced, each with a higher token"
+    for record in records:
+        assert (await see(store, record)).token > record.token
