@@ -80,12 +80,12 @@ async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Mi
             statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
             answers = await call.timed(*statements, *call.pass_gate(_highest(call, now)), commits=True)
             [[(there, _)], tokens] = answers
-            return _created(tasks, places, there, [token for (token,) in tokens])
+            return _created([None] * len(tasks), tasks, places, there, tokens)
         [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"))
         if first > micros:  # the clock was set back
             statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
             [tokens] = await call.send(*statements, commits=True)
-            return _created(tasks, places, there, [token for (token,) in tokens])
+            return _created([None] * len(tasks), tasks, places, there, tokens)
         return await _insert_many(call, tasks, places, there)
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
@@ -97,7 +97,6 @@ async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Mi
 async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, there: Millis) -> list[Answer]:
     """In parts: while the server writes one, the answers to the one before are made, and the next is put into words."""
     answers: list[Any] = [None] * len(tasks)
-    schedule = lifecycle.schedule
     sending: asyncio.Task[list[Any]] | None = None
     sent: Places = []
     first, size = 0, _FIRST_PART
@@ -115,17 +114,14 @@ async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, the
             tokens = await answered(sending)
             sending = asyncio.ensure_future(call.send(*statements, commits=last))
             await asyncio.sleep(0)  # it is written before anything else is done
-            for place, (token,) in zip(sent, tokens, strict=True):
-                answers[place] = schedule(tasks[place], None, there, token)
+            _created(answers, tasks, sent, there, tokens)
             sent = part
-        for place, (token,) in zip(sent, await answered(sending), strict=True):
-            answers[place] = schedule(tasks[place], None, there, token)
+        return _created(answers, tasks, sent, there, await answered(sending))
     except BaseException:
         if sending is not None and not sending.done():
             sending.cancel()
             await asyncio.wait([sending])
         raise
-    return answers
 
 
 def _highest(call: Call, now: Millis | None) -> Code:
@@ -210,10 +206,10 @@ def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
     )  # fmt: skip
 
 
-def _created(tasks: Sequence[NewTask], places: Places, there: Millis, tokens: Sequence[Token]) -> list[Any]:
-    answers: list[Any] = [None] * len(tasks)
+def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there: Millis, tokens: Rows) -> list[Answer]:
+    """`answers`, with those to what was inserted in these places."""
     schedule = lifecycle.schedule
-    for place, token in zip(places, tokens, strict=True):
+    for place, (token,) in zip(places, tokens, strict=True):
         answers[place] = schedule(tasks[place], None, there, token)
     return answers
 
@@ -274,8 +270,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
             if statements:
                 answers = await _sent(call, statements, commits=last)
                 if free:
-                    for place, (token,) in zip(free, answers[0], strict=True):
-                        decided[place] = lifecycle.schedule(tasks[place], None, there, token)
+                    _created(decided, tasks, free, there, answers[0])
         return decided
 
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:

@@ -2,7 +2,7 @@
 
 **The cost**: scheduling and plain Done are one packet and one round trip per batch; leasing two, and one that only
 reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
-transaction of two. A process has up to seven connections, one for each kind of call, opened when first used.
+transaction of two. A process has a connection for each kind of call, opened when first used.
 
 Nothing in MySQL tells others of a commit, so a worker looks five times a second, and sleeps exactly until what it has
 seen or was told of in its own process.

@@ -7,11 +7,11 @@ snapshot it is not: each entry of an index that has died since is stepped over, 
 So then whole looks are made beside, on a lane of their own, and for no more than a small part of the time: they only
 say where there is something. And a thorough look begins at a bound. That this finds everything all the same, needs no
 assumption of how long transactions last. Whatever is written wakes, and its lease ends, no earlier than the clock was
-when its statement began; and a transaction that has written tasks, or locked them,
-keeps a lock of that kind on the table until it is over. So before each look we read what time it is and which
-transactions have such a lock. One that has none by then is either over, and the look sees what it did; or its tasks
-come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
-earliest of these times is the next look's bound, for each topic of which nothing due was left.
+when its statement began; and a transaction that has written tasks, or locked them, keeps a lock of that kind on the
+table until it is over. So before each look we read what time it is and which transactions have such a lock. One that
+has none by then is either over, and the look sees what it did; or its tasks come no earlier than that time. One that
+has is remembered with the time of the last reading at which it had none. The earliest of these times is the next look's
+bound, for each topic of which nothing due was left.
 
 A whole look that is not over in the time that a call may take may take twice as long the next time: a worker that
 begins to work under an hour-old snapshot begins late, and goes on with bounds.
