@@ -124,7 +124,7 @@ async def surveyed(url: str) -> AsyncIterator[Surveyed]:
     names = Names(address.schema, address.prefix)
     await connection.ask(names.write("ALTER TABLE {task} STATS_AUTO_RECALC = 0, STATS_PERSISTENT = 1"))
     try:
-        yield Surveyed(url, connection, queries_of(address.schema, address.prefix), names)
+        yield Surveyed(url, connection, queries_of(address.schema, address.prefix, mariadb=connection.mariadb), names)
     finally:
         await connection.close(within=5)
 
@@ -220,6 +220,13 @@ def test_every_query_is_used(root: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     assert set(queries_of("bide", "bide_")) <= used
+
+
+def test_mysql_is_told_in_its_own_words() -> None:
+    for name, template in queries_of("bide", "bide_", mariadb=False).items():
+        assert "RETURNING" not in template.text, name
+        assert "VALUES(" not in template.text, name
+        assert ("given." in template.text) == (" AS given" in template.text), name
 
 
 async def test_the_clock_is_that_of_the_world_whatever_the_time_zone(surveyed: Surveyed) -> None:

@@ -22,6 +22,7 @@ TABLES = ("task", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _GIVEN = re.compile(r"VALUES\((\w+)\)")
+_OR_UPDATE = re.compile(r"\s+ON DUPLICATE KEY")
 _RETURNING = " RETURNING token"
 _PART = re.compile(r"\{(\w+)\}")
 
@@ -67,4 +68,4 @@ def _for_mysql(text: str) -> str:
     text = text.removesuffix(_RETURNING)
     if _GIVEN.search(text) is None:
         return text
-    return _GIVEN.sub(r"given.\1", text).replace("\nON DUPLICATE KEY", " AS given\nON DUPLICATE KEY")
+    return _OR_UPDATE.sub(" AS given ON DUPLICATE KEY", _GIVEN.sub(r"given.\1", text))
