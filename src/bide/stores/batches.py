@@ -30,9 +30,11 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
 
     Sorted, so that two batches over the same tasks wait for each other and never in a circle.
     """
+    names = [(one.topic, one.key) for one in asked]
+    if len(set(names)) == len(names):
+        return [sorted(range(len(names)), key=names.__getitem__)]
     parts: list[dict[tuple[str, str], int]] = [{}]
-    for place, one in enumerate(asked):
-        name = (one.topic, one.key)
+    for place, name in enumerate(names):
         for part in parts:
             if name not in part:
                 part[name] = place

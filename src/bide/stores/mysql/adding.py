@@ -146,7 +146,6 @@ def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> 
     written = []
     for new in tasks:
         due = min(max(new.due.millis if type(new.due) is At else there + new.due.millis, 0), latest)
-        topic, key = topics[new.topic], quote(new.key.encode())
         more = b""
         if deadlines:
             more = b", NULL" if new.deadline is None else b", %d" % new.deadline
@@ -155,10 +154,10 @@ def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> 
         written.append(
             b"(%b, %b, %b, %b, %b, %d, %d, %d%b)"
             % (
-                topic,
-                key,
+                topics[new.topic],
+                quote(new.key.encode()),
                 quote(new.id.encode()),
-                quote(new.options),
+                quote(new.options) if new.options else b"''",
                 quote(new.payload),
                 max(due, there),
                 due,

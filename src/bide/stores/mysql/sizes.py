@@ -52,7 +52,7 @@ def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTa
     room = min(_BYTES_AT_ONCE, largest - _REST)
     parts: list[Sequence[NewTask]] = []
     for part in slices(tasks):
-        if sum(2 * len(new.payload) + 2 * len(new.options) + _AROUND for new in part) <= room:
+        if 2 * sum([len(new.payload) + len(new.options) for new in part]) + _AROUND * len(part) <= room:
             parts.append(part)
             continue
         first, size = 0, 0
