@@ -1,0 +1,50 @@
+"""The seams: what the engine asks of a store, a sink, a timer and a clock, and nothing more."""
+
+from __future__ import annotations
+
+from bide.ports.schema import Diagnoses, Finding, HasSchema
+from bide.ports.sinks import Route, Sink
+from bide.ports.store import (
+    AnswersApart,
+    Heard,
+    Joined,
+    JoinsTransaction,
+    KeepsEvents,
+    Listening,
+    Notifies,
+    Parted,
+    Shares,
+    Store,
+    TellsTime,
+    Verbs,
+)
+from bide.ports.tables import DueRow, Head, RowRefused, Table, Taken, WatchesTables
+from bide.ports.time import Clock, Timer
+
+__all__ = [
+    "AnswersApart",
+    "Clock",
+    "Diagnoses",
+    "DueRow",
+    "Finding",
+    "HasSchema",
+    "Head",
+    "Heard",
+    "Joined",
+    "JoinsTransaction",
+    "KeepsEvents",
+    "Listening",
+    "Notifies",
+    "Parted",
+    "Route",
+    "RowRefused",
+    "Shares",
+    "Sink",
+    "Store",
+    "Table",
+    "Taken",
+    "TellsTime",
+    "Timer",
+    "Verbs",
+    "WatchesTables",
+]
