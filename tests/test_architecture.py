@@ -67,17 +67,19 @@ STANDARD_FOR_IDS = {"os", "time"}
 """And core/names.py alone: an id is a time and noise, and says nothing about when anything happens."""
 
 OTHERS: dict[str, set[str]] = {
-    "stores": {"msgspec", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
+    "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
+    "sinks": {"msgspec", "aiohttp", "opentelemetry"},
     "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg", "asyncmy"},
-    "service": {"msgspec"},
+    "service": {"msgspec", "starlette", "uvicorn", "prometheus_client", "opentelemetry"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
 
 HEAVY = (
-    "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing", "pydantic",
-    "pygments", "pytest", "rich", "sqlite3", "unittest", "urllib.request", "uvloop", "bide.cli", "bide.lab",
-    "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite", "bide.testing",
-    "hiredis", "redis",
+    "aiohttp", "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing",
+    "opentelemetry", "prometheus_client", "pydantic", "pygments", "pytest", "rich", "sqlite3", "starlette", "unittest",
+    "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide.lab", "bide.service", "bide.sinks.webhook",
+    "bide.stores.http", "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite",
+    "bide.testing", "hiredis", "redis",
 )  # fmt: skip
 """What `import bide` must not load: each is needed by some programs only, and costs all of them."""
 
