@@ -15,11 +15,12 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.exits import Exit
+from bide.cli.printing import print_json
 from bide.cli.progress import progress_bar
-from bide.cli.shapes import answer_shape, print_json
 from bide.cli.surroundings import Surroundings
 from bide.core.errors import BadInput
 from bide.core.records import NewTask, Result
+from bide.service.shapes import answer_shape
 
 PAGE = 1_000
 """Lines of one transaction: large enough to cost one fsync per thousand, small enough to show progress."""

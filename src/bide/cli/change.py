@@ -9,11 +9,12 @@ import click
 
 from bide.app import Bide
 from bide.cli.exits import Exit
-from bide.cli.shapes import answer_shape, print_json
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import answer_words, summary_words
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
+from bide.service.shapes import answer_shape
 
 if_token = click.option(
     "--if-token",

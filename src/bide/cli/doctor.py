@@ -9,7 +9,7 @@ import click
 from bide.app import Bide
 from bide.cli.checkup import Level, Note, check_around, check_store
 from bide.cli.exits import Exit
-from bide.cli.shapes import print_json
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BideError
 

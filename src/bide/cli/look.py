@@ -7,12 +7,13 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.exits import Exit
-from bide.cli.shapes import detail_shape, event_shape, print_json, task_shape
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import WORDS, current_millis
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime, duration, instant
 from bide.core.records import Record, Result, State
+from bide.service.shapes import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"
 _MOST = 1_000_000_000

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from bide.cli.exits import Exit
-from bide.cli.shapes import print_json
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BadInput
 from bide.ports import HasSchema

@@ -10,12 +10,13 @@ import click
 from bide.app import Bide
 from bide.cli.change import if_token
 from bide.cli.exits import Exit
+from bide.cli.printing import print_json
 from bide.cli.progress import progress_bar
-from bide.cli.shapes import answer_shape, print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.cli.wording import answer_words
 from bide.core.errors import BadInput
 from bide.core.records import Ref, Result, State
+from bide.service.shapes import answer_shape
 
 _PAGE = 500
 

@@ -10,12 +10,13 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.exits import Exit
-from bide.cli.shapes import answer_shape, print_json
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.cli.wording import answer_words
 from bide.core.errors import BadInput, BadPayload
 from bide.core.records import OnConflict
 from bide.core.retry import PRESETS
+from bide.service.shapes import answer_shape
 
 _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard input; with --bytes anything"
 

@@ -8,7 +8,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.exits import Exit
-from bide.cli.shapes import print_json
+from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.cli.wording import local_words
 from bide.core.errors import BadInput

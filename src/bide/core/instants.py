@@ -100,7 +100,14 @@ def as_datetime(millis: Millis) -> datetime:
 
 def instant_text(millis: Millis) -> str:
     """RFC 3339 in UTC with milliseconds: "2030-01-31T07:00:00.000Z"."""
-    return as_datetime(millis).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, rest = divmod(millis, 1_000)
+    return f"{_seconds_text(seconds)}.{rest:03d}Z"
+
+
+@functools.lru_cache(maxsize=4096)
+def _seconds_text(seconds: int) -> str:
+    """Cached, since the times of many tasks lie in the same seconds."""
+    return as_datetime(1_000 * seconds).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 def duration_text(millis: Millis) -> str:

@@ -1,1 +1,1 @@
-"""bide as a service: the timeline over HTTP, for any language. Talks to the engine's client, and to nothing below it."""
+"""bide as a service: the timeline over HTTP, for any language. It talks to the engine's client, not to a store."""

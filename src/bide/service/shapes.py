@@ -1,0 +1,139 @@
+"""Tasks, answers and events as JSON: the same shapes over HTTP and on the command line."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from bide.core.answers import Answer
+from bide.core.events import Event
+from bide.core.instants import Millis, instant_text
+from bide.core.options import decode_options
+from bide.core.records import Record
+
+InstantText = Annotated[
+    str, Meta(description="RFC 3339 in UTC, with milliseconds", extra_json_schema={"format": "date-time"})
+]
+Whole = Annotated[int, Meta(ge=0)]
+
+_is_json = msgspec.json.Decoder().decode
+
+
+class TaskShape(Struct, frozen=True, gc=False):
+    """A task. A payload that is JSON stands as itself, any other as base64."""
+
+    topic: str
+    key: str
+    id: str
+    group: str | None
+    state: Annotated[str, Meta(extra_json_schema={"enum": ["waiting", "leased", "done", "cancelled", "dead"]})]
+    due_at: InstantText
+    wake_at: InstantText
+    attempt: Whole
+    token: Whole
+    payload: Raw | UnsetType
+    payload_base64: str | UnsetType
+    error: str | None
+    created_at: InstantText
+    finished_at: InstantText | None
+
+
+class DetailShape(Struct, frozen=True):
+    """What is added for one task alone: how it has fared, and what travels with it."""
+
+    failures: int
+    losses: int
+    holder: str | None
+    deadline: InstantText | None
+    keep_until: InstantText | None
+    retry: object | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    options_damaged: str | UnsetType = UNSET
+
+
+class AnswerShape(Struct, frozen=True, gc=False):
+    """What a verb answered: one word, and the task as it now is."""
+
+    answer: Annotated[
+        str,
+        Meta(
+            extra_json_schema={
+                "enum": [
+                    "created", "replaced", "kept", "refused", "moved", "under_way", "cancelled",
+                    "cancelled_while_leased", "redriven", "not_found", "finished", "stale_token",
+                ]
+            }
+        ),
+    ]  # fmt: skip
+    task: TaskShape | None
+
+
+class EventShape(Struct, frozen=True):
+    """One line of the event log."""
+
+    at: InstantText
+    topic: str
+    key: str
+    id: str
+    kind: str
+    attempt: int
+    who: str | None
+    what: str
+    was: InstantText | None
+    wake_at: InstantText | None
+
+
+def task_shape(record: Record) -> TaskShape:
+    """A task."""
+    raw: Raw | UnsetType = UNSET
+    encoded: str | UnsetType = UNSET
+    try:
+        _is_json(record.payload)
+        raw = Raw(record.payload)
+    except (ValueError, RecursionError):
+        encoded = base64.b64encode(record.payload).decode()
+    return TaskShape(
+        record.topic, record.key, record.id, record.group, record.state.value, instant_text(record.due_at),
+        instant_text(record.wake_at), record.attempt, record.token, raw, encoded, record.error,
+        instant_text(record.created_at), _optional(record.finished_at),
+    )  # fmt: skip
+
+
+def detail_shape(record: Record) -> DetailShape:
+    """What `show` adds to the task."""
+    shape = DetailShape(
+        record.failures, record.losses, record.holder, _optional(record.deadline), _optional(record.keep_until)
+    )
+    try:
+        options = decode_options(record.options)
+    except msgspec.MsgspecError as error:
+        return msgspec.structs.replace(shape, options_damaged=str(error))
+    return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
+
+
+def answer_shape(answer: Answer) -> AnswerShape:
+    """What a verb answered."""
+    return AnswerShape(answer.result.value, None if answer.record is None else task_shape(answer.record))
+
+
+def event_shape(event: Event) -> EventShape:
+    """One line of the event log."""
+    return EventShape(
+        instant_text(event.at), event.topic, event.key, event.id, event.kind.value, event.attempt, event.who,
+        event.what, _optional(event.was), _optional(event.wake_at),
+    )  # fmt: skip
+
+
+def one_line(shape: object) -> bytes:
+    """One line of JSON. A payload with line breaks between its tokens must not break the line."""
+    encoded = msgspec.json.encode(shape)
+    if b"\n" in encoded or b"\r" in encoded:
+        encoded = msgspec.json.format(encoded, indent=-1)
+    return encoded
+
+
+def _optional(millis: Millis | None) -> str | None:
+    return None if millis is None else instant_text(millis)
