@@ -1,0 +1,183 @@
+"""Finds out who calls: by the bearer token that they show, or as anonymous where that is allowed.
+
+The store is asked for all tokens at most every two seconds, whatever callers send: so guessing costs it nothing, and a
+guess costs this process 2 us. Guessing is not throttled: at a million guesses a second, the 2^256
+secrets of one token would last far longer than the world. What is bounded is the log of refusals: see `audit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bide.core.errors import SetupError
+from bide.core.instants import Millis
+from bide.engine.client import Client
+from bide.engine.kept import Kept
+from bide.service.callers import ALL_VERBS, AccessRefused, Caller, Forbidden, Unauthorized, Verb, anonymous
+from bide.service.tokens import Tokens, hash_of, parse
+
+__all__ = [
+    "ALL_VERBS",
+    "FRESH",
+    "Access",
+    "AccessRefused",
+    "Caller",
+    "Forbidden",
+    "Unauthorized",
+    "Verb",
+    "check_start",
+    "is_loopback",
+]  # fmt: skip
+
+_log = logging.getLogger("bide.access")
+AGE = 2.0
+"""Seconds after which the known tokens are read again, while they go on being used."""
+FRESH = 5.0
+"""Seconds that a token may still be good for after it was revoked: no older knowledge is used."""
+_NOBODY = hash_of("")
+"""What the secret of an unknown id is compared with, so that it takes as long as a wrong one."""
+
+
+class _Entry(NamedTuple):
+    hash: str
+    caller: Caller
+    expires_at: Millis | None
+
+
+class Access:
+    """Who may call. Belongs to the event loop in which `client` is open."""
+
+    def __init__(self, client: Client, *, anonymous: bool = False) -> None:
+        self._client = client
+        self._anonymous = anonymous
+        self._known: dict[str, _Entry] = {}
+        self._any = True
+        self._read_at = -math.inf
+        """When the reading began that `_known` comes from, by the loop's clock."""
+        self._reading: asyncio.Task[None] | None = None
+        self._damaged: set[str] = set()
+
+    async def caller_of(self, authorization: str | None) -> Caller:
+        """Who sent this Authorization header. Raises Unauthorized; StoreUnavailable when it cannot be known.
+
+        No I/O while what is known of the tokens is young enough. Without a header it is anonymous where this was
+        allowed and the store holds no token; whoever shows a token must show one that counts.
+        """
+        await self._refresh()
+        if authorization is None:
+            if self._anonymous and not self._any:
+                return anonymous()
+            raise Unauthorized("a token is needed: send the header 'Authorization: Bearer bide_...'", sent=False)
+        scheme, _, credentials = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
+        return self._caller_with(credentials.strip(" "))
+
+    async def caller_with(self, token: str) -> Caller:
+        """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""
+        await self._refresh()
+        return self._caller_with(token.strip())
+
+    async def caller_by_id(self, id: str) -> Caller:
+        """Who has the token of this id, if it still counts; for sessions, which were begun with it."""
+        await self._refresh()
+        entry = self._known.get(id)
+        if entry is None:
+            raise Unauthorized("the token that this session was begun with is revoked")
+        return self._still(entry)
+
+    async def anonymous_now(self) -> bool:
+        """Whether whoever sends no token is let in at present."""
+        await self._refresh()
+        return self._anonymous and not self._any
+
+    def _caller_with(self, token: str) -> Caller:
+        shown = parse(token)
+        if shown is None:
+            raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
+        entry = self._known.get(shown.id)
+        expected = _NOBODY if entry is None else entry.hash
+        same = hmac.compare_digest(hash_of(shown.secret), expected)
+        if entry is None or not same:
+            raise Unauthorized("this token is not known here: it was revoked, mistyped, or made for another store")
+        return self._still(entry)
+
+    def _still(self, entry: _Entry) -> Caller:
+        if entry.expires_at is not None and entry.expires_at <= self._client.clock.now():
+            raise Unauthorized("this token has expired")
+        return entry.caller
+
+    async def _refresh(self) -> None:
+        """Know the tokens as they were at most `FRESH` seconds ago, or when this was called."""
+        asked = asyncio.get_running_loop().time()
+        if asked - self._read_at >= AGE:
+            self._begin()
+        while asked - self._read_at >= FRESH:
+            await asyncio.shield(self._begin())
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The reading under way, or a new one: one at a time."""
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read(), name="bide tokens")
+            self._reading.add_done_callback(self._done)
+        return self._reading
+
+    def _done(self, reading: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not reading.cancelled() and reading.exception() is not None:
+            _log.warning("the tokens could not be read: %s", reading.exception())
+
+    async def _read(self) -> None:
+        began = asyncio.get_running_loop().time()
+        damaged: set[str] = set()
+        tokens = await Tokens(Kept(self._client.store, self._client.clock)).all(damaged.add)
+        for id in sorted(damaged - self._damaged):
+            _log.error("the token %s cannot be read and is refused; revoke it and make another", id)
+        self._damaged = damaged
+        self._known = {
+            token.id: _Entry(
+                token.hash, Caller(token.name, verbs=frozenset(token.verbs), topics=token.topics), token.expires_at
+            )
+            for token in tokens
+        }
+        self._any = bool(tokens or damaged)
+        self._read_at = began
+
+    async def close(self) -> None:
+        """Let a reading that is under way end."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what is bound to `host`; a name other than localhost is not trusted to."""
+    if host.startswith("/") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -> bool:
+    """Whether a service bound to `hosts` may let anonymous callers in while there is no token: `Access(anonymous=)`.
+
+    Raises SetupError when it must not start: bound beyond this machine, without a token, and not told `--insecure`.
+    """
+    beyond = [host for host in hosts if not is_loopback(host)]
+    if not beyond:
+        return True
+    if insecure:
+        return True
+    if not tokens:
+        raise SetupError(
+            f"--host {beyond[0]}: others could reach this, and the store holds no token, so anybody could do anything; "
+            "make one first (bide token add NAME), or bind to 127.0.0.1, or say --insecure"
+        )
+    return False
