@@ -5,6 +5,8 @@ Functions of their arguments; all policy that decides whether a task lives on is
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from msgspec import DecodeError
 
 from bide.core.instants import Millis, instant_text
@@ -12,13 +14,26 @@ from bide.core.names import new_id
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import In, Record, Settlement, State, Verdict, uncut
+from bide.core.retry import RetryPolicy
 from bide.engine.terms import Retention
-from bide.ports import Clock, Route
+from bide.ports import Clock
 
 LONGEST_ERROR = 2_000
 
 
-def unfit(record: Record, route: Route, now: Millis) -> str | None:
+class Policy(Protocol):
+    """What is decided by of a topic: a `Route` has it."""
+
+    @property
+    def retry(self) -> RetryPolicy: ...
+
+    @property
+    def losses(self) -> int:
+        """Leases in a row that may end unsettled before the task is dead."""
+        ...
+
+
+def unfit(record: Record, route: Policy, now: Millis) -> str | None:
     """Why a task that was just leased must not be delivered any more; None: deliver it."""
     if record.losses >= route.losses:
         return f"holder lost: {record.losses} leases in a row ended unsettled"
@@ -28,7 +43,7 @@ def unfit(record: Record, route: Route, now: Millis) -> str | None:
 
 
 def settlement(
-    record: Record, ended: Outcome | BaseException | None, route: Route, keep: Retention, clock: Clock
+    record: Record, ended: Outcome | BaseException | None, route: Policy, keep: Retention, clock: Clock
 ) -> Settlement:
     """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised."""
     if ended is None:
@@ -79,7 +94,7 @@ def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
     return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep_until)
 
 
-def _pause(record: Record, route: Route) -> Millis | None:
+def _pause(record: Record, route: Policy) -> Millis | None:
     policy = route.retry
     if record.options:
         try:

@@ -1,0 +1,328 @@
+"""Leases for consumers that are not of this process: each asks, and waits at the desk until something is due for it.
+
+However many wait, there is one loop: it asks the store for all of them together, sleeps exactly as a worker does
+(subscribe first, then lease; what is heard since the lease was sent counts; every sleep is capped), and hands out what
+it gets to those who have waited longest. So a thousand that wait cost what one worker costs. What nobody can take any
+more, since its consumer has gone, is given back unstarted, which counts nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from bide.core.errors import StoreError
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.records import In, Record, Settlement, Topic, Verdict
+from bide.engine.recorder import Recorder
+from bide.engine.terms import Terms
+from bide.engine.verdicts import Policy, dead, unfit
+from bide.engine.waker import Waker
+from bide.ports import Clock, Listening, Notifies, Store
+
+_log = logging.getLogger("bide.desk")
+_MOST = 10_000
+"""Tasks that one lease asks for at most."""
+_FORGET_AFTER = 60.0
+"""Seconds that a topic nobody asks for any more is still listened to."""
+_PAUSE_AFTER_ERROR = 0.25
+
+
+class _Waiting:
+    """One consumer's question, and what it has got so far."""
+
+    __slots__ = ("future", "patient", "room", "taken")
+
+    def __init__(self, room: dict[Topic, int], future: asyncio.Future[list[Record]], *, patient: bool) -> None:
+        self.room = room
+        self.future = future
+        self.patient = patient
+        """Whether it waits for something to come due; else one look answers it."""
+        self.taken: list[Record] = []
+
+
+class _Group:
+    """Those who want the same length of lease for the same holder: one store call serves them all."""
+
+    __slots__ = ("holder", "impatient", "lease_for", "queues", "wanted")
+
+    def __init__(self, holder: str, lease_for: Millis) -> None:
+        self.holder = holder
+        self.lease_for = lease_for
+        self.queues: dict[Topic, deque[_Waiting]] = {}
+        self.wanted: Counter[Topic] = Counter()
+        self.impatient: list[_Waiting] = []
+
+    def put(self, waiting: _Waiting) -> None:
+        for topic, count in waiting.room.items():
+            self.queues.setdefault(topic, deque()).append(waiting)
+            self.wanted[topic] += count
+        if not waiting.patient:
+            self.impatient.append(waiting)
+
+    def drop(self, waiting: _Waiting) -> None:
+        """It wants no more. Its places in the queues are passed over when their turn comes."""
+        for topic, count in waiting.room.items():
+            self._want_less(topic, count)
+        waiting.room = {}
+
+    def next_for(self, topic: Topic) -> _Waiting | None:
+        """Who has waited longest and has room for one more of `topic`."""
+        queue = self.queues.get(topic)
+        while queue:
+            waiting = queue[0]
+            if topic in waiting.room and not waiting.future.done():
+                return waiting
+            queue.popleft()
+        return None
+
+    def hand(self, record: Record, waiting: _Waiting) -> None:
+        topic = record.topic
+        waiting.taken.append(record)
+        if waiting.room[topic] == 1:
+            del waiting.room[topic]
+        else:
+            waiting.room[topic] -= 1
+        self._want_less(topic, 1)
+
+    def _want_less(self, topic: Topic, count: int) -> None:
+        self.wanted[topic] -= count
+        if self.wanted[topic] <= 0:
+            del self.wanted[topic]
+            self.queues.pop(topic, None)
+
+    def asked(self) -> dict[Topic, int]:
+        """What one lease asks for."""
+        left = _MOST
+        asked: dict[Topic, int] = {}
+        for topic, count in self.wanted.items():
+            asked[topic] = min(count, left)
+            left -= asked[topic]
+            if not left:
+                break
+        return asked
+
+
+class Desk:
+    """`lease` waits for what is due. Make it in the running loop, `start` it, and `close` it before the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        terms: Terms,
+        recorder: Recorder,
+        policy_of: Callable[[Topic], Policy],
+        started: Callable[[Record, Millis], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._terms = terms
+        self._recorder = recorder
+        self._policy_of = policy_of
+        self._started = started
+        self._loop = asyncio.get_running_loop()
+        self._waker = Waker(clock, terms.cap)
+        self._groups: dict[tuple[str, Millis], _Group] = {}
+        self._listening: dict[Topic, asyncio.Task[Listening]] = {}
+        self._unasked: dict[Topic, float] = {}
+        self._work: asyncio.Task[None] | None = None
+        self._afterwards: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.waiting = 0
+        """How many wait now."""
+
+    async def start(self) -> None:
+        """Begin to look."""
+        self._work = self._loop.create_task(self._run(), name="bide desk")
+
+    async def close(self) -> None:
+        """Everybody who waits gets what there is: nothing."""
+        self._closing = True
+        self._waker.kick()
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        for group in self._groups.values():
+            for waiting in {one for queue in group.queues.values() for one in queue}:
+                self._answer(group, waiting)
+        if self._afterwards:
+            await asyncio.wait(self._afterwards)
+        self._waker.close()
+        for topic in list(self._listening):
+            await self._stop(topic)
+
+    async def lease(self, room: Mapping[Topic, int], *, holder: str, lease_for: Millis, wait: float) -> list[Record]:
+        """Up to so many due tasks of each topic, as soon as there is one; none after `wait` seconds (0: one look).
+
+        If the caller is cancelled, nothing stays leased for it. Raises StoreError where the store is away.
+        """
+        if self._closing:
+            return []
+        await self._listen(room)
+        group = self._groups.get((holder, lease_for))
+        if group is None:
+            group = self._groups[holder, lease_for] = _Group(holder, lease_for)
+        waiting = _Waiting(dict(room), self._loop.create_future(), patient=wait > 0)
+        group.put(waiting)
+        self.waiting += 1
+        self._waker.kick()
+        timer = self._loop.call_later(wait, self._answer, group, waiting) if wait > 0 else None
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            self.give_back(waiting.taken)
+            raise
+        finally:
+            self.waiting -= 1
+            if timer is not None:
+                timer.cancel()
+            group.drop(waiting)
+            if not group.wanted:
+                self._groups.pop((holder, lease_for), None)
+
+    def give_back(self, records: Sequence[Record]) -> None:
+        """These were not begun: due again at once, counting nothing."""
+        if records:
+            back = [Settlement(one.topic, one.key, one.token, Verdict.DEFER, In(0)) for one in records]
+            self._settle_later(back, "given back")
+
+    # --- the loop
+
+    async def _run(self) -> None:
+        while not self._closing:
+            wake: Millis | None = None
+            if self._groups:
+                self._waker.forget()
+                try:
+                    wake = await self._round()
+                except StoreError as error:
+                    self._fail(error)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+                except Exception as error:  # noqa: BLE001 - the desk outlives its defects, loudly
+                    _log.exception("a defect stopped a lease; trying again in %.2f s", _PAUSE_AFTER_ERROR)
+                    self._fail(error)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+            await self._waker.sleep(wake)
+            if not self._groups:
+                self._waker.forget()
+                await self._stop_listening()
+
+    async def _round(self) -> Millis | None:
+        """Ask for everybody who waits, and hand out what came; the next wake of what they still want."""
+        wakes: list[Millis] = []
+        for group in list(self._groups.values()):
+            asked = group.asked()
+            if not asked:
+                continue
+            looking, group.impatient = group.impatient, []
+            now = self._clock.now()
+            until = now + self._clock.span(group.lease_for)
+            leased = await self._store.lease(asked, now=now, until=until, holder=group.holder)
+            self._hand_out(group, leased.tasks, leased.now)
+            for waiting in looking:
+                self._answer(group, waiting)
+            wakes += [wake for wake in (leased.next_wake, leased.again_by) if wake is not None]
+            if sum(asked.values()) >= _MOST:
+                self._waker.kick()  # there are more who wait than one call asks for
+        return min(wakes, default=None)
+
+    def _hand_out(self, group: _Group, tasks: Sequence[Record], now: Millis) -> None:
+        got: dict[int, _Waiting] = {}
+        unfitting: list[Settlement] = []
+        left: list[Record] = []
+        for record in tasks:
+            if record.losses:
+                self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row", group.holder)
+            why = unfit(record, self._policy_of(record.topic), now)
+            if why is not None:
+                unfitting.append(dead(record, why, self._terms.retention_of(record.topic), now))
+                self._note(EventKind.DEAD, record, why, group.holder)
+                continue
+            waiting = group.next_for(record.topic)
+            if waiting is None:
+                left.append(record)
+                continue
+            group.hand(record, waiting)
+            got[id(waiting)] = waiting
+            if self._started is not None:
+                self._started(record, now)
+        for waiting in got.values():
+            self._answer(group, waiting)
+        self.give_back(left)
+        if unfitting:
+            self._settle_later(unfitting, "dead")
+            self._waker.kick()  # they left room, and there may be more
+
+    def _answer(self, group: _Group, waiting: _Waiting) -> None:
+        if not waiting.future.done():
+            group.drop(waiting)
+            waiting.future.set_result(waiting.taken)
+
+    def _fail(self, error: Exception) -> None:
+        for group in list(self._groups.values()):
+            for waiting in {one for queue in group.queues.values() for one in queue}:
+                if not waiting.future.done():
+                    group.drop(waiting)
+                    waiting.future.set_exception(error)
+            group.impatient.clear()
+
+    def _settle_later(self, settlements: list[Settlement], what: str) -> None:
+        async def settle() -> None:
+            try:
+                await self._store.settle(settlements, now=self._clock.now())
+            except StoreError as error:
+                _log.warning("%d leases that should be %s run out by themselves: %s", len(settlements), what, error)
+
+        task = self._loop.create_task(settle(), name="bide desk settles")
+        self._afterwards.add(task)
+        task.add_done_callback(self._afterwards.discard)
+
+    def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
+        self._recorder.note(
+            Event(at=self._clock.now(), topic=record.topic, key=record.key, id=record.id, kind=kind,
+                  attempt=record.attempt, who=who, what=what)
+        )  # fmt: skip
+
+    # --- wake-ups
+
+    async def _listen(self, topics: Mapping[Topic, int]) -> None:
+        """Subscribe before the first lease of a topic, so that no wake-up falls in between."""
+        if not isinstance(self._store, Notifies):
+            return
+        for topic in topics:
+            self._unasked.pop(topic, None)
+            listening = self._listening.get(topic)
+            if listening is None:
+                listening = self._loop.create_task(self._store.listen([topic], self._heard))
+                self._listening[topic] = listening
+            elif listening.done():
+                continue
+            try:
+                await asyncio.shield(listening)
+            except StoreError:
+                self._listening.pop(topic, None)
+                raise
+
+    def _heard(self, topic: Topic, wake: Millis) -> None:
+        self._waker.hear(wake)
+
+    async def _stop_listening(self) -> None:
+        """End what nobody has asked for in a while."""
+        now = self._loop.time()
+        for topic in list(self._listening):
+            since = self._unasked.setdefault(topic, now)
+            if now - since >= _FORGET_AFTER:
+                del self._unasked[topic]
+                await self._stop(topic)
+
+    async def _stop(self, topic: Topic) -> None:
+        listening = self._listening.pop(topic)
+        await asyncio.wait([listening])
+        if listening.exception() is None:
+            await listening.result().close()

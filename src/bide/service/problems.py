@@ -1,0 +1,131 @@
+"""Errors as RFC 9457 says: `application/problem+json` that names the field and what would be accepted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from bide.core.errors import (
+    BadInput,
+    BideError,
+    OutcomeUnknown,
+    SetupError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+)
+
+CONTENT_TYPE = "application/problem+json"
+_AWAY, _FULL = "1", "5"
+"""Seconds after which it is worth trying again, when the store is away or full."""
+
+
+class ProblemShape(Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | UnsetType = UNSET
+    value: object = UNSET
+    accepted: str | UnsetType = UNSET
+
+
+class Problem(Exception):
+    """An answer that says what went wrong, and what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        title: str,
+        detail: str,
+        *,
+        headers: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers or {}
+        self.shape = ProblemShape(type=f"urn:bide:{kind}", title=title, status=status, detail=detail, **more)
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.shape)
+
+
+def bad_input(error: BadInput, prefix: str = "") -> Problem:
+    """A value that is not accepted."""
+    field = f"{prefix}{error.field}"
+    shown = shown_value(error.value)
+    return Problem(
+        422, "bad-input", "A value is not accepted", f"{field}: {error.accepted}",
+        field=field, value=shown, accepted=error.accepted,
+    )  # fmt: skip
+
+
+def shown_value(value: object, limit: int = 200) -> str | int | float | bool | None:
+    """A value as an answer may repeat it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:  # noqa: BLE001 - what cannot show itself is named by its type
+        text = f"a {type(value).__name__}"
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+_PLACE = re.compile(r" - at `(?:key in )?\$(.*)`$", re.DOTALL)
+
+
+def bad_body(error: Exception, accepted: str) -> Problem:
+    """A body that is no JSON, or has a field that is wrong."""
+    if not isinstance(error, msgspec.ValidationError):
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return Problem(400, "bad-json", "The body is not JSON", f"the body is not JSON: {why}", accepted=accepted)
+    text = str(error)
+    found = _PLACE.search(text)
+    field = found[1].removeprefix(".") if found else "body"
+    said = text[: found.start()] if found else text
+    return Problem(
+        422, "bad-input", "A value is not accepted", f"{field or 'body'}: {said}", field=field or "body", accepted=said
+    )
+
+
+def of_error(error: Exception) -> Problem:
+    """What any error of the engine or the store means to a caller over HTTP."""
+    if isinstance(error, BadInput):
+        return bad_input(error)
+    if isinstance(error, StoreFull):
+        return Problem(507, "store-full", "The store is full", f"nothing was done: {error}", headers=_retry(_FULL))
+    if isinstance(error, OutcomeUnknown):
+        return Problem(
+            504, "outcome-unknown", "The answer was lost",
+            f"it was done once or not at all; look before you try again: {error}",
+        )  # fmt: skip
+    if isinstance(error, StoreCorrupt | StoreMismatch):
+        return Problem(503, "store-damaged", "The store is damaged", str(error), headers=_retry(_FULL))
+    if isinstance(error, StoreError):
+        return Problem(503, "store-away", "The store is away", f"not done: {error}", headers=_retry(_AWAY))
+    if isinstance(error, SetupError):
+        return Problem(501, "not-here", "Not with this store", str(error))
+    if isinstance(error, BideError):
+        return Problem(409, "conflict", "Not possible now", str(error))
+    return Problem(500, "defect", "A defect", "a defect of the service; its log says where")
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(
+        413, "too-large", "The body is too large", f"the body is larger than {limit} bytes; send several smaller ones",
+        field="body", accepted=f"at most {limit} bytes",
+    )  # fmt: skip
+
+
+def _retry(seconds: str) -> dict[str, str]:
+    return {"retry-after": seconds}
