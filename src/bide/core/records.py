@@ -41,7 +41,7 @@ class Ref(NamedTuple):
     key: str
 
 
-class At(Struct, frozen=True, gc=False):
+class At(Struct, frozen=True, gc=False, tag="at"):
     """At an instant of the world's clock."""
 
     millis: Millis
@@ -50,7 +50,7 @@ class At(Struct, frozen=True, gc=False):
         return self.millis
 
 
-class In(Struct, frozen=True, gc=False):
+class In(Struct, frozen=True, gc=False, tag="in"):
     """So long after now, by the store's own clock."""
 
     millis: Millis
@@ -127,7 +127,7 @@ class Record(Struct, frozen=True, gc=False):
         return Ref(self.topic, self.key)
 
 
-class Move(Struct, frozen=True, gc=False):
+class Move(Struct, frozen=True, gc=False, tag="move"):
     """Make a waiting task due at another time; `In(0)` fires it now."""
 
     topic: Topic
@@ -138,7 +138,7 @@ class Move(Struct, frozen=True, gc=False):
     """A new deadline, too; None keeps the one that there is."""
 
 
-class Cancel(Struct, frozen=True, gc=False):
+class Cancel(Struct, frozen=True, gc=False, tag="cancel"):
     """It shall not happen. Kept until `keep_until`; 0 forgets it at once."""
 
     topic: Topic
@@ -147,7 +147,7 @@ class Cancel(Struct, frozen=True, gc=False):
     if_token: Token | None = None
 
 
-class Redrive(Struct, frozen=True, gc=False):
+class Redrive(Struct, frozen=True, gc=False, tag="redrive"):
     """Send a dead task again, as a new life with this `id`; its deadline is cleared."""
 
     topic: Topic
