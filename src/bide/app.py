@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -14,7 +14,7 @@ from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import Length, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
-from bide.core.records import At, NewTask, Topic
+from bide.core.records import At, NewTask, Record, Settlement, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
@@ -26,10 +26,10 @@ from bide.engine.tables import TableLoop
 from bide.engine.terms import Retention
 from bide.engine.watch import Watch
 from bide.engine.worker import Observer, Worker
-from bide.ports import Clock, DueRow, Route, Store, Table, WatchesTables
+from bide.ports import Clock, DueRow, Instrument, Route, Store, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
-from bide.wiring import store_maker, table_at, terms_of, without_secrets
+from bide.wiring import store_maker, table_at, terms_of, tracer, without_secrets
 
 P = TypeVar("P")
 _THREADS = 32
@@ -57,7 +57,7 @@ class Handler(Generic[P]):
 
     async def schedule(self, payload: P, **options: Unpack[TaskOptions]) -> Answer:
         """See `Bide.schedule`; the payload is checked by its type, here and by mypy."""
-        return await self._app.schedule_new(self.new(payload, **options))
+        return await self._app.schedule(self.topic, payload, **options)
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by this handler's `new`) in one store call."""
@@ -284,6 +284,17 @@ class Bide(Client):
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
         return AppWorker(self, chosen, observe, name, tables=topics is None)
 
+    def trace(self) -> None:
+        """Trace with OpenTelemetry what this app schedules and delivers from now on. Raises MissingExtra.
+
+        Each schedule is a span, whose context the task carries; each delivery is a span that links to it. A worker must
+        not have been started yet. Without an OpenTelemetry SDK set up in the program, nothing is recorded.
+        """
+        if self.carrier is None:
+            tracing = tracer()
+            self.carrier = tracing
+            self.instruments.append(tracing)
+
     def _check_payload(self, topic: str, payload: object) -> None:
         """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
         sink = self._sinks.get(topic)
@@ -302,6 +313,7 @@ class _Background(Client):
 
     def __init__(self, make_store: Callable[[], Store], app: Bide) -> None:
         super().__init__(make_store, terms=app.terms, clock=app._own_clock, actor=app.actor)
+        self.carrier = app.carrier
         self._app = app
 
     def _check_payload(self, topic: str, payload: object) -> None:
@@ -325,11 +337,14 @@ class AppWorker:
         app = self._app
         await app.open()
         try:
+            routes, observe = self._looked_at(app.instruments)
             self._worker = Worker(
-                app.store, self._routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
-                observe=self._observe, name=self._name, tables=app.table_loops() if self._tables else (),
+                app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
+                observe=observe, name=self._name, tables=app.table_loops() if self._tables else (),
             )  # fmt: skip
             await self._worker.start()
+            for instrument in app.instruments:
+                instrument.working(self._worker.wakes)
         except BaseException:
             await app.close()
             raise
@@ -341,6 +356,21 @@ class AppWorker:
             await self._worker.stop()
         finally:
             await self._app.close()
+
+    def _looked_at(self, instruments: Sequence[Instrument]) -> tuple[Mapping[Topic, Route], Observer | None]:
+        """The routes and the observer, with what looks on attached."""
+        routes = self._routes
+        for instrument in instruments:
+            routes = {topic: instrument.route(route) for topic, route in routes.items()}
+        observers = [one.observe for one in instruments] + ([] if self._observe is None else [self._observe])
+        if len(observers) < 2:
+            return routes, observers[0] if observers else None
+
+        def observe(record: Record, told: Settlement) -> None:
+            for one in observers:
+                one(record, told)
+
+        return routes, observe
 
 
 def _always(store: Store) -> Callable[[], Store]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from bide.core.errors import BadInput, MissingExtra, SetupError
@@ -10,6 +11,9 @@ from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
 from bide.settings import Settings
+
+if TYPE_CHECKING:
+    from bide.sinks.traced import Tracing
 
 _ACCEPTED = (
     'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
@@ -83,6 +87,27 @@ def terms_of(settings: Settings) -> Terms:
         payload_limit=settings.payload_limit,
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
     )
+
+
+def tracer() -> Tracing:
+    """What traces an app. Raises MissingExtra."""
+    try:
+        from bide.sinks.traced import Tracing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise MissingExtra("serve", "tracing") from error
+
+    return Tracing()
+
+
+def is_traced() -> bool:
+    """Whether this program has set up an OpenTelemetry SDK, so that tracing it records anything."""
+    try:
+        from bide.sinks.traced import sdk_is_set_up
+    except ModuleNotFoundError:
+        return False
+    return sdk_is_set_up()
 
 
 def without_secrets(url: str) -> str:

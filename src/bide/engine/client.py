@@ -16,7 +16,6 @@ from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Length, When, as_datetime, duration
 from bide.core.names import check_name, check_topic, new_id
-from bide.core.options import encode_options
 from bide.core.outcomes import one_due
 from bide.core.payloads import encode_payload
 from bide.core.records import (
@@ -43,10 +42,10 @@ from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of,
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.recorder import Recorder
-from bide.engine.running import inherited_headers
+from bide.engine.running import inherited_headers, options_with
 from bide.engine.session import Session
 from bide.engine.terms import Terms
-from bide.ports import Clock, KeepsEvents, Store, TellsTime
+from bide.ports import Carrier, Clock, Instrument, KeepsEvents, Store, TellsTime
 
 if TYPE_CHECKING:
     from bide.engine.joined_client import JoinedClient
@@ -69,6 +68,8 @@ class Client:
         self.clock: Clock = clock or SystemClock()
         self._own_clock = self.clock
         self.actor = actor
+        self.instruments: list[Instrument] = []
+        self.carrier: Carrier | None = None
         self._make_store = make_store
         self._opened: Session | None = None
         self._users = 0
@@ -79,6 +80,8 @@ class Client:
         """Open the store. May be nested: the last `close` closes."""
         if self._opened is None:
             store = self._make_store()
+            for instrument in self.instruments:
+                instrument.opening(store)
             await store.open()
             if isinstance(store, TellsTime):
                 self.clock = store.clock() or self._own_clock
@@ -164,9 +167,7 @@ class Client:
         check_topic(topic)
         self._check_payload(topic, payload)
         due = uncut(one_due(at, delay), self.clock.grain)
-        inherited = inherited_headers()
-        if inherited:
-            headers = {**inherited, **(headers or {})}
+        carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
             topic,
             new_id() if key is None else check_name("key", key),
@@ -174,7 +175,9 @@ class Client:
             due,
             encode_payload(payload, self.terms.payload_limit),
             None if group is None else check_name("group", group),
-            encode_options(None if retry is None else policy(retry), headers) if retry or headers else b"",
+            options_with(None if retry is None else policy(retry), headers, carried)
+            if retry or headers or carried
+            else b"",
             deadline_of(deadline, due, self.clock) if deadline is not None else None,
             conflict_of(on_conflict),
         )
@@ -185,7 +188,10 @@ class Client:
         Once this has answered, the task survives any crash. The options are those of `new`. Raises BadInput, StoreFull,
         StoreUnavailable. O(log n).
         """
-        return await self.schedule_new(self.new(topic, payload, **options))
+        if self.carrier is None:
+            return await self.schedule_new(self.new(topic, payload, **options))
+        with self.carrier.scheduling(topic) as told:
+            return told(await self.schedule_new(self.new(topic, payload, **options)))
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule what `new` made; folded with concurrent calls like any other."""

@@ -40,6 +40,7 @@ class JoinedClient(Client):
     def __init__(self, client: Client) -> None:
         self._client = client
         self.terms, self.clock, self.actor = client.terms, client.clock, client.actor
+        self.carrier = client.carrier
         self._blocks = ExitStack()
         session = client._session
         self._opened: Session | None = session

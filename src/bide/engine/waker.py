@@ -8,10 +8,14 @@ says so. A lost tiding costs lateness of at most the cap, never a task.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from bide.core.instants import Millis
 from bide.engine.alarm import Alarm, new_alarm
-from bide.ports import Clock
+from bide.ports import Clock, Wakes
+
+_UNNOTICED: Millis = 100
+"""Due for so long at the end of a sleep, something should have ended it."""
 
 
 class Waker:
@@ -27,6 +31,10 @@ class Waker:
         self._alarm: Alarm | None = None
         self._wake: Millis | None = None
         self._latest = 0.0
+        self._told = False
+        self.capped = False
+        """Whether the last sleep was as long as a sleep may be."""
+        self.wakes = Wakes()
 
     def kick(self) -> None:
         """Look again now: a slot is free, or we are stopping."""
@@ -35,10 +43,13 @@ class Waker:
 
     def hear(self, wake: Millis) -> None:
         """Something wakes at `wake`. It only ever shortens the sleep, also one that has not begun."""
+        self.wakes.tidings += 1
+        self.wakes.heard_at = time.monotonic()
         if self._heard is None or wake < self._heard:
             self._heard = wake
             if self._sleeper is not None and (self._wake is None or wake < self._wake):
                 self._wake = wake
+                self._told = True
                 self._arm()
 
     def forget(self) -> None:
@@ -48,10 +59,12 @@ class Waker:
 
     async def sleep(self, wake: Millis | None) -> None:
         """Until `wake` or what was heard since `forget`, at most the cap; or until kicked."""
+        self.capped = False
         if self._kicked:
             return
         heard = self._heard
-        self._wake = wake if heard is None or (wake is not None and wake < heard) else heard
+        self._told = heard is not None and (wake is None or heard < wake)
+        self._wake = heard if self._told else wake
         self._latest = self._loop.time() + self._cap
         self._sleeper = self._loop.create_future()
         self._arm()
@@ -61,6 +74,23 @@ class Waker:
             self._sleeper = None
             if self._alarm is not None:
                 self._alarm.cancel()
+        if not self._kicked:
+            self._count()
+
+    def found(self, planned: Millis, now: Millis) -> None:
+        """The lease after a sleep that was capped found something that was to be done at `planned`."""
+        self.capped = False
+        if now - planned >= _UNNOTICED:
+            self.wakes.missed += 1
+
+    def _count(self) -> None:
+        if self._wake is None or self._clock.seconds_until(self._wake) > 0:
+            self.capped = True
+            self.wakes.by_cap += 1
+        elif self._told:
+            self.wakes.by_tiding += 1
+        else:
+            self.wakes.by_alarm += 1
 
     def close(self) -> None:
         """The end of all sleep."""

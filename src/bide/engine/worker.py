@@ -85,6 +85,7 @@ class Worker:
         self._recorder = recorder
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
+        self.wakes = self._waker.wakes
         self._settler = Settler(store, clock, self._told, self._has_backlog)
         self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
@@ -219,6 +220,8 @@ class Worker:
         until = now + self.clock.span(self.terms.lease)
         leased = await self.store.lease(asked, now=now, until=until, holder=self.holder)
         self.stats.leased += len(leased.tasks)
+        if self._waker.capped and leased.tasks:
+            self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
         self._flood = False
         by_topic: dict[Topic, list[Delivery]] = {}
         for record in leased.tasks:

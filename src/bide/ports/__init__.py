@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bide.ports.instruments import Carrier, Instrument, Wakes
 from bide.ports.schema import Diagnoses, Finding, HasSchema
 from bide.ports.sinks import Route, Sink
 from bide.ports.store import (
@@ -23,6 +24,7 @@ from bide.ports.time import Clock, Timer
 
 __all__ = [
     "AnswersApart",
+    "Carrier",
     "Clock",
     "Diagnoses",
     "DueRow",
@@ -30,6 +32,7 @@ __all__ = [
     "HasSchema",
     "Head",
     "Heard",
+    "Instrument",
     "Joined",
     "JoinsTransaction",
     "KeepsEvents",
@@ -46,5 +49,6 @@ __all__ = [
     "TellsTime",
     "Timer",
     "Verbs",
+    "Wakes",
     "WatchesTables",
 ]

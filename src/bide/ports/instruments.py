@@ -1,0 +1,60 @@
+"""Who looks on: what measures or traces is told here what goes on, and changes nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+from bide.core.answers import Answer
+from bide.core.records import Record, Settlement, Topic
+from bide.ports.sinks import Route
+from bide.ports.store import Store
+
+
+class Wakes(Struct):
+    """What ended the sleeps of one loop so far. Sleeps that somebody cut short, since a slot was free, are in none."""
+
+    tidings: int = 0
+    """Wake-ups heard, also those that were no earlier than what was known."""
+    heard_at: float | None = None
+    """When the last one was heard, by `time.monotonic()`; None: none yet."""
+    by_tiding: int = 0
+    """Sleeps that ended at a time that a wake-up told."""
+    by_alarm: int = 0
+    """Sleeps that ended at a time that the last lease told."""
+    by_cap: int = 0
+    """Sleeps that lasted as long as a sleep may."""
+    missed: int = 0
+    """Those of `by_cap` after which something was found that had been due for a while: its wake-up was lost."""
+
+
+class Instrument:
+    """Attached to an app before it is opened (`app.instruments`). Nothing it is told of may be changed, or fail."""
+
+    def opening(self, store: Store) -> None:
+        """This store is about to be opened, and to be called."""
+
+    def route(self, route: Route) -> Route:
+        """What a worker shall work on instead of `route`: the same, its sink looked at."""
+        return route
+
+    def working(self, wakes: Wakes) -> None:
+        """A worker has started; `wakes` goes on counting."""
+
+    def observe(self, record: Record, told: Settlement) -> None:
+        """A store has accepted this outcome of a delivery."""
+
+
+class Carrier(Protocol):
+    """What gives new tasks the trace that they are part of."""
+
+    def scheduling(self, topic: Topic) -> AbstractContextManager[Callable[[Answer], Answer]]:
+        """Around one `schedule`; its answer is passed through what this gives."""
+        ...
+
+    def headers(self, topic: Topic) -> Mapping[str, str] | None:
+        """What a task that is made now shall carry."""
+        ...

@@ -1,0 +1,200 @@
+"""OpenTelemetry spans: one where a task is scheduled, one around each delivery, linked by the context that it carries.
+
+A delivery is a trace of its own with a *link* to the schedule, not a child of it: days may lie in between, and a trace
+that stays open for days is cut off by whatever collects it, sampled before anybody knows how it ends, and shows as one
+bar of days in which nothing can be seen. The attempts of one task all link to the same schedule. That is also what the
+semantic conventions for messaging ask for.
+
+The context travels in the task's headers as W3C Trace Context (`traceparent`, `tracestate`) and W3C Baggage, whatever
+propagator the program uses elsewhere: consumers in other languages read them there. Baggage reaches the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from msgspec import DecodeError
+from msgspec.structs import replace
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.trace import INVALID_SPAN, Link, ProxyTracerProvider, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from bide.core.answers import Answer
+from bide.core.outcomes import Dead, Defer, Outcome, Retry
+from bide.core.records import Topic
+from bide.core.tasks import Task
+from bide.ports import Instrument, Route, Sink
+
+_W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+_LONGEST_BAGGAGE = 1_024
+"""Bytes of baggage that a task carries; all its headers may have four times as much."""
+_scheduling: ContextVar[bool] = ContextVar("bide_scheduling", default=False)
+
+
+def sdk_is_set_up() -> bool:
+    """Whether the program has an OpenTelemetry SDK; else spans go nowhere."""
+    return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+
+
+class Tracing(Instrument):
+    """Traces one app: its carrier and its instrument (see `Bide.trace`). `provider`: the program's unless given."""
+
+    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("bide", tracer_provider=provider)
+
+    # --- schedule
+
+    @contextmanager
+    def scheduling(self, topic: Topic) -> Iterator[Callable[[Answer], Answer]]:
+        """A span around one `schedule`: its time, its answer, its error."""
+        with self._producer(topic) as span:
+            mark = _scheduling.set(True)
+
+            def told(answer: Answer) -> Answer:
+                span.set_attribute("bide.answer", answer.result.value)
+                if answer.record is not None and span.is_recording():
+                    span.set_attribute("messaging.message.id", answer.record.id)
+                    span.set_attribute("bide.key", answer.record.key)
+                return answer
+
+            try:
+                yield told
+            finally:
+                _scheduling.reset(mark)
+
+    def headers(self, topic: Topic) -> Mapping[str, str] | None:
+        """The context of the span around the `schedule`; of one made here, where many go in one call."""
+        if _scheduling.get():
+            return current_headers()
+        with self._producer(topic):
+            return current_headers()
+
+    def _producer(self, topic: Topic) -> Any:
+        return self._tracer.start_as_current_span(
+            f"schedule {topic}",
+            kind=SpanKind.PRODUCER,
+            attributes={
+                "messaging.system": "bide",
+                "messaging.destination.name": topic,
+                "messaging.operation.name": "schedule",
+                "messaging.operation.type": "create",
+            },
+        )
+
+    @contextmanager
+    def received(self, headers: Mapping[str, str]) -> Iterator[None]:
+        """Within this block the trace of a request with these headers (names in lower case) goes on.
+
+        Where the web framework is traced already, its span stays the current one.
+        """
+        if trace.get_current_span().get_span_context().is_valid:
+            yield
+            return
+        mark = contexts.attach(_W3C.extract(headers))
+        try:
+            yield
+        finally:
+            contexts.detach(mark)
+
+    # --- deliver
+
+    def route(self, route: Route) -> Route:
+        """`route` with a span around each delivery."""
+        return replace(route, sink=TracedSink(route.sink, self._tracer))
+
+
+class TracedSink:
+    """A span around each delivery to `sink`, current while it runs."""
+
+    def __init__(self, sink: Sink, tracer: trace.Tracer) -> None:
+        self.sink = sink
+        self._deliver = sink.deliver
+        self._tracer = tracer
+
+    async def deliver(self, task: Task[Any]) -> Outcome | None:
+        carried, links = _carried(task)
+        mark = contexts.attach(carried)
+        try:
+            with self._consumer(task, links) as span:
+                try:
+                    outcome = await self._deliver(task)
+                except BaseException as error:
+                    _end(span, error)
+                    raise
+                _end(span, outcome)
+                return outcome
+        finally:
+            contexts.detach(mark)
+
+    def _consumer(self, task: Task[Any], links: list[Link]) -> Any:
+        record = task.record
+        return self._tracer.start_as_current_span(
+            f"deliver {record.topic}",
+            kind=SpanKind.CONSUMER,
+            links=links,
+            attributes={
+                "messaging.system": "bide",
+                "messaging.destination.name": record.topic,
+                "messaging.operation.name": "deliver",
+                "messaging.operation.type": "process",
+                "messaging.message.id": record.id,
+                "bide.key": record.key,
+                "bide.token": record.token,
+                "bide.attempt": record.attempt,
+                "bide.planned_at": record.planned_at,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+
+def _end(span: trace.Span, ended: BaseException | None) -> None:
+    """How it ended: Retry, Dead and whatever else a handler raises is an error; Defer is none."""
+    if isinstance(ended, Dead):
+        _fail(span, "dead", ended.why)
+    elif isinstance(ended, Retry):
+        _fail(span, "retry", ended.why or "retry asked for")
+    elif isinstance(ended, Defer):
+        span.set_attribute("bide.outcome", "defer")
+    elif ended is None or isinstance(ended, Outcome):
+        span.set_attribute("bide.outcome", "done")
+    elif isinstance(ended, Exception):
+        span.record_exception(ended)
+        span.set_attribute("error.type", type(ended).__qualname__)
+        _fail(span, "retry", f"{type(ended).__name__}: {ended}")
+    else:
+        _fail(span, "cancelled", "a time limit, a lost lease, or the end of the worker")
+
+
+def _fail(span: trace.Span, outcome: str, why: str) -> None:
+    span.set_attribute("bide.outcome", outcome)
+    span.set_status(Status(StatusCode.ERROR, why))
+
+
+def _carried(task: Task[Any]) -> tuple[Context, list[Link]]:
+    """The context to deliver in, which has the task's baggage and no parent; and the link to where it came from."""
+    try:
+        headers = task.headers if task.record.options else None
+    except DecodeError:
+        headers = None
+    if not headers:
+        return trace.set_span_in_context(INVALID_SPAN), []
+    carried = _W3C.extract(headers)
+    origin = trace.get_current_span(carried).get_span_context()
+    return trace.set_span_in_context(INVALID_SPAN, carried), [Link(origin)] if origin.is_valid else []
+
+
+def current_headers() -> dict[str, str]:
+    """The W3C headers of the span that is current here; no traceparent among them where there is none."""
+    headers: dict[str, str] = {}
+    _W3C.inject(headers)
+    if len(headers.get("baggage", "")) > _LONGEST_BAGGAGE:
+        del headers["baggage"]
+    return headers

@@ -1,0 +1,60 @@
+"""What ended a worker's sleeps: so that a wake-up channel that has died shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bide import Task
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Tell, World
+
+
+def test_a_tiding_an_alarm_and_the_cap_are_told_apart(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app(max_sleep="5s")
+        fired: list[int] = []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append(world.elapsed)
+
+        async with app:
+            await post.schedule(None, key="known", delay="2s")
+            async with app.worker() as worker:
+                await world.until(lambda: len(fired) == 1)
+                assert (worker.wakes.by_alarm, worker.wakes.by_tiding, worker.wakes.by_cap) == (1, 0, 0)
+                await post.schedule(None, key="told", delay="3s")
+                await world.until(lambda: len(fired) == 2)
+                assert (worker.wakes.by_alarm, worker.wakes.by_tiding, worker.wakes.by_cap) == (1, 1, 0)
+                assert worker.wakes.tidings == 1
+                assert worker.wakes.heard_at is not None
+                await world.pause(25)
+                assert (worker.wakes.by_alarm, worker.wakes.by_tiding) == (1, 1)
+                assert worker.wakes.by_cap in (4, 5)
+                assert worker.wakes.missed == 0
+
+    virtual(story)
+
+
+def test_what_was_due_during_a_whole_sleep_was_missed(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        world.store.deaf = True
+        app = world.app(max_sleep="10s")
+        fired: list[int] = []
+
+        @app.handler("post")
+        async def post(task: Task[Any]) -> None:
+            fired.append(world.elapsed)
+
+        async with app, app.worker() as worker:
+            await world.pause(1)
+            await post.schedule(None, key="a", delay="2s")
+            await world.until(lambda: len(fired) == 1)
+            assert fired == [10_000]
+            assert worker.wakes.missed == 1
+            assert worker.wakes.tidings == 0
+            await world.pause(20)
+            assert worker.wakes.missed == 1
+
+    virtual(story)
