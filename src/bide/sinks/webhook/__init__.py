@@ -1,0 +1,9 @@
+"""Tasks that are posted to URLs: signed, guarded, and a few at a time for each host. Needs aiohttp."""
+
+from __future__ import annotations
+
+from bide.sinks.webhook.post import WebhookPost
+from bide.sinks.webhook.results import Observe, WebhookResult
+from bide.sinks.webhook.sink import URL_HEADER, WebhookSink
+
+__all__ = ["URL_HEADER", "Observe", "WebhookPost", "WebhookResult", "WebhookSink"]

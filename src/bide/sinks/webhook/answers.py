@@ -1,0 +1,76 @@
+"""From what a receiver answered to what becomes of the task. Functions of their arguments."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+
+from bide.core.outcomes import Dead, Outcome, Retry
+
+EXCERPT = 500
+"""Bytes of an answer that are kept for people to read."""
+LONGEST_WAIT = timedelta(days=1)
+"""A receiver may ask for a later retry, and not that a task be as good as forgotten."""
+_ABSURD = 366 * 86_400
+"""Seconds. Who asks for more means something else, such as a time since 1970."""
+_SECONDS = re.compile(r"[0-9]{1,10}", re.ASCII)
+_BUSY = (429, 503)
+_GONE = 410
+
+
+def outcome_of(status: int, retry_after: str | None, location: str | None, excerpt: str, now: float) -> Outcome | None:
+    """None: done. A status is judged alone; an excerpt only explains it."""
+    if 200 <= status < 300:
+        return None
+    why = _named(status)
+    if 300 <= status < 400:
+        why += f": redirects are not followed (to {inert(location[:200].encode())})" if location else ": a redirect"
+    if excerpt:
+        why = f"{why}: {excerpt}"
+    if status == _GONE:
+        return Dead(why)
+    wait = pause_asked_for(retry_after, now) if status in _BUSY else None
+    return Retry(why) if wait is None else Retry(f"{why} (asked to wait {wait.total_seconds():.0f} s)", delay=wait)
+
+
+def pause_asked_for(retry_after: str | None, now: float) -> timedelta | None:
+    """What a Retry-After header asks for: whole seconds, or a date. None: nothing that makes sense.
+
+    `now`: seconds since 1970. At most a day. Zero and a date that has passed ask for nothing: the retry policy decides.
+    """
+    if retry_after is None:
+        return None
+    text = retry_after.strip()
+    if _SECONDS.fullmatch(text):
+        seconds = float(text)
+    else:
+        try:
+            moment = parsedate_to_datetime(text)
+        except (ValueError, IndexError, TypeError, OverflowError):
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        seconds = (moment - datetime.fromtimestamp(now, UTC)).total_seconds()
+    if not 0 < seconds <= _ABSURD:
+        return None
+    return min(timedelta(seconds=seconds), LONGEST_WAIT)
+
+
+def inert(answered: bytes) -> str:
+    """The first bytes of an answer as text that does nothing where it is shown: no line ends, no control characters.
+
+    That includes those that turn the direction of writing. It is not escaped for HTML: who shows it there does that.
+    """
+    text = answered[:EXCERPT].decode("utf-8", "replace")
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def _named(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)

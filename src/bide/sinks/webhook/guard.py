@@ -1,0 +1,174 @@
+"""The guard between a URL and the network: what may be called, checked as text and again as the connection is made.
+
+The text is checked so that what can never work is told at once. The check that protects is the second one: a socket is
+made for one address, and made only if that address is public or allowed. Whatever a name resolved to a moment before,
+and however an address was written, there is no way around it.
+
+What an operator allows is one of two things. A network ("10.1.0.0/16") says which addresses may be called, by whatever
+name. A host with its port ("receiver.internal:8080") says that this one is trusted, wherever its name leads.
+
+Plain http is refused unless it goes to an allowed host or to an allowed address, or `plain_http` says that it may go
+anywhere. The signature would show a changed body, but not a read one; and the answer is not signed, so anybody on the
+way could say "200 OK" for a receiver that never heard of it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput
+from bide.sinks.webhook.addresses import Address, Network, literal, number_form, why_not
+
+LONGEST_URL = 2_048
+_HOST = r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?)"
+_URL = re.compile(
+    rf"(?P<scheme>https?)://{_HOST}(?P<port>:[0-9]{{1,5}})?(?P<rest>[/?][!-~]*)?", re.ASCII | re.IGNORECASE
+)
+"""Stricter than the standards, so that no two parsers can read a URL of it as going to two hosts."""
+_HOST_AND_PORT = re.compile(rf"{_HOST}:(?P<port>[0-9]{{1,5}})", re.ASCII | re.IGNORECASE)
+_LONGEST_HOST = 253
+_NOT_IN_REST = frozenset('#\\"<>^`{|}')
+_PORTS = {"http": 80, "https": 443}
+_ACCEPTED_URL = "https://host/path in plain ASCII (names as xn--..., the rest percent-encoded)"
+_ACCEPTED_ENTRY = 'a network such as "10.1.0.0/16", or a host with its port such as "receiver.internal:8080"'
+
+
+class Refused(OSError):
+    """This address must not be connected to. An OSError, as what makes a connection fails with those."""
+
+
+class Target(Struct, frozen=True):
+    """A URL that has passed."""
+
+    url: str
+    host: str
+    """With its port: "hooks.example.com:443". What limits and messages go by."""
+    trusted: bool
+    """Allowed by host and port: its address is not looked at."""
+
+
+class Guard:
+    """What may be called. `allow`: networks, and hosts with a port. Raises BadInput for an entry that is neither."""
+
+    def __init__(self, allow: Iterable[str] = (), *, plain_http: bool = False) -> None:
+        self._plain_http = plain_http
+        self._networks: list[Network] = []
+        self._hosts: set[str] = set()
+        if isinstance(allow, str):
+            raise BadInput("allow", allow, "a list, also of one")
+        for place, entry in enumerate(allow):
+            self._allow(f"allow[{place}]", entry)
+
+    @property
+    def trusts_hosts(self) -> bool:
+        return bool(self._hosts)
+
+    def _allow(self, field: str, entry: object) -> None:
+        if not isinstance(entry, str):
+            raise BadInput(field, entry, _ACCEPTED_ENTRY)
+        try:
+            self._networks.append(ip_network(entry))
+        except ValueError:
+            found = _HOST_AND_PORT.fullmatch(entry)
+            if found is None or not 1 <= int(found["port"]) <= 65_535:
+                raise BadInput(field, entry, _ACCEPTED_ENTRY) from None
+            self._hosts.add(_with_port(found["host"], int(found["port"])))
+
+    def target(self, url: object, field: str = "url") -> Target:
+        """What `url` leads to. Raises BadInput, naming `field`, for what is not a URL and for what must not be called.
+
+        Errors show no more of a URL than its scheme and host: a path may hold a password.
+        """
+        shown = _shown(url)
+        if not isinstance(url, str) or len(url) > LONGEST_URL:
+            raise BadInput(field, shown, f"{_ACCEPTED_URL}, at most {LONGEST_URL} characters")
+        if "@" in _authority(url):
+            raise BadInput(field, shown, "a URL without a user and password")
+        found = _URL.fullmatch(url)
+        if found is None or len(found["host"]) > _LONGEST_HOST or not _NOT_IN_REST.isdisjoint(found["rest"] or ""):
+            raise BadInput(field, shown, _ACCEPTED_URL)
+        scheme, name = found["scheme"].lower(), found["host"].lower()
+        port = int(found["port"][1:]) if found["port"] else _PORTS[scheme]
+        if not 1 <= port <= 65_535:
+            raise BadInput(field, shown, "a port from 1 to 65535")
+        host = _with_port(name, port)
+        trusted = host in self._hosts
+        allowed = trusted or self._check_host(name, shown, field)
+        if scheme == "http" and not (allowed or self._plain_http):
+            raise BadInput(field, shown, f'https; for plain http allow the host by name: "{host}"')
+        return Target(url, host, trusted)
+
+    def _check_host(self, name: str, shown: str, field: str) -> bool:
+        """Whether it is an address of an allowed network. Raises BadInput for an address that must not be called."""
+        address = literal(name.strip("[]"))
+        if address is None:
+            number = number_form(name)
+            if number is not None or name.startswith("["):
+                meant = f" (this one would be {number})" if number else ""
+                raise BadInput(field, shown, f"a name, or an IP address in its usual form{meant}")
+            if name.removesuffix(".").rpartition(".")[2] == "localhost":
+                raise BadInput(field, shown, f"a public host; this is this machine itself{_HOW_TO_ALLOW}")
+            return False
+        if self._is_allowed(address):
+            return True
+        why = why_not(address)
+        if why is not None:
+            raise BadInput(field, shown, f"a public host; {address} is {why}{_HOW_TO_ALLOW}")
+        return False
+
+    def refusal(self, address: str) -> str | None:
+        """Why no connection is made to this address, as it was resolved; None: it may be. O(networks allowed)."""
+        try:
+            found = ip_address(address)
+        except ValueError:
+            return f"{address[:60]!r} is not an IP address"
+        if self._is_allowed(found):
+            return None
+        why = why_not(found)
+        return None if why is None else f"refused: {found} is {why}{_HOW_TO_ALLOW}"
+
+    def _is_allowed(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
+
+    def socket(self, info: tuple[Any, ...]) -> socket.socket:
+        """A socket for the address that is about to be connected to. Raises Refused. For aiohttp's `socket_factory`."""
+        family, kind, protocol, _, address = info
+        why = self.refusal(str(address[0]))
+        if why is not None:
+            raise Refused(why)
+        return socket.socket(family, kind, protocol)
+
+    def __repr__(self) -> str:
+        return f"<Guard that allows {sorted(self._hosts)} and {[str(network) for network in self._networks]}>"
+
+
+_HOW_TO_ALLOW = " (an operator can allow its network, or its host and port)"
+
+
+def _with_port(name: str, port: int) -> str:
+    """One spelling for one host: lower case, no dot at the end, IPv6 addresses shortened."""
+    plain = name.lower().removesuffix(".")
+    address = literal(plain.strip("[]"))
+    if address is not None and address.version == 6:
+        plain = f"[{address}]"
+    return f"{plain}:{port}"
+
+
+def _authority(url: str) -> str:
+    return re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+
+
+def _shown(url: object) -> str:
+    """As much of a URL as an error may tell: its scheme and host."""
+    if not isinstance(url, str):
+        return f"a {type(url).__name__}"
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return f"{len(url)} characters without ://"
+    return f"{scheme}://{_authority(url).rpartition('@')[2]}"
