@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -11,6 +12,9 @@ from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
 from bide.settings import Settings
+
+if TYPE_CHECKING:
+    from bide.sinks.webhook import WebhookPost
 
 if TYPE_CHECKING:
     from bide.sinks.traced import Tracing
@@ -75,6 +79,18 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
         return MySqlTable(url, source, connections=connections, clock="server" if own_clock else "caller")
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     raise BadInput("database", without_secrets(url), accepted)
+
+
+def webhook_post(**options: Any) -> WebhookPost:
+    """What makes the sinks of webhook routes; `options` are those of `WebhookPost`. Raises MissingExtra, BadInput."""
+    try:
+        from bide.sinks.webhook import WebhookPost
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise MissingExtra("serve", "webhooks") from error
+
+    return WebhookPost(**options)
 
 
 def terms_of(settings: Settings) -> Terms:
