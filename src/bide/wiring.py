@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from bide.core.errors import BadInput, MissingExtra, SetupError
@@ -14,10 +13,8 @@ from bide.ports import Store, Table
 from bide.settings import Settings
 
 if TYPE_CHECKING:
-    from bide.sinks.webhook import WebhookPost
-
-if TYPE_CHECKING:
     from bide.sinks.traced import Tracing
+    from bide.sinks.webhook import WebhookPost
 
 _ACCEPTED = (
     'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
