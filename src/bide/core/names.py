@@ -14,7 +14,7 @@ LONGEST_NAME = 200
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ACCEPTED = f"1 to {LONGEST_NAME} bytes of text without control characters"
 RESERVED_TOPIC = "bide:settings"
-"""Settings that must survive live here as hidden tasks; no caller may use it."""
+"""Settings that must survive live here as hidden tasks; no verb of a caller's reaches or shows it."""
 
 
 def check_name(field: str, value: object) -> str:

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, check_instant, duration, instant
-from bide.core.names import check_name
+from bide.core.names import check_name, check_topic
 from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
 from bide.core.retry import RetryPolicy
 from bide.ports import Clock
@@ -44,7 +44,7 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
         topic, key = ref
     except (TypeError, ValueError):
         raise BadInput("refs", ref, "pairs of (topic, key)") from None
-    return Ref(check_name("topic", topic), check_name("key", key))
+    return Ref(check_topic(topic), check_name("key", key))
 
 
 def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
@@ -78,7 +78,7 @@ def filter_of(
     if state is not None and state not in STATES:
         raise BadInput("state", state, f"one of {', '.join(STATES)}")
     return Filter(
-        topic=None if topic is None else check_name("topic", topic),
+        topic=None if topic is None else check_topic(topic),
         state=None if state is None else STATES[state],
         group=None if group is None else check_name("group", group),
         wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),

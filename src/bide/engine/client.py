@@ -7,6 +7,7 @@ one store call. Inside a joined transaction they go straight to it. An answer co
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -15,7 +16,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Length, When, as_datetime, duration
-from bide.core.names import check_name, check_topic, new_id
+from bide.core.names import RESERVED_TOPIC, check_name, check_topic, new_id
 from bide.core.outcomes import one_due
 from bide.core.payloads import encode_payload
 from bide.core.records import (
@@ -24,6 +25,7 @@ from bide.core.records import (
     Change,
     Due,
     Filter,
+    Found,
     In,
     Move,
     NewTask,
@@ -195,6 +197,8 @@ class Client:
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule what `new` made; folded with concurrent calls like any other."""
+        if task.topic == RESERVED_TOPIC:
+            check_topic(task.topic)
         return await self._session.add(task)
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
@@ -203,6 +207,8 @@ class Client:
         for task in batch:
             if type(task) is not NewTask:
                 raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
+            if task.topic == RESERVED_TOPIC:
+                check_topic(task.topic)
         return await self._session.add_many(batch)
 
     # --- change
@@ -284,7 +290,7 @@ class Client:
 
     async def get(self, topic: str, key: str) -> Task[Any] | None:
         """The task as it is; None if it never was, or is finished and forgotten."""
-        record = await self._session.get(Ref(check_name("topic", topic), check_name("key", key)))
+        record = await self._session.get(Ref(check_topic(topic), check_name("key", key)))
         return None if record is None else Task(record)
 
     async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
@@ -305,22 +311,43 @@ class Client:
         where = filter_of(topic, state, group, wake_from, wake_before)
         cursor: str | None = None
         while True:
-            found = await self._session.verbs.find(where, Page(limit=page, cursor=cursor))
+            found = await self.find_page(where, Page(limit=page, cursor=cursor))
             for record in found.tasks:
                 yield Task(record)
             cursor = found.cursor
             if cursor is None:
                 return
 
+    async def find_page(self, where: Filter, page: Page) -> Found:
+        """One page of the tasks that `where` (of `filter_of`) means; empty only at the end.
+
+        bide's own settings are left out, so a page may hold fewer than its limit. Raises BadInput for a cursor that is
+        not from here.
+        """
+        if where.topic is not None:
+            check_topic(where.topic)
+            return await self._session.verbs.find(where, page)
+        while True:
+            found = await self._session.verbs.find(where, page)
+            shown = [record for record in found.tasks if record.topic != RESERVED_TOPIC]
+            if shown or found.cursor is None:
+                return Found(shown, found.cursor)
+            page = Page(limit=page.limit, cursor=found.cursor)
+
     async def tally(self, edges: Sequence[When | Length] | None = None) -> Tally:
         """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between."""
         now = self.clock.now()
-        return await self._session.store.tally(
+        found = await self._session.store.tally(
             None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges]
         )
+        counts = {of: count for of, count in found.counts.items() if of[0] != RESERVED_TOPIC}
+        forecast = {topic: count for topic, count in found.forecast.items() if topic != RESERVED_TOPIC}
+        return Tally(counts, forecast)
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
         """What was out of the ordinary, newest first: of one task, or of all."""
+        if topic is not None:
+            check_topic(topic)
         store = self._session.store
         await self._session.recorder.flush()
         ref = Ref(topic, key) if topic is not None and key is not None else None
@@ -342,7 +369,7 @@ class Client:
     # --- inside
 
     async def _change(self, change: Change) -> Answer:
-        check_name("topic", change.topic)
+        check_topic(change.topic)
         check_name("key", change.key)
         return await self._session.change(change)
 
@@ -351,11 +378,10 @@ class Client:
     ) -> list[Answer]:
         check_name("group", group)
         if topic is not None:
-            check_name("topic", topic)
+            check_topic(topic)
         session = self._session
-        answers = await over_group(session.verbs, Filter(group=group, topic=topic), make, self.clock)
-        session.note(verb, answers)
-        return answers
+        send = functools.partial(session.change_many, verb=verb)  # noted page by page: the next may fail
+        return await over_group(session.verbs, Filter(group=group, topic=topic), make, send)
 
     def _check_payload(self, topic: str, payload: object) -> None:
         """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""

@@ -6,18 +6,23 @@ is changed twice by one call, however often it has to look again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from bide.core.answers import Answer
 from bide.core.records import Change, Filter, Page, Record, Ref, Result
-from bide.ports import Clock, Verbs
+from bide.ports import Verbs
 
 _PAGE = 500
 _TRIES = 5
 
 
-async def over_group(verbs: Verbs, where: Filter, make: Callable[[Record], Change], clock: Clock) -> list[Answer]:
-    """`make(record)` for every live task that matches; one answer each. O(tasks in the group)."""
+async def over_group(
+    verbs: Verbs,
+    where: Filter,
+    make: Callable[[Record], Change],
+    change: Callable[[Sequence[Change]], Awaitable[Sequence[Answer]]],
+) -> list[Answer]:
+    """`change` with `make(record)` for every live task that matches; one answer each. O(tasks in the group)."""
     answers: list[Answer] = []
     cursor: str | None = None
     while True:
@@ -27,7 +32,7 @@ async def over_group(verbs: Verbs, where: Filter, make: Callable[[Record], Chang
             if not live:
                 break
             stale: list[Ref] = []
-            for answer in await verbs.change([make(record) for record in live], now=clock.now()):
+            for answer in await change([make(record) for record in live]):
                 if answer.result is Result.STALE_TOKEN and answer.record is not None and attempt + 1 < _TRIES:
                     stale.append(answer.record.ref)
                 else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from bide.core.answers import Answer
+from bide.core.errors import PartlyFailed
 from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive, Ref, Result
+from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
 from bide.engine.joining import joined_to, stays_here
 from bide.engine.recorder import Recorder
@@ -25,7 +27,8 @@ _Sends = Callable[..., Awaitable[list[Answer]]]
 
 
 class Session:
-    """Belongs to the event loop it was made in. With an `actor`, every change that took place is noted as theirs."""
+    """Belongs to the event loop it was made in. With an `actor`, or somebody who acts here (`acting_as`), every change
+    that took place is noted as theirs."""
 
     def __init__(self, store: Store, clock: Clock, actor: str | None) -> None:
         self.store = store
@@ -57,47 +60,72 @@ class Session:
     async def add(self, new: NewTask) -> Answer:
         joined = self.joined()
         if joined:
-            [answer] = await joined.add([new], now=self._clock.now())
-        else:
-            answer = await self._batcher(self._adds, new, self._add).ask(new)
-        if self._actor is not None:
-            self.note("schedule", [answer])
-        return answer
+            return self._noted("schedule", await joined.add([new], now=self._clock.now()))[0]
+        return await self._told("schedule", self._batcher(self._adds, new, self._add).ask(new))
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
         """In bulk only what replaced something is noted: a load of new tasks would push all else out of the log."""
-        answers = await self.verbs.add(tasks, now=self._clock.now())
-        if self._actor is not None:
-            self.note("schedule", [answer for answer in answers if answer.result is Result.REPLACED])
-        return answers
+        return await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
 
     async def change(self, change: Change) -> Answer:
         joined = self.joined()
         if joined:
-            [answer] = await joined.change([change], now=self._clock.now())
-        else:
-            answer = await self._batcher(self._changes, change, self._change).ask(change)
-        if self._actor is not None:
-            self.note(verb_of(change), [answer])
-        return answer
+            return self._noted(verb_of(change), await joined.change([change], now=self._clock.now()))[0]
+        return await self._told(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
 
-    async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        answers = await self.verbs.change(changes, now=self._clock.now())
-        if self._actor is not None and changes:
-            self.note(verb_of(changes[0]), answers)
+    async def change_many(self, changes: Sequence[Change], *, verb: str | None = None) -> list[Answer]:
+        """All in one store call; `verb` is the caller's word for it where the changes do not tell."""
+        if verb is None:
+            verb = verb_of(changes[0]) if changes else ""
+        return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
+
+    async def plural(self, verb: str, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+        """The answers to a batch, noted; also those of a batch that partly failed."""
+
+        async def noted() -> list[Answer]:
+            try:
+                return self._noted(verb, await answers, bulk=True)
+            except PartlyFailed as partly:
+                self.note(verb, [one for one in partly.answers if isinstance(one, Answer)], bulk=True)
+                raise
+
+        return await noted() if acting() is None or self.joined() else await to_the_end(noted())
+
+    async def _told(self, verb: str, asked: asyncio.Future[Answer]) -> Answer:
+        """The answer to come, noted; when somebody acts here, also if they do not wait for it."""
+        if acting() is None:
+            answer = await asked
+            if self._actor is not None:
+                self.note(verb, [answer])
+            return answer
+
+        def told(done: asyncio.Future[Answer]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.note(verb, [done.result()])
+
+        asked.add_done_callback(told)
+        return await asyncio.shield(asked)
+
+    def _noted(self, verb: str, answers: list[Answer], *, bulk: bool = False) -> list[Answer]:
+        self.note(verb, answers, bulk=bulk)
         return answers
 
-    def note(self, verb: str, answers: Sequence[Answer]) -> None:
-        """Note the changes among `answers` as the actor's; without one, nothing."""
-        if self._actor is None:
+    def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
+        """Note the changes among `answers` as theirs who acts here, else as the actor's; without either, nothing."""
+        acts = acting()
+        who = self._actor if acts is None else acts.who
+        if who is None:
             return
+        if acts is not None and acts.told is not None and answers:
+            acts.told(verb, answers, who)
+        new_too = acts is None and not bulk
         now = self._clock.now()
         for answer in answers:
             record = answer.record
-            if record is not None and answer.result in _CHANGED:
+            if record is not None and answer.result in _CHANGED and (new_too or answer.result is not Result.CREATED):
                 event = Event(
                     at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
-                    attempt=record.attempt, who=self._actor, what=f"{verb}: {answer.result.value}", was=answer.was,
+                    attempt=record.attempt, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
                     wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
                 if stays_here(self.store):  # in a thread that is not the loop's

@@ -1,0 +1,174 @@
+"""Settings kept as hidden tasks: on every store, and out of the reach of every verb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bide import BadInput, Bide, NewTask
+from bide.core.names import RESERVED_TOPIC, new_id
+from bide.core.records import Filter, In, Page, Ref
+from bide.engine.kept import Kept
+
+Story = Callable[[Bide], Coroutine[Any, Any, None]]
+
+
+async def keeps(app: Bide) -> None:
+    """What holds of every store."""
+    kept = Kept(app.store, app.clock)
+    assert await kept.get("a") is None
+    assert await kept.all() == {}
+    assert not await kept.remove("a")
+
+    await kept.put("a", b"1")
+    await kept.put("a", b"2")
+    assert await kept.get("a") == b"2"
+    assert not await kept.put_if_absent("a", b"3")
+    assert await kept.put_if_absent("b:ü /%", bytes(range(256)))
+    assert await kept.get("b:ü /%") == bytes(range(256))
+    assert await kept.all() == {"a": b"2", "b:ü /%": bytes(range(256))}
+    assert await kept.all("b:") == {"b:ü /%": bytes(range(256))}
+    assert await kept.all("c") == {}
+
+    assert sum(await asyncio.gather(*(kept.put_if_absent("raced", bytes([n])) for n in range(20)))) == 1
+    assert await kept.remove("raced")
+    assert not await kept.remove("raced")
+    assert await kept.put_if_absent("raced", b"again"), "what was removed left no trace"
+
+    await hidden(app)
+    assert await kept.get("a") == b"2", "no verb has touched it"
+
+
+async def hidden(app: Bide) -> None:
+    """No verb reaches what is kept, and no list shows it."""
+    at, ref = "2030-01-01T00:00Z", (RESERVED_TOPIC, "a")
+    forged = NewTask(RESERVED_TOPIC, "a", new_id(), In(0))
+    verbs: list[Callable[[], Awaitable[object]]] = [
+        lambda: app.schedule(RESERVED_TOPIC, 1, key="a", delay="1h"),
+        lambda: app.schedule_new(forged),
+        lambda: app.schedule_many([forged]),
+        lambda: app.reschedule(RESERVED_TOPIC, "a", delay="1h"),
+        lambda: app.fire_now(RESERVED_TOPIC, "a"),
+        lambda: app.cancel(RESERVED_TOPIC, "a"),
+        lambda: app.redrive(RESERVED_TOPIC, "a"),
+        lambda: app.get(RESERVED_TOPIC, "a"),
+        lambda: app.get_many([("t", "k"), ref]),
+        lambda: app.reschedule_many([(ref, at)]),
+        lambda: app.fire_many([ref]),
+        lambda: app.cancel_many([Ref(*ref)]),
+        lambda: app.redrive_many([ref]),
+        lambda: app.shift("g", "1h", topic=RESERVED_TOPIC),
+        lambda: app.cancel_group("g", topic=RESERVED_TOPIC),
+        lambda: app.events(RESERVED_TOPIC, "a"),
+        lambda: app.find_page(Filter(topic=RESERVED_TOPIC), Page()),
+        lambda: _all(app.find(topic=RESERVED_TOPIC)),
+    ]
+    for verb in verbs:
+        with pytest.raises(BadInput, match="topic: 'bide:settings' is not accepted"):
+            await verb()
+    await app.schedule("t", 1, key="k", group="g", delay="1h")
+    shown = [("t", "k")]
+    for where in ({}, {"state": "waiting"}, {"group": "g"}, {"wake_from": at}, {"page": 1}):
+        found = [(task.topic, task.key) async for task in app.find(**where)]
+        assert found == ([] if "wake_from" in where else shown), where
+    tally = await app.tally(["0s", "3000000h"])
+    assert {topic for topic, _ in tally.counts} == {"t"}
+    assert set(tally.forecast) == {"t"}
+    assert all(event.topic != RESERVED_TOPIC for event in await app.events())
+    assert len(await app.cancel_group("g")) == 1
+
+
+async def _all(tasks: AsyncIterator[Any]) -> list[Any]:
+    return [task async for task in tasks]
+
+
+async def test_memory() -> None:
+    async with Bide("memory:") as app:
+        await keeps(app)
+
+
+async def test_sqlite(tmp_path: Path) -> None:
+    async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
+        await keeps(app)
+
+
+async def test_redis(redis_url: str, redis_namespace: str) -> None:
+    async with Bide(f"{redis_url}?namespace={redis_namespace}") as app:
+        await keeps(app)
+
+
+async def test_postgres(postgres_url: str, postgres_schema: str) -> None:
+    from bide.stores.postgres import PostgresStore
+
+    url = f"{postgres_url}?schema={postgres_schema}"
+    await PostgresStore(url).migrate()
+    async with Bide(url) as app:
+        await keeps(app)
+
+
+async def test_mysql(mysql_url: str, mysql_schema: str) -> None:
+    from bide.stores.mysql import MySqlStore
+
+    url = mysql_url.rpartition("/")[0] + "/" + mysql_schema
+    await MySqlStore(url).migrate()
+    async with Bide(url) as app:
+        await keeps(app)
+        kept = Kept(app.store, app.clock)
+        await kept.put("Token", b"upper")
+        assert await kept.get("token") is None, "names are compared byte by byte"
+        task = await app.schedule("BIDE:SETTINGS", 1, key="Token", delay="1h")
+        assert task.result == "created", "and so is the topic"
+        assert await kept.get("Token") == b"upper"
+
+
+async def test_many_settings_take_several_pages_and_a_page_of_them_alone_is_passed_over() -> None:
+    async with Bide("memory:") as app:
+        kept = Kept(app.store, app.clock)
+        for number in range(1_203):
+            await kept.put(f"one:{number:04}", b"")
+        await app.schedule("zzz", 1, key="k", delay="1h")
+        assert list(await kept.all("one:")) == [f"one:{number:04}" for number in range(1_203)]
+        page = await app.find_page(Filter(), Page(limit=100))
+        assert [task.key for task in page.tasks] == ["k"], "not an empty page with a cursor"
+        assert [task.key async for task in app.find(page=100)] == ["k"]
+
+
+async def test_within_a_transaction_and_from_synchronous_code_too(tmp_path: Path) -> None:
+    import sqlite3
+
+    app = Bide(f"sqlite:///{tmp_path}/tasks.db")
+    async with app:
+        await Kept(app.store, app.clock).put("a", b"1")
+    await asyncio.to_thread(_synchronously, app)
+    with sqlite3.connect(tmp_path / "tasks.db", isolation_level=None) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        joined = app.sync.using(connection)
+        for verb in (joined.get, joined.cancel, joined.fire_now, joined.redrive):
+            with pytest.raises(BadInput, match="bide:settings"):
+                verb(RESERVED_TOPIC, "a")
+        with pytest.raises(BadInput, match="bide:settings"):
+            joined.get_many([(RESERVED_TOPIC, "a")])
+        assert list(joined.find()) == []
+        connection.execute("ROLLBACK")
+    app.sync.close()
+
+
+def _synchronously(app: Bide) -> None:
+    for verb in (app.sync.get, app.sync.cancel, app.sync.fire_now, app.sync.redrive):
+        with pytest.raises(BadInput, match="bide:settings"):
+            verb(RESERVED_TOPIC, "a")
+    assert list(app.sync.find()) == []
+    assert app.sync.tally().counts == {}
+
+
+async def test_one_that_shares_the_store_reads_what_another_keeps(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Bide(url) as one, Bide(url) as other:
+        await Kept(one.store, one.clock).put("a", b"1")
+        assert await Kept(other.store, other.clock).get("a") == b"1"
+        assert await Kept(other.store, other.clock).remove("a")
+        assert await Kept(one.store, one.clock).all() == {}
