@@ -87,7 +87,9 @@ class Forbidden(AccessRefused):
 
     def __init__(self, verb: Verb, topic: str | None, who: str) -> None:
         self.verb = verb
-        self.topic = topic
+        self.topic = topic = (
+            topic if topic is None else topic[:LONGEST_NAME]
+        )  # not checked yet: it may be of any length
         self.who = who
         what = "over all topics, which needs the pattern '*'" if topic is None else f"on topic {topic!r}"
         super().__init__(f"{who!r} may not {verb.value} {what}")

@@ -1,0 +1,146 @@
+"""One structured line for every change by a caller, on the logger `bide.audit`, and a few for what was refused.
+
+A line has its parts as extra fields (`who`, `verb`, `topic`, `key`, `id`, `was`, `wake_at`, `answer`), for a formatter
+that writes JSON. Names cannot hold line breaks or other control characters, so nobody writes a line of their own.
+Nothing is made where nobody listens at this level (INFO; refusals are WARNING).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+from bide.core.answers import Answer
+from bide.core.instants import instant_text
+from bide.core.records import Record, Result
+from bide.service.callers import AccessRefused, Forbidden
+
+_log = logging.getLogger("bide.audit")
+_CHANGED = frozenset({Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN})
+
+
+def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
+    """One line for each task that `verb` changed; for those that it merely made, one line in all.
+
+    What was answered and changed nothing (`under_way`, `not_found`, `kept`, ...) has none. For `acting_as`.
+    """
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    created: list[Record] = []
+    for answer in answers:
+        record = answer.record
+        if record is None:
+            continue
+        if answer.result is Result.CREATED:
+            created.append(record)
+        elif answer.result in _CHANGED:
+            _log.info(
+                "%s: %s %s/%s: %s", who, verb, record.topic, record.key, answer.result.value,
+                extra={
+                    "who": who, "verb": verb, "topic": record.topic, "key": record.key, "id": record.id,
+                    "was": None if answer.was is None else instant_text(answer.was),
+                    "wake_at": instant_text(record.wake_at) if record.state.live else None,
+                    "answer": answer.result.value,
+                },
+            )  # fmt: skip
+    if len(created) == 1:
+        [record] = created
+        _log.info(
+            "%s: %s %s/%s: created", who, verb, record.topic, record.key,
+            extra={
+                "who": who, "verb": verb, "topic": record.topic, "key": record.key, "id": record.id, "was": None,
+                "wake_at": instant_text(record.wake_at), "answer": Result.CREATED.value,
+            },
+        )  # fmt: skip
+    elif created:
+        topics = dict(Counter(record.topic for record in created))
+        _log.info(
+            "%s: %s %d tasks of %s: created", who, verb, len(created), ", ".join(topics),
+            extra={
+                "who": who, "verb": verb, "count": len(created), "topics": topics, "answer": Result.CREATED.value,
+            },
+        )  # fmt: skip
+
+
+class Refusals:
+    """Lines on what was refused, so few that nobody fills a disk by being refused.
+
+    At most ten at once from one peer by one name, and one more every ten seconds; a hundred at once in all, and one
+    more every second: 86,400 lines a day. What is left out is counted in the next line that is written.
+    """
+
+    OF_ONE = (10, 0.1)
+    """So many at once, and so many more a second: from one peer by one name."""
+    IN_ALL = (100, 1.0)
+    MOST_PEERS = 1_000
+    """How many are remembered; the one that was not heard of for longest is forgotten first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all = _Bucket(*self.IN_ALL, clock())
+        self._peers: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+        self._left_out = 0
+
+    def note(self, error: AccessRefused, peer: str) -> None:
+        """Write that a caller at `peer` (an address) was refused, unless there were too many of these lines."""
+        now = self._clock()
+        who = error.who if isinstance(error, Forbidden) else ""
+        place = (network_of(peer), who)
+        bucket = self._peers.get(place)
+        if bucket is None:
+            bucket = self._peers[place] = _Bucket(*self.OF_ONE, now)
+            if len(self._peers) > self.MOST_PEERS:
+                self._peers.popitem(last=False)
+        else:
+            self._peers.move_to_end(place)
+        if not bucket.take(now) or not self._all.take(now):
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        _log.warning(
+            "refused %s: %s%s", peer, error.detail, f" ({left_out} more were not written)" if left_out else "",
+            extra={
+                "who": who or None, "peer": peer, "answer": error.title.lower(), "left_out": left_out,
+                "verb": error.verb.value if isinstance(error, Forbidden) else None,
+                "topic": error.topic if isinstance(error, Forbidden) else None,
+            },
+        )  # fmt: skip
+
+
+class _Bucket:
+    """A token bucket."""
+
+    __slots__ = ("_at", "_left", "_most", "_rate")
+
+    def __init__(self, most: float, rate: float, now: float) -> None:
+        self._most = most
+        self._rate = rate
+        self._left = float(most)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        self._left = min(self._most, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def network_of(peer: str) -> str:
+    """What one party can be expected to have of addresses: one of IPv4, 2^64 of IPv6."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+refused = Refusals().note
+"""The one of this process, as the logger is."""
