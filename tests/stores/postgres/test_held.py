@@ -123,6 +123,38 @@ async def test_leases_of_the_others_are_extended(url: str, open_store: OpensStor
     assert await store.extend(leases, now=NOW + 2000, until=NOW + 2000 + LEASE) == [True] * COUNT
 
 
+async def test_a_lock_on_the_whole_table_is_waited_for(url: str, open_store: OpensStore) -> None:
+    """As whoever makes an index takes it, or vacuum where it gives pages back."""
+    store = await open_store(url)
+    await put(store, *tasks())
+    held = sorted((await lease(store, 2)).tasks, key=lambda one: one.key)
+    address = address_of(url)
+    connection = await asyncpg.connect(address.dsn)
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(f'LOCK TABLE "{address.schema}".task IN SHARE MODE')
+    writing = [
+        asyncio.ensure_future(one)
+        for one in (
+            store.change([Move("t", "050", At(NOW + HOUR)), Move("t", "051", At(NOW + HOUR))], now=NOW),
+            store.change([Cancel("t", "052")], now=NOW),
+            store.settle([done(held[0]), retry(held[1], At(NOW + HOUR))], now=NOW),
+            store.add([new("fresh", due=At(NOW)), new("060", due=At(NOW))], now=NOW),
+        )
+    ]
+    try:
+        _, pending = await asyncio.wait(writing, timeout=0.5)
+        assert len(pending) == len(writing)
+        await transaction.rollback()
+        moved, cancelled, settled, added = await asyncio.wait_for(asyncio.gather(*writing), 10)
+    finally:
+        connection.terminate()
+    assert [answer.result for answer in moved] == [Result.MOVED, Result.MOVED]
+    assert [answer.result for answer in cancelled] == [Result.CANCELLED]
+    assert settled == [True, True]
+    assert [answer.result for answer in added] == [Result.CREATED, Result.REPLACED]
+
+
 async def test_when_patience_is_over_that_task_alone_fails(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, patience=0.5)
     await put(store, *tasks())

@@ -35,7 +35,7 @@ from bide.core.table_source import TableSource
 from bide.ports import Clock, Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, slices
 from bide.stores.borrowed import borrowed
-from bide.stores.held import together
+from bide.stores.held import Held, together
 from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
@@ -184,7 +184,10 @@ class PostgresStore:
 
         answers: list[Any] = []
         for part in slices(leases):
-            answers += await extend(opened.lanes["extend"], part)
+            try:
+                answers += await extend(opened.lanes["extend"], part)
+            except Held as error:
+                answers += [error] * len(part)
         return await together(opened.held.answers(leases, answers, extend, patience=_SHORT))
 
     # --- AnswersApart
@@ -216,6 +219,8 @@ class PostgresStore:
         for part in slices(asked):
             try:
                 answers += await write(opened.lanes[kind], part)
+            except Held as error:  # the whole table: somebody alters it, or makes an index
+                answers += [error] * len(part)
             except StoreError as error:
                 answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
                 if len(answers) == len(asked) and not any(answer is not error for answer in answers):

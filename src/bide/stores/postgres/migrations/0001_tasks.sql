@@ -9,7 +9,8 @@
 -- Names sort by their bytes (COLLATE "C"): the order of characters everywhere else in bide, and the quickest.
 -- fillfactor: a task is updated twice in its life, and the new version is found sooner on the page of the old one.
 -- Autovacuum comes after 10,000 dead rows whatever the size, and does not pause: the table turns over within minutes,
--- and what is left lying is stepped over by each lease.
+-- and what is left lying is stepped over by each lease. It gives no pages back (vacuum_truncate): for that it would lock
+-- the table against everybody, once a minute, and the pages are needed again at the next flood.
 CREATE TABLE {task} (
     row         bigint GENERATED ALWAYS AS IDENTITY,
     token       bigint NOT NULL,
@@ -36,7 +37,7 @@ CREATE TABLE {task} (
 ) WITH (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.1,
-    autovacuum_vacuum_cost_delay = 0
+    autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false
 )
 --;
 -- What is due, oldest first, and the next wake. Waiting, leased and ended have an index each: a task is in one of them
@@ -70,7 +71,9 @@ CREATE TABLE {caller} (
     topics      text[],
     keys        text[],
     answer      bytea
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
+) WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, vacuum_truncate = false
+)
 --;
 ALTER TABLE {caller}
     ALTER COLUMN tokens SET STORAGE EXTERNAL, ALTER COLUMN topics SET STORAGE EXTERNAL,
@@ -78,7 +81,9 @@ ALTER TABLE {caller}
 --;
 -- Who works on what, until when.
 CREATE TABLE {worker} (holder text COLLATE "C" PRIMARY KEY, topics text[] NOT NULL, until bigint NOT NULL)
-    WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
+    WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, vacuum_truncate = false
+)
 --;
 -- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
 CREATE TABLE {event} (
