@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -14,11 +14,12 @@ from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import Length, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
-from bide.core.records import At, NewTask, Record, Settlement, Topic
+from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
 from bide.engine.arguments import TaskOptions
+from bide.engine.attached import attached
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.engine.sync import SyncClient
@@ -26,7 +27,7 @@ from bide.engine.tables import TableLoop
 from bide.engine.terms import Retention
 from bide.engine.watch import Watch
 from bide.engine.worker import Observer, Worker
-from bide.ports import Clock, DueRow, Instrument, Route, Store, Table, WatchesTables
+from bide.ports import Clock, DueRow, Route, Store, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
 from bide.wiring import store_maker, table_at, terms_of, tracer, without_secrets
@@ -337,7 +338,7 @@ class AppWorker:
         app = self._app
         await app.open()
         try:
-            routes, observe = self._looked_at(app.instruments)
+            routes, observe = attached(app.instruments, self._routes, self._observe)
             self._worker = Worker(
                 app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
                 observe=observe, name=self._name, tables=app.table_loops() if self._tables else (),
@@ -356,21 +357,6 @@ class AppWorker:
             await self._worker.stop()
         finally:
             await self._app.close()
-
-    def _looked_at(self, instruments: Sequence[Instrument]) -> tuple[Mapping[Topic, Route], Observer | None]:
-        """The routes and the observer, with what looks on attached."""
-        routes = self._routes
-        for instrument in instruments:
-            routes = {topic: instrument.route(route) for topic, route in routes.items()}
-        observers = [one.observe for one in instruments] + ([] if self._observe is None else [self._observe])
-        if len(observers) < 2:
-            return routes, observers[0] if observers else None
-
-        def observe(record: Record, told: Settlement) -> None:
-            for one in observers:
-                one(record, told)
-
-        return routes, observe
 
 
 def _always(store: Store) -> Callable[[], Store]:

@@ -215,7 +215,7 @@ async def test_a_trace_never_has_a_task_refused(traced: Traced) -> None:
     answer = await traced.app.schedule("post", key="a", delay="1h", headers=most)
     assert answer.task is not None
     assert answer.task.headers == most
-    with pytest.raises(BadInput, match="headers: .* at most 4096 bytes"):
+    with pytest.raises(BadInput, match=r"headers: .* at most 4096 bytes"):
         await traced.app.schedule("post", key="a", delay="1h", headers={"note": "n" * LONGEST_HEADERS})
     given = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
     answer = await traced.app.schedule("post", key="b", delay="1h", headers=given)

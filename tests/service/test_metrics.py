@@ -1,0 +1,392 @@
+"""What is counted, read back from the exposition as Prometheus would read it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from bide import Bide, Dead, Defer, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
+from bide.core.records import State
+from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Shares, Store, TellsTime
+from bide.service.metrics import Metrics
+from bide.service.metrics.families import Counter, Few, Series
+from bide.service.metrics.store_calls import OPERATIONS, time_calls, timed
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Measured:
+    """An app, its metrics, and what Prometheus would read."""
+
+    def __init__(self, app: Bide | None = None, **options: Any) -> None:
+        self.memory = MemoryStore()
+        self.store = FaultyStore(self.memory)
+        self.app = app or Bide(self.store)
+        self.metrics = Metrics(self.app, **{"tally_every": 0, **options})
+        self.samples: dict[Sample, float] = {}
+
+    async def scrape(self) -> None:
+        text, content_type = await self.metrics.exposition()
+        assert content_type.startswith("text/plain; version=")
+        self.samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        }
+
+    async def overdue(self, topic: str, key: str, by: int) -> None:
+        """A task that nobody has taken for so many milliseconds."""
+        await self.memory.add([self.app.new(topic, key=key, delay="0s")], now=self.app.clock.now() - by)
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.samples.get((name, frozenset(labels.items())))
+
+
+@pytest.fixture
+async def measured() -> AsyncIterator[Measured]:
+    made = Measured()
+    async with made.app:
+        yield made
+
+
+async def until_empty(app: Bide) -> None:
+    async with app.worker() as worker:
+        await worker.until_empty()
+
+
+async def test_tasks_by_topic_and_state_and_what_is_due(measured: Measured) -> None:
+    app = measured.app
+    await app.schedule("post", key="later", delay="1h")
+    await measured.overdue("post", "overdue", 90_000)
+    await app.schedule("mail", key="leased", delay="0s")
+    now = app.clock.now()
+    await app.store.lease({"mail": 1}, now=now, until=now + 60_000, holder="me")
+    await measured.scrape()
+    assert measured("bide_store_up") == 1
+    assert measured("bide_tasks", topic="post", state="waiting") == 2
+    assert measured("bide_tasks", topic="mail", state="leased") == 1
+    assert measured("bide_tasks", topic="mail", state="waiting") == 0
+    assert measured("bide_tasks_due", topic="post") == 1
+    assert measured("bide_tasks_due", topic="mail") == 0
+    oldest = measured("bide_oldest_due_seconds", topic="post")
+    assert oldest is not None
+    assert 90 <= oldest < 100
+    assert measured("bide_oldest_due_seconds", topic="mail") == 0
+    assert measured("bide_counts_at_limit") == 0
+    assert measured("bide_clock_skew_seconds") is None, "a memory store has no clock of its own"
+
+    await app.cancel("post", "later")
+    await app.cancel("post", "overdue")
+    await measured.scrape()
+    assert measured("bide_tasks", topic="post", state="waiting") == 0, "a topic that is known stays, at 0"
+
+
+async def test_lateness_outcomes_and_wakes_of_a_worker(measured: Measured) -> None:
+    app = measured.app
+    ends: list[Any] = [None, Retry(delay="0s"), Defer("0s"), Dead("no")]
+
+    @app.handler("post", retry=Fixed("1ms", tries=3))
+    async def post(task: Task[Any]) -> Any:
+        return ends.pop(0)
+
+    await measured.overdue("post", "late", 5_000_000)
+    await until_empty(app)
+    await post.schedule(None, key="soon", delay="0s")
+    await until_empty(app)
+    await measured.scrape()
+    assert measured("bide_lateness_seconds_count", topic="post") == 4
+    assert measured("bide_lateness_seconds_bucket", topic="post", le="3600.0") == 3
+    assert measured("bide_lateness_seconds_bucket", topic="post", le="+Inf") == 4
+    for verdict in ("done", "retry", "defer", "dead"):
+        assert measured("bide_outcomes_total", topic="post", verdict=verdict) == 1
+    assert measured("bide_tasks", topic="post", state="dead") == 1
+    assert measured("bide_wakeups_missed_total") == 0
+    assert {name for name, _ in measured.samples} >= {"bide_tidings_total", "bide_wakeups_total"}
+
+
+async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> None:
+    app = measured.app
+    await app.schedule("post", key="a", delay="0s")
+    now = app.clock.now()
+    leased = await app.store.lease({"post": 1}, now=now, until=now + 60_000, holder="me")
+    measured.metrics.started(leased.tasks[0], leased.tasks[0].planned_at + 20)
+    measured.metrics.started(leased.tasks[0], leased.tasks[0].planned_at - 1)
+    await measured.scrape()
+    assert measured("bide_lateness_seconds_bucket", topic="post", le="0.01") == 1, "never below 0"
+    assert measured("bide_lateness_seconds_bucket", topic="post", le="0.025") == 2
+    assert measured("bide_lateness_seconds_sum", topic="post") == pytest.approx(0.02)
+
+
+async def test_store_calls_are_timed_and_their_errors_counted(measured: Measured) -> None:
+    app = measured.app
+    await measured.scrape()
+    assert measured("bide_store_errors_total", operation="add", error="StoreFull") == 0
+    await app.schedule("post", key="a", delay="1h")
+    await app.get("post", "a")
+    for error in (StoreFull("no room"), RuntimeError("a defect")):
+        measured.store.fault = lambda point, error=error: error if point == "add:before" else None  # type: ignore[misc]
+        with pytest.raises(type(error)):
+            await app.schedule("post", key="b", delay="1h")
+    measured.store.fault = lambda _: None
+    await measured.scrape()
+    assert measured("bide_store_call_seconds_count", operation="add") == 3
+    assert measured("bide_store_call_seconds_count", operation="get") == 1
+    assert measured("bide_store_errors_total", operation="add", error="StoreFull") == 1
+    assert measured("bide_store_errors_total", operation="add", error="defect") == 1
+    assert measured("bide_store_errors_total", operation="get", error="StoreUnavailable") == 0
+
+
+async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measured) -> None:
+    from bide.core.errors import BadInput
+    from bide.core.records import Filter, Page
+
+    with pytest.raises(BadInput):
+        await measured.app.store.find(Filter(), Page(cursor="not one of ours"))
+    await measured.scrape()
+    assert not [
+        sample for sample, value in measured.samples.items() if sample[0] == "bide_store_errors_total" and value
+    ]
+
+
+def test_a_timed_store_can_do_what_it_could() -> None:
+    class Apart(MemoryStore):
+        async def add_apart(self, tasks: Any, *, now: int) -> list[Any]:
+            return await MemoryStore.add(self, tasks, now=now)
+
+        async def add(self, tasks: Any, *, now: int) -> list[Any]:
+            return await self.add_apart(tasks, now=now)
+
+        change_apart = MemoryStore.change
+        settle_apart = MemoryStore.settle
+
+    for make in (MemoryStore, Apart):
+        store = make()
+        seams = (Store, Notifies, TellsTime, Parted, Shares, KeepsEvents, AnswersApart)
+        could = [isinstance(store, seam) for seam in seams]
+        counted: list[str] = []
+        time_calls(store, lambda operation, counted=counted: (lambda _: counted.append(operation), lambda _: None))  # type: ignore[misc]
+        assert [isinstance(store, seam) for seam in seams] == could
+
+        async def story(store: MemoryStore = store) -> None:
+            await store.open()
+            await store.add([], now=0)
+            await store.get([])
+            await store.close()
+
+        asyncio.run(story())
+        assert counted == ["add", "get"], "once, also where the plain verb is made of the other"
+
+
+def test_a_store_with_slots_works_untimed(caplog: pytest.LogCaptureFixture) -> None:
+    class Slotted:
+        __slots__ = ()
+
+        async def add(self, tasks: Any, *, now: int) -> list[Any]:
+            return []
+
+    time_calls(Slotted(), lambda _: (lambda _: None, lambda _: None))  # type: ignore[arg-type]
+    assert "the calls of Slotted are not timed: its class has __slots__" in caplog.text
+
+
+async def test_a_store_that_is_opened_again_is_timed_once() -> None:
+    app = Bide("memory:")
+    made = Measured(app)
+    for _ in range(3):
+        async with app:
+            await app.schedule("post", key="a", delay="1h")
+            await made.scrape()
+    assert made("bide_store_call_seconds_count", operation="add") == 3
+
+
+@pytest.mark.parametrize("what", ["dead", "slow", "defect"])
+async def test_a_store_that_is_away_costs_its_counts_and_nothing_else(what: str) -> None:
+    made = Measured(patience=0.01)
+    async with made.app as app:
+        await app.schedule("post", key="a", delay="1h")
+        await made.scrape()
+        assert made("bide_tasks", topic="post", state="waiting") == 1
+        if what == "slow":
+            made.store.latency = lambda _: 60.0
+        else:
+            error = StoreUnavailable("away") if what == "dead" else RuntimeError("a defect")
+            made.store.fault = lambda point: error if point.startswith("tally:") else None
+        await made.scrape()
+        assert made("bide_store_up") == 0
+        assert made("bide_tasks", topic="post", state="waiting") is None, "old counts are not passed off as new"
+        assert made("bide_store_call_seconds_count", operation="add") == 1
+        made.store.fault, made.store.latency = lambda _: None, None
+        await made.scrape()
+        assert made("bide_store_up") == 1
+        assert made("bide_tasks", topic="post", state="waiting") == 1
+    await made.scrape()
+    assert made("bide_store_up") == 0, "the app is closed"
+
+
+async def test_many_scrapes_are_one_tally() -> None:
+    made = Measured(tally_every=60)
+    async with made.app:
+        await asyncio.gather(*(made.metrics.exposition() for _ in range(20)))
+        await made.metrics.exposition()
+        assert made.store.calls["tally"] == 1
+
+
+async def test_the_number_of_series_is_bounded() -> None:
+    made = Measured(topics=3)
+    async with made.app as app:
+        for number in range(20):
+            await app.schedule(f"t{number:02}", key="a", delay="0s")
+        for number in range(5):
+            made.metrics.webhook(Result(f"w{number}", 200, 0.1, "done"))
+        for number in range(300):
+            made.metrics.request(f"call {number}", 200, 0.1)
+        await made.scrape()
+    topics = {dict(labels)["topic"] for name, labels in made.samples if name == "bide_tasks"}
+    assert topics == {"other", "w0", "w1", "w2"}
+    assert sum(value for (name, labels), value in made.samples.items() if name == "bide_tasks_due") == 20
+    calls = {dict(labels)["call"] for name, labels in made.samples if name == "bide_http_requests_total"}
+    assert len(calls) == 101
+    assert made("bide_http_requests_total", call="other", status="200") == 200
+
+
+class Result(Struct):
+    topic: str
+    status: int | None
+    seconds: float
+    outcome: str
+
+
+async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
+    metrics = measured.metrics
+    for code, outcome in ((204, "done"), (503, "retry"), (None, "retry"), (410, "dead"), (999, "strange")):
+        metrics.webhook(Result("order.close", code, 0.03, outcome))
+    metrics.request("schedule", 201, 0.002)
+    metrics.request("schedule", 7, 0.002)
+    with metrics.polls, metrics.polls, metrics.streams:
+        await measured.scrape()
+        assert measured("bide_lease_polls_open") == 2
+        assert measured("bide_event_streams_open") == 1
+    for status, outcome in (("2xx", "done"), ("5xx", "retry"), ("none", "retry"), ("4xx", "dead"), ("other", "other")):
+        assert measured("bide_webhook_results_total", topic="order.close", status=status, outcome=outcome) == 1
+    assert measured("bide_webhook_seconds_bucket", topic="order.close", le="0.05") == 5
+    assert measured("bide_webhook_seconds_bucket", topic="order.close", le="0.025") == 0
+    assert measured("bide_http_requests_total", call="schedule", status="201") == 1
+    assert measured("bide_http_requests_total", call="schedule", status="other") == 1
+    assert measured("bide_http_request_seconds_count", call="schedule") == 2
+    await measured.scrape()
+    assert (measured("bide_lease_polls_open"), measured("bide_event_streams_open")) == (0, 0)
+
+
+async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None:
+    from bide.ports import Wakes
+
+    measured.metrics.working(Wakes(tidings=2, by_tiding=1, by_alarm=3, by_cap=4, missed=1))
+    await measured.scrape()
+    assert measured("bide_tiding_age_seconds") is None
+    measured.metrics.working(Wakes(tidings=1, heard_at=0.0, by_cap=1))
+    measured.app.recorder.dropped = 5
+    await measured.scrape()
+    assert measured("bide_tidings_total") == 3
+    assert [measured("bide_wakeups_total", reason=reason) for reason in ("tiding", "alarm", "cap")] == [1, 3, 5]
+    assert measured("bide_wakeups_missed_total") == 1
+    age = measured("bide_tiding_age_seconds")
+    assert age is not None
+    assert age > 0
+    assert measured("bide_events_dropped_total") == 5
+    await measured.app.close()
+    await measured.app.open()
+    measured.app.recorder.dropped = 1
+    await measured.scrape()
+    assert measured("bide_events_dropped_total") == 6, "a counter never falls"
+
+
+class Timed(MemoryStore):
+    """A store whose clock is 90 s ahead."""
+
+    async def time(self) -> int:
+        import time
+
+        return time.time_ns() // 1_000_000 + 90_000
+
+    def clock(self) -> None:
+        return None
+
+
+async def test_the_skew_of_the_stores_clock() -> None:
+    made = Measured(Bide(Timed()))
+    async with made.app:
+        await made.scrape()
+    skew = made("bide_clock_skew_seconds")
+    assert skew is not None
+    assert -91 < skew < -89
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "uni-ü-☃", "a,b{c=d} 1", "sp ace"])
+async def test_topics_of_any_form_are_labels(measured: Measured, name: str) -> None:
+    await measured.app.schedule(name, key="a", delay="1h")
+    await measured.scrape()
+    assert measured("bide_tasks", topic=name, state=State.WAITING.value) == 1
+
+
+async def test_metrics_are_made_before_the_app_is_opened() -> None:
+    async with Bide("memory:") as app:
+        with pytest.raises(SetupError, match="before the app is opened"):
+            Metrics(app)
+
+
+def test_the_documented_table_is_what_is_counted(root: Path) -> None:
+    lines = ["| name | kind | labels | what it is |", "|---|---|---|---|"]
+    for family in Metrics(Bide("memory:")).families:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.about} |")
+    table = "\n".join(lines) + "\n"
+    text = (root / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert table in text, f"docs/metrics.md must have this table:\n{table}"
+
+
+def test_names_follow_the_conventions() -> None:
+    for family in Metrics(Bide("memory:")).families:
+        assert re.fullmatch(r"bide_[a-z_]+", family.name)
+        assert (family.kind == "counter") == family.name.endswith("_total")
+        assert family.kind != "histogram" or family.name.endswith("_seconds")
+        assert family.about.endswith(".")
+
+
+def test_a_histogram_puts_each_value_where_it_belongs() -> None:
+    series = Series((0.1, 1.0))
+    for value in (0.0, 0.1, 0.1000001, 1.0, 5.0):
+        series.observe(value)
+    assert series.counts == [2, 2, 1]
+    assert series.total == pytest.approx(6.2000001)
+
+
+def test_few_values_of_a_label_are_themselves() -> None:
+    few = Few(2)
+    assert [few.label(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def test_what_timing_adds_to_a_call_is_small() -> None:
+    """The way there and back, without the store: 0.5 µs on the machine this was written on."""
+    counter = Counter("bide_x_total", "x")
+    series = Series((0.001, 0.01, 0.1, 1.0))
+
+    async def call() -> None:
+        """A store call that does nothing."""
+
+    wrapped = timed(call, series.observe, lambda _: counter.add())
+
+    async def story() -> None:
+        for _ in range(100):
+            await wrapped()
+
+    asyncio.run(story())
+    assert sum(series.counts) == 100
+    assert OPERATIONS == ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
