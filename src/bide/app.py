@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -18,16 +18,16 @@ from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
-from bide.engine.arguments import TaskOptions
-from bide.engine.attached import attached
+from bide.engine.app_worker import AppWorker
+from bide.engine.arguments import RouteOptions, TaskOptions
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.engine.sync import SyncClient
 from bide.engine.tables import TableLoop
 from bide.engine.terms import Retention
 from bide.engine.watch import Watch
-from bide.engine.worker import Observer, Worker
-from bide.ports import Clock, DueRow, Route, Store, Table, WatchesTables
+from bide.engine.worker import Observer
+from bide.ports import Clock, DueRow, Route, Sink, Store, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
 from bide.wiring import store_maker, table_at, terms_of, tracer, without_secrets
@@ -153,16 +153,57 @@ class Bide(Client):
         `losses` bounds leases in a row that end unsettled; `keep_done`, `keep_cancelled` and `keep_dead` say how long
         ended tasks of this topic are remembered.
         """
+        names = sys._getframe(1).f_locals
+        route = self._route_of(
+            topic, retry=retry, timeout=timeout, concurrency=concurrency, losses=losses, keep_done=keep_done,
+            keep_cancelled=keep_cancelled, keep_dead=keep_dead,
+        )  # fmt: skip
+
+        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+            if isinstance(function, Handler):  # one function for several topics: the decorators stand on each other
+                function = function.__wrapped__
+            threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
+            sink = PythonHandler(function, threads=threads, names=names)
+            slots = concurrency or (self.settings.topic_concurrency if sink.asynchronous else threads)
+            route(sink, slots)
+            self._sinks[topic] = sink
+            return Handler(self, topic, function, sink)
+
+        return register
+
+    def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
+        """Let the deliveries of `topic` go to `sink`, an object with `async deliver(task)`. The rest as `handler`."""
+        self._route_of(topic, concurrency=concurrency, **how)(sink, concurrency or self.settings.topic_concurrency)
+
+    def retain(
+        self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
+    ) -> None:
+        """How long ended tasks of `topic` are remembered; None as the settings say. Raises BadInput."""
+        general = self.terms.retention
+        retention = Retention(
+            done=general.done if done is None else duration(done, field="keep_done"),
+            cancelled=general.cancelled if cancelled is None else duration(cancelled, field="keep_cancelled"),
+            dead=general.dead if dead is None else duration(dead, field="keep_dead"),
+        )
+        by_topic = {**self.terms.retention_by_topic, check_topic(topic): retention}
+        self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
+
+    def _route_of(
+        self,
+        topic: str,
+        *,
+        concurrency: int | None,
+        retry: RetryPolicy | str | None = None,
+        timeout: Length | None = None,
+        losses: int | None = None,
+        keep_done: Length | None = None,
+        keep_cancelled: Length | None = None,
+        keep_dead: Length | None = None,
+    ) -> Callable[[Sink, int], None]:
+        """What declares the route of `topic`, once its sink and its slots are known; all else is checked now."""
         check_topic(topic)
         if topic in self.routes:
             raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
-        names = sys._getframe(1).f_locals
-        general = self.terms.retention
-        retention = Retention(
-            done=general.done if keep_done is None else duration(keep_done, field="keep_done"),
-            cancelled=general.cancelled if keep_cancelled is None else duration(keep_cancelled, field="keep_cancelled"),
-            dead=general.dead if keep_dead is None else duration(keep_dead, field="keep_dead"),
-        )
         retries = policy(retry)
         limit = None if timeout is None else duration(timeout, field="timeout")
         if limit == 0:
@@ -171,22 +212,14 @@ class Bide(Client):
             if count is not None and not 1 <= count <= 1_000_000:
                 raise BadInput(field, count, "a whole number from 1 to 1,000,000")
 
-        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
-            if isinstance(function, Handler):  # one function for several topics: the decorators stand on each other
-                function = function.__wrapped__
-            threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
-            sink = PythonHandler(function, threads=threads, names=names)
-            slots = concurrency or (self.settings.topic_concurrency if sink.asynchronous else threads)
+        def declare(sink: Sink, slots: int) -> None:
             self.routes[topic] = Route(
                 topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
                 losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
             )  # fmt: skip
-            self._sinks[topic] = sink
-            by_topic = {**self.terms.retention_by_topic, topic: retention}
-            self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
-            return Handler(self, topic, function, sink)
+            self.retain(topic, done=keep_done, cancelled=keep_cancelled, dead=keep_dead)
 
-        return register
+        return declare
 
     def watch(
         self,
@@ -283,7 +316,7 @@ class Bide(Client):
                     "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
                 )
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
-        return AppWorker(self, chosen, observe, name, tables=topics is None)
+        return AppWorker(self, chosen, observe, name, tables=self.table_loops if topics is None else None)
 
     def trace(self) -> None:
         """Trace with OpenTelemetry what this app schedules and delivers from now on. Raises MissingExtra.
@@ -319,44 +352,6 @@ class _Background(Client):
 
     def _check_payload(self, topic: str, payload: object) -> None:
         self._app._check_payload(topic, payload)
-
-
-class AppWorker:
-    """A worker with its app: opens the app if it is not open, and lends itself as the running `Worker`."""
-
-    def __init__(
-        self, app: Bide, routes: Mapping[Topic, Route], observe: Observer | None, name: str | None, *, tables: bool
-    ) -> None:
-        self._app = app
-        self._tables = tables
-        self._routes = dict(routes)
-        self._observe = observe
-        self._name = name
-        self._worker: Worker | None = None
-
-    async def __aenter__(self) -> Worker:
-        app = self._app
-        await app.open()
-        try:
-            routes, observe = attached(app.instruments, self._routes, self._observe)
-            self._worker = Worker(
-                app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
-                observe=observe, name=self._name, tables=app.table_loops() if self._tables else (),
-            )  # fmt: skip
-            await self._worker.start()
-            for instrument in app.instruments:
-                instrument.working(self._worker.wakes)
-        except BaseException:
-            await app.close()
-            raise
-        return self._worker
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        assert self._worker is not None
-        try:
-            await self._worker.stop()
-        finally:
-            await self._app.close()
 
 
 def _always(store: Store) -> Callable[[], Store]:

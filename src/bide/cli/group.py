@@ -41,7 +41,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "events": ("bide.cli.look:events", "What was out of the ordinary: failures, deaths, changes by people."),
     },
     "Run": {
+        "serve": ("bide.cli.serve:serve", "The timeline over HTTP, with webhooks, until told to stop."),
         "work": ("bide.cli.work:work", "Work on the handlers of an app until told to stop."),
+        "token": ("bide.cli.token:token", "Make, list and revoke the tokens that callers of the service show."),
         "migrate": ("bide.cli.migrate:migrate", "Make the schema in a database, or bring it up to date."),
         "bench": ("bide.cli.bench:bench", "Measure this machine."),
     },

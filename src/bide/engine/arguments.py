@@ -27,6 +27,17 @@ class TaskOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
+class RouteOptions(TypedDict, total=False):
+    """What may be said of how a topic is worked on; `Bide.handler` explains each."""
+
+    retry: RetryPolicy | str | None
+    timeout: Length | None
+    losses: int | None
+    keep_done: Length | None
+    keep_cancelled: Length | None
+    keep_dead: Length | None
+
+
 CONFLICTS = {choice.value: choice for choice in OnConflict}
 STATES = {state.value: state for state in State}
 

@@ -260,6 +260,10 @@ class Client:
         due = self._after(delay)
         return await self._session.change_many([Redrive(topic, key, new_id(), due) for topic, key in map(ref_of, refs)])
 
+    async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
+        """Make changes (made by `engine.changes`, all of one verb) in one store call; answers in order."""
+        return await self._session.change_many(changes)
+
     # --- groups
 
     async def shift(self, group: str, by: Length, *, topic: str | None = None, deadlines: bool = False) -> list[Answer]:

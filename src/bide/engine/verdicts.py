@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import DecodeError
+from msgspec import DecodeError, Struct
 
 from bide.core.instants import Millis, instant_text
 from bide.core.names import new_id
@@ -31,6 +31,13 @@ class Policy(Protocol):
     def losses(self) -> int:
         """Leases in a row that may end unsettled before the task is dead."""
         ...
+
+
+class TopicPolicy(Struct, frozen=True):
+    """The policy of a topic that nobody in this process handles."""
+
+    retry: RetryPolicy
+    losses: int
 
 
 def unfit(record: Record, route: Policy, now: Millis) -> str | None:

@@ -16,12 +16,13 @@ from bide.core.retry import Exponential, Fixed, Ladder, RetryPolicy, policy
 MOST_AT_ONCE = 10_000
 """Items that one batch may have."""
 
-_NAME = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+NAME_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+INSTANT_PATTERN = r"^(19[7-9][0-9]|[2-9][0-9]{3})-"
 Name: TypeAlias = Annotated[
     str,
     Meta(
         description="1 to 200 bytes of UTF-8 without control characters",
-        extra_json_schema={"minLength": 1, "maxLength": 200, "pattern": _NAME, "example": "order.close"},
+        extra_json_schema={"minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN, "example": "order.close"},
     ),
 ]
 Instant: TypeAlias = Annotated[
@@ -30,7 +31,7 @@ Instant: TypeAlias = Annotated[
         description="ISO 8601 with an offset, in the years 1970 to 9999",
         extra_json_schema={
             "format": "date-time",
-            "pattern": r"^(19[7-9][0-9]|[2-9][0-9]{3})-",
+            "pattern": INSTANT_PATTERN,
             "example": "2030-01-31T08:00:00+01:00",
         },
     ),
@@ -219,15 +220,15 @@ def retries(value: str | list[str | float] | RetryTerms | None, field: str = "re
     for name in ("pause", "first", "longest"):
         if name in given:
             given[name] = _given(given[name], f"{field}.{name}")
-    make: Any = {"fixed": Fixed, "exponential": Exponential, "ladder": Ladder}.get(value.policy)
-    if make is None:
-        raise BadInput(f"{field}.policy", value.policy, "fixed, exponential or ladder")
+    if value.policy == "ladder" and set(given) == {"rungs"}:
+        return Ladder(*[_given(rung, f"{field}.rungs[{place}]") for place, rung in enumerate(given["rungs"])])
+    make: Any = {"fixed": Fixed, "exponential": Exponential}.get(value.policy)
     try:
-        if make is Ladder:
-            return Ladder(*[_given(rung, f"{field}.rungs") for rung in given.pop("rungs", [])], **given)
         made: RetryPolicy = make(**given)
     except TypeError:
-        raise BadInput(field, sorted(given), "the terms of that policy; see docs/handlers.md") from None
+        known = value.policy in ("fixed", "exponential", "ladder")
+        accepted = "the terms of that policy; see docs/handlers.md" if known else "fixed, exponential or ladder"
+        raise BadInput(field if known else f"{field}.policy", value.policy, accepted) from None
     return made
 
 

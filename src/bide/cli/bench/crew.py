@@ -14,10 +14,11 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from bide.app import AppWorker, Bide
+from bide.app import Bide
 from bide.cli.bench import worker as worker_module
 from bide.cli.bench.plan import Plan
 from bide.cli.bench.worker import Count, Log, Settled, Spec, Start, Work, make_app, read_log
+from bide.engine.app_worker import AppWorker
 
 _PATIENCE = 30.0
 _LINGER = 0.3

@@ -1,0 +1,43 @@
+"""Changes as callers ask for them, checked, for the plural verbs of a client. All raise BadInput."""
+
+from __future__ import annotations
+
+from bide.core.instants import Length, When, duration
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.outcomes import one_due
+from bide.core.records import Cancel, In, Move, Redrive, State, Token, uncut
+from bide.engine.arguments import deadline_of
+from bide.engine.terms import Terms
+from bide.ports import Clock
+
+
+def new_move(
+    topic: str,
+    key: str,
+    *,
+    delay: Length | None,
+    at: When | None,
+    deadline: When | Length | None,
+    if_token: Token | None,
+    clock: Clock,
+) -> Move:
+    """Another time for a waiting task."""
+    due = uncut(one_due(at, delay), clock.grain)
+    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
+
+
+def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
+    """Now."""
+    return Move(check_topic(topic), check_name("key", key), In(0), if_token)
+
+
+def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
+    """Never; remembered for as long as the terms say."""
+    keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
+    return Cancel(check_topic(topic), check_name("key", key), keep_until, if_token)
+
+
+def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
+    """A dead task again, as a new life."""
+    due = uncut(In(duration(delay, field="delay")), clock.grain)
+    return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)

@@ -1,0 +1,96 @@
+"""The file of `bide serve`: where the tasks of each topic go, and how they are worked on. TOML.
+
+    [webhooks]
+    allow = ["10.1.0.0/16", "hooks.internal:8080"]   # besides public addresses
+    per_host = 20
+
+    [topics."order.close"]
+    webhook = "https://shop.example/hooks/close"     # or "per-task": each task names its own in its header `webhook`
+    secrets_file = "/run/secrets/close"              # one whsec_... a line, the newest first
+    retry = "merchant-notify"                        # a preset, a list of lengths, or a table of terms
+    concurrency = 20
+    timeout = "30s"
+    keep_done = "1h"
+
+A topic without a webhook is for consumers: what it says then holds for what they lease.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from bide.core.errors import BadInput
+from bide.core.names import check_topic
+from bide.core.retry import RetryPolicy, policy
+from bide.service.asks import RetryTerms, retries
+
+PER_TASK = "per-task"
+
+
+class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One topic."""
+
+    webhook: str | None = None
+    secrets_file: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    connect_timeout: str = "5s"
+    timeout: str = "30s"
+    retry: str | list[str] | RetryTerms | None = None
+    concurrency: int | None = None
+    losses: int | None = None
+    keep_done: str | None = None
+    keep_cancelled: str | None = None
+    keep_dead: str | None = None
+
+    def policy(self, where: str) -> RetryPolicy:
+        """When to try again. Raises BadInput."""
+        given = self.retry
+        found = retries(given if not isinstance(given, list) else [*given], f"{where}.retry")
+        return policy(found)
+
+    def secrets(self, where: str) -> list[str]:
+        """What webhooks are signed with. Raises BadInput."""
+        if self.secrets_file is None:
+            return []
+        try:
+            lines = Path(self.secrets_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{where}.secrets_file", self.secrets_file, f"a readable file ({error})") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise BadInput(f"{where}.secrets_file", self.secrets_file, "a file with a whsec_... a line")
+        return found
+
+
+class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What holds for all webhooks."""
+
+    allow: list[str] = field(default_factory=list)
+    per_host: int = 20
+
+
+class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The whole file."""
+
+    webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+
+
+def read_config(path: str) -> ServeConfig:
+    """The file at `path`. Raises BadInput that names the field."""
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise BadInput("--config", path, f"the path of a readable TOML file ({error})") from None
+    try:
+        config = msgspec.convert(data, ServeConfig)
+    except msgspec.ValidationError as error:
+        raise BadInput("--config", path, f"the fields of docs/http.md ({error})") from None
+    for topic in config.topics:
+        check_topic(topic, f"{path}: topics")
+    return config

@@ -1,0 +1,112 @@
+"""The calls of consumers in any language: lease (which can wait), settle, extend."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bide.core.errors import BadInput
+from bide.core.instants import Millis, duration
+from bide.core.names import check_name, check_topic
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import Lease, Record
+from bide.engine.desk import Desk
+from bide.engine.settling import Settling
+from bide.engine.verdicts import LONGEST_ERROR
+from bide.service import asks
+from bide.service.asks import length
+from bide.service.callers import Verb
+from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
+from bide.service.problems import bad_input
+from bide.service.replies import Reply, reply
+from bide.service.requests import Gone, Request
+from bide.service.shapes import task_shape
+from bide.service.verbs import asked
+
+LONGEST_WAIT: Millis = 60_000
+SHORTEST_LEASE: Millis = 1_000
+LONGEST_LEASE: Millis = 86_400_000
+_OUTCOMES = ("done", "retry", "defer", "dead")
+
+
+class Consuming:
+    """Each method is a call of the contract."""
+
+    def __init__(self, desk: Desk, settling: Settling, *, instance: str, lease: Millis) -> None:
+        self._desk = desk
+        self._settling = settling
+        self._instance = instance
+        self._lease = lease
+
+    async def lease(self, request: Request) -> Reply:
+        """Waits at the desk, and leaves it when the client goes."""
+        ask: asks.LeaseAsk = asked(request, "lease")
+        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
+        request.caller.check_all(Verb.WORK, room)
+        wait = _bounded(ask.wait, "wait", 0, LONGEST_WAIT) / 1_000
+        lease_for = self._length(ask.lease_for)
+        holder = f"{request.caller.name}@{self._instance}"
+        leasing = asyncio.ensure_future(self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait))
+        leaving = asyncio.ensure_future(request.gone())
+        try:
+            await asyncio.wait([leasing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                self._leave(leasing)
+                raise Gone
+        finally:
+            leaving.cancel()
+            if not leasing.done():
+                leasing.cancel()
+        return reply(LeasedShape([task_shape(record) for record in leasing.result()]))
+
+    def _leave(self, leasing: asyncio.Future[list[Record]]) -> None:
+        """What it was just given goes back: nobody is there to begin it."""
+        if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
+            self._desk.give_back(leasing.result())
+
+    async def settle(self, request: Request) -> Reply:
+        batch: list[asks.Settle] = asked(request, "settle")
+        request.caller.check_all(Verb.WORK, [ask.topic for ask in batch])
+        ended = []
+        for place, ask in enumerate(batch):
+            try:
+                ended.append((Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token), _outcome(ask)))
+            except BadInput as error:
+                raise bad_input(error, f"[{place}].") from None
+        return reply(SettledShape(await self._settling.settle(ended, who=request.caller.name)))
+
+    async def extend(self, request: Request) -> Reply:
+        ask: asks.Extend = asked(request, "extend")
+        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
+        leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
+        return reply(ExtendedShape(await self._settling.extend(leases, self._length(ask.lease_for))))
+
+    def _length(self, given: str | float | None) -> Millis:
+        return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
+
+
+def _bounded(given: str | float, field: str, least: Millis, most: Millis) -> Millis:
+    text = length(given, field)
+    assert text is not None
+    millis = duration(text, field=field)
+    if not least <= millis <= most:
+        raise BadInput(field, given, f"from {least / 1000:g} to {most / 1000:g} seconds")
+    return millis
+
+
+def _outcome(ask: asks.Settle) -> Outcome:
+    """Raises BadInput."""
+    at, delay = ask.at, length(ask.delay, "delay")
+    if ask.error is not None and ask.outcome not in ("retry", "dead"):
+        raise BadInput("error", ask.error[:80], f"none with {ask.outcome}")
+    error = (ask.error or "")[:LONGEST_ERROR]
+    if ask.outcome == "done":
+        return Done(again_at=at, again_in=delay)
+    if ask.outcome == "retry":
+        return Retry(error or None, at=at, delay=delay)
+    if ask.outcome == "defer":
+        return Defer(delay, at=at)
+    if ask.outcome == "dead":
+        if at is not None or delay is not None:
+            raise BadInput("at, delay", (at, delay), "neither with dead")
+        return Dead(error or "the consumer said so")
+    raise BadInput("outcome", ask.outcome, f"one of {', '.join(_OUTCOMES)}")

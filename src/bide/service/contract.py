@@ -1,0 +1,168 @@
+"""The calls of the service, version 1: the table that the server routes by, and the OpenAPI document is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, UnsetType
+
+from bide.service import asks
+from bide.service.asks import INSTANT_PATTERN, MOST_AT_ONCE, NAME_PATTERN
+from bide.service.problems import ProblemShape
+from bide.service.shapes import AnswerShape, TaskShape
+
+TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
+
+
+class ItemShape(Struct, frozen=True, gc=False):
+    """One item of a batch: its answer, or, where its part of the store was away, what went wrong with it alone."""
+
+    answer: str | UnsetType
+    task: TaskShape | UnsetType | None
+    problem: ProblemShape | UnsetType
+
+
+class FoundShape(Struct, frozen=True):
+    """One page."""
+
+    tasks: list[TaskShape]
+    cursor: str | None
+
+
+class LeasedShape(Struct, frozen=True):
+    """What is yours now."""
+
+    tasks: list[TaskShape]
+
+
+class SettledShape(Struct, frozen=True):
+    """In the order of what was sent; false: the lease was gone, and nothing changed."""
+
+    settled: list[bool]
+
+
+class ExtendedShape(Struct, frozen=True):
+    """In the order of what was sent; false: the lease was gone."""
+
+    extended: list[bool]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """One call."""
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    ask: Any = None
+    """What the body is, as a type; None: no body."""
+    accepted: str = ""
+    """The body in words."""
+    answers: Mapping[int, tuple[str, Any]]
+    """By status: a sentence, and the type of the body."""
+    query: Mapping[str, tuple[str, dict[str, Any]]] = {}
+    """The parameters after the question mark: a sentence and the schema."""
+    headers: Mapping[str, str] = {}
+    """Request headers that mean something here."""
+
+
+def _batch(item: Any) -> Any:
+    return Annotated[list[item], Meta(max_length=MOST_AT_ONCE)]
+
+
+_ITEMS = {200: ("The answers, in the order of what was sent", list[ItemShape])}
+_ANSWERED = {200: ("Done as asked", AnswerShape)}
+_NOT_NOW = ("Not done, and `answer` says why", AnswerShape)
+_NOT_FOUND = ("It never was, or is finished and forgotten", AnswerShape)
+_CHANGED = {**_ANSWERED, 404: _NOT_FOUND, 409: _NOT_NOW, 412: ("`If-Match` is not its token any more", AnswerShape)}
+_IF_MATCH = {"If-Match": "The ETag that was seen; anything else changes nothing and answers 412"}
+_NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
+_INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
+
+CALLS: tuple[Call, ...] = (
+    Call(
+        name="schedule", method="PUT", path=TASK_PATH, summary="Register something to happen at a time",
+        ask=asks.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
+        "retry, deadline, headers",
+        answers={201: ("A task that was not there before", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
+                 412: ("`If-None-Match: *` was sent, and it is there", AnswerShape)},
+        headers={"If-None-Match": "`*`: only if there is no such task; the same as on_conflict=refuse"},
+    ),
+    Call(
+        name="get", method="GET", path=TASK_PATH, summary="One task as it is now",
+        answers={200: ("The task", TaskShape), 304: ("It is as `If-None-Match` says", None), 404: _NOT_FOUND},
+        headers={"If-None-Match": "The ETag that was seen"},
+    ),
+    Call(
+        name="reschedule", method="PATCH", path=TASK_PATH, summary="Another time for a waiting task",
+        ask=asks.Move, accepted="a JSON object: at or delay, deadline, if_token", answers=_CHANGED, headers=_IF_MATCH,
+    ),
+    Call(
+        name="cancel", method="DELETE", path=TASK_PATH, summary="It shall not happen",
+        answers=_CHANGED, headers=_IF_MATCH,
+    ),
+    Call(
+        name="schedule_many", method="POST", path="/v1/schedule", summary="Register many",
+        ask=_batch(asks.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one", answers=_ITEMS,
+    ),
+    Call(
+        name="reschedule_many", method="POST", path="/v1/reschedule", summary="Another time for many",
+        ask=_batch(asks.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
+        answers=_ITEMS,
+    ),
+    Call(
+        name="fire_many", method="POST", path="/v1/fire", summary="Let them happen now",
+        ask=_batch(asks.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
+    ),
+    Call(
+        name="cancel_many", method="POST", path="/v1/cancel", summary="They shall not happen: these, or a group",
+        ask=_batch(asks.Ref) | asks.CancelGroup,
+        accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
+    ),
+    Call(
+        name="redrive_many", method="POST", path="/v1/redrive", summary="Send dead tasks again, as new lives",
+        ask=_batch(asks.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token", answers=_ITEMS,
+    ),
+    Call(
+        name="shift", method="POST", path="/v1/shift", summary="Move the waiting tasks of a group by a length",
+        ask=asks.Shift, accepted="a JSON object: group, by, topic, deadlines",
+        answers={200: ("An answer for each task that was found live", list[ItemShape])},
+    ),
+    Call(
+        name="find", method="GET", path="/v1/tasks", summary="Tasks, page by page, from an index",
+        answers={200: ("One page; with a cursor there is more", FoundShape)},
+        query={
+            "topic": ("Only of this topic", _NAME),
+            "state": ("Only in this state",
+                      {"type": "string", "enum": ["waiting", "leased", "done", "cancelled", "dead"]}),
+            "group": ("Only of this group", _NAME),
+            "wake_from": ("Only live tasks that wake at this instant or later", _INSTANT),
+            "wake_before": ("Only live tasks that wake before this instant", _INSTANT),
+            "cursor": ("The `cursor` of the page before", {"type": "string"}),
+            "limit": ("At most so many, 100 unless given", {"type": "integer", "minimum": 1, "maximum": 1000}),
+        },
+    ),
+    Call(
+        name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",
+        ask=asks.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
+        answers={200: ("What is yours now; maybe nothing", LeasedShape)},
+    ),
+    Call(
+        name="settle", method="POST", path="/v1/settle", summary="How deliveries ended",
+        ask=_batch(asks.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
+        answers={200: ("Whether each was recorded", SettledShape)},
+    ),
+    Call(
+        name="extend", method="POST", path="/v1/extend", summary="Keep leases for longer",
+        ask=asks.Extend, accepted="a JSON object: leases, lease_for",
+        answers={200: ("Whether each was extended", ExtendedShape)},
+    ),
+    Call(
+        name="events", method="GET", path="/v1/events", summary="What happens, as server-sent events",
+        answers={200: ("A stream; see docs/http.md", "text/event-stream")},
+        query={"topic": ("Only of this topic", _NAME)},
+        headers={"Last-Event-ID": "Go on after this event"},
+    ),
+)  # fmt: skip
+"""Every call of version 1 but those about the service itself."""

@@ -1,0 +1,131 @@
+"""One request as the calls see it: read from ASGI with a limit in bytes and in time, the path still as it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from bide.core.errors import BadInput
+from bide.core.names import check_name, check_topic
+from bide.service.callers import Caller
+from bide.service.problems import Problem, bad_body, bad_input, too_large
+
+Ask = TypeVar("Ask")
+
+
+class Gone(Exception):
+    """The client has gone: nobody is there to be answered."""
+
+
+class Request:
+    """A request. `caller` is who sent it, once that is known."""
+
+    __slots__ = ("_query", "_receive", "body", "caller", "headers", "method", "path", "peer", "segments")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self.method: str = scope["method"]
+        self.path: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
+        self._query: bytes = scope["query_string"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        client = scope.get("client")
+        self.peer: str = client[0] if client else "local"
+        self.body = b""
+        self.caller = Caller("nobody", verbs=frozenset(), topics=())
+        self.segments: tuple[str, ...] = ()
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a header. Raises Problem where it is not text."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def read(self, limit: int, patience: float) -> None:
+        """Take in the body. Raises Problem for one that is too large or comes too slowly; Gone."""
+        length = self.headers.get(b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        try:
+            async with asyncio.timeout(patience):
+                await self._read(limit)
+        except TimeoutError:
+            raise Problem(
+                408, "too-slow", "The body came too slowly", f"the body was not complete after {patience:g} s",
+                headers={"connection": "close"},
+            ) from None  # fmt: skip
+
+    async def _read(self, limit: int) -> None:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            if not message.get("more_body"):
+                self.body = part if not parts else b"".join([*parts, part])
+                return
+            parts.append(part)
+
+    async def gone(self) -> None:
+        """Returns when the client has gone."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def decoded(self, decoder: msgspec.json.Decoder[Ask], accepted: str) -> Ask:
+        """The body as what the call takes. Raises Problem that names the field."""
+        kind = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise Problem(
+                415, "not-json", "Only JSON is taken",
+                f"content-type: {kind.decode('latin-1') or 'none'}; send application/json",
+                field="content-type", accepted="application/json",
+            )  # fmt: skip
+        try:
+            return decoder.decode(self.body)
+        except (ValueError, RecursionError) as error:
+            raise bad_body(error, accepted) from None
+
+    def query(self, known: tuple[str, ...]) -> dict[str, str]:
+        """The parameters after the question mark, each at most once. Raises Problem for one that is not known."""
+        try:
+            pairs = parse_qsl(
+                self._query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(self._query), errors="strict"
+            )
+        except ValueError:
+            raise bad_input(
+                BadInput("query", self._query.decode("latin-1"), "name=value&..., percent-encoded")
+            ) from None
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in known:
+                raise bad_input(
+                    BadInput("query", name, f"parameters named {', '.join(known)}" if known else "no query")
+                )
+            if name in found:
+                raise bad_input(BadInput(name, value, "one value"))
+            found[name] = value
+        return found
+
+    @property
+    def ref(self) -> tuple[str, str]:
+        """The topic and the key in the path. Raises Problem."""
+        topic, key = self.segments
+        try:
+            return check_topic(topic), check_name("key", key)
+        except BadInput as error:
+            raise bad_input(error) from None
+
+
+def segment(raw: bytes, field: str) -> str:
+    """One part of a path, percent-decoded. Raises Problem."""
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise bad_input(BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8")) from None

@@ -1,0 +1,154 @@
+"""Runs an instance under uvicorn: from the settings to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import uvicorn
+
+from bide.app import Bide
+from bide.core.errors import BadInput, MissingExtra, SetupError
+from bide.engine.kept import Kept
+from bide.service.access import check_start
+from bide.service.config import ServeConfig, TopicConfig, read_config
+from bide.service.serving import Serving
+from bide.service.tokens import Tokens
+from bide.settings import Settings
+
+_log = logging.getLogger("bide.serve")
+_BACKLOG = 2048
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection of a client is kept: longer than proxies keep theirs, so that they close first."""
+
+
+def run(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    path: str | None,
+    webhooks: Sequence[str],
+    allow: Sequence[str],
+    insecure: bool,
+    json_logs: bool,
+    log_level: str,
+    uvloop: bool,
+    shown_store: str,
+) -> None:
+    """Serve until told to stop. Raises BadInput, SetupError, StoreError."""
+    config = _config(path, webhooks, allow)
+    _set_up_logs(log_level, json_logs)
+    working = _serve(settings, config, host, port, insecure, shown_store)
+    if not uvloop:
+        asyncio.run(working)
+        return
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        working.close()
+        raise MissingExtra("uvloop", "--uvloop") from None
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(working)
+
+
+async def _serve(
+    settings: Settings, config: ServeConfig, host: str, port: int, insecure: bool, shown_store: str
+) -> None:
+    app = Bide(settings=settings)
+    listening = _bind(host, port)
+    try:
+        async with app:
+            tokens = await Tokens(Kept(app.store, app.clock)).all(lambda _: None)
+            anonymous = check_start([host], tokens=bool(tokens), insecure=insecure)
+            async with Serving(app, config, anonymous=anonymous) as serving:
+                shown, number = listening.getsockname()[:2]
+                where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
+                _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
+                if anonymous and not tokens:
+                    _log.warning(
+                        "no token is made yet: whoever can reach %s may do anything (bide token add NAME)", where
+                    )
+                await _run_server(serving, listening)
+    finally:
+        listening.close()
+    _log.info("bide serve: pid %d has stopped", os.getpid())
+
+
+async def _run_server(serving: Serving, listening: socket.socket) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    server = _Server(
+        uvicorn.Config(
+            serving.service, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG,
+        ),
+        lambda: loop.call_soon_threadsafe(told.set),
+    )  # fmt: skip
+
+    async def let_go() -> None:
+        await told.wait()
+        await serving.let_go()
+
+    letting_go = asyncio.ensure_future(let_go())
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        letting_go.cancel()
+        await asyncio.gather(letting_go, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """Tells when it is told to stop, so that those who wait for something are answered before it is waited for them."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            _log.warning("%s again: ending at once; what was running is delivered again", signal.Signals(sig).name)
+            logging.shutdown()
+            os._exit(128 + sig)
+        _log.info("%s: draining; a second one ends at once", signal.Signals(sig).name)
+        self.should_exit = True
+        self._stopping()
+
+
+def _config(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
+    config = ServeConfig() if path is None else read_config(path)
+    for given in webhooks:
+        topic, equals, url = given.partition("=")
+        if not equals or not topic or not url:
+            raise BadInput("--webhook", given, "TOPIC=URL, such as order.close=https://shop.example/hooks")
+        if topic in config.topics:
+            raise BadInput("--webhook", given, f"a topic that the file does not speak of; {topic} is in it")
+        config.topics[topic] = TopicConfig(webhook=url)
+    config.webhooks.allow.extend(allow)
+    return config
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound, so that a wrong address is said before anything is opened. Raises SetupError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise SetupError(f"--host {host} --port {port}: cannot listen there: {error}") from None
+    listening.set_inheritable(True)
+    return listening
+
+
+def _set_up_logs(level: str, json: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
+    )

@@ -1,0 +1,216 @@
+"""The service as an ASGI application: finds the call, finds out who calls, answers, and counts.
+
+Paths are matched as they were sent, still percent-encoded, so that keys such as `a/b`, `%` and `?` work. Everything
+that goes wrong is answered as `application/problem+json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from bide.core.errors import BideError
+from bide.engine.acting import acting_as
+from bide.engine.client import Client
+from bide.service.audit import audit, refused
+from bide.service.callers import AccessRefused, Caller, Verb
+from bide.service.consuming import Consuming
+from bide.service.contract import CALLS, TASK_PATH
+from bide.service.openapi import document
+from bide.service.problems import CONTENT_TYPE, Problem, of_error
+from bide.service.replies import Reply
+from bide.service.requests import Gone, Request, segment
+from bide.service.streaming import AdmitsEvent, Following
+from bide.service.verbs import Verbs
+
+_log = logging.getLogger("bide.service")
+BODY_LIMIT = 16 * 2**20
+"""Bytes that a request may have."""
+BODY_PATIENCE = 30.0
+"""Seconds that a request's body may take."""
+_TASK = (b"v1", b"topics", b"tasks")
+
+Answers = Callable[[Request], Awaitable[Reply]]
+
+
+class Streamed:
+    """A reply that goes on."""
+
+    def __init__(self, parts: AsyncIterator[bytes], content_type: str) -> None:
+        self.parts = parts
+        self.content_type = content_type
+
+
+class Callers(Protocol):
+    """Finds out who calls; see `access.Access`."""
+
+    async def caller_of(self, authorization: str | None) -> Caller: ...
+
+
+class Counts(Protocol):
+    """Is told of every request: the call's name, the status, and the seconds that it took."""
+
+    def request(self, call: str, status: int, seconds: float) -> None: ...
+
+
+Page = Callable[[Request], Awaitable[Reply | Streamed]]
+
+
+class Service:
+    """The application. `pages` are the calls beside the contract, by method and path: health, metrics, console."""
+
+    def __init__(
+        self,
+        client: Client,
+        access: Callers,
+        consuming: Consuming,
+        following: Following,
+        *,
+        counts: Counts | None = None,
+        pages: Mapping[tuple[str, str], Page] | None = None,
+        open_pages: frozenset[str] = frozenset(),
+        body_limit: int = BODY_LIMIT,
+    ) -> None:
+        self._access = access
+        self._following = following
+        self._counts = counts
+        self._open_pages = open_pages
+        self._body_limit = body_limit
+        self._loop = asyncio.get_running_loop()
+        verbs = Verbs(client)
+        answers: dict[str, Page] = {
+            name: getattr(consuming if name in ("lease", "settle", "extend") else verbs, name)
+            for name in (call.name for call in CALLS)
+            if name != "events"
+        }
+        answers["events"] = self._events
+        self._calls: dict[bytes, dict[str, tuple[str, Page]]] = {}
+        for call in CALLS:
+            self._calls.setdefault(call.path.encode(), {})[call.method] = (call.name, answers[call.name])
+        for (method, path), page in (pages or {}).items():
+            self._calls.setdefault(path.encode(), {})[method] = (path, page)
+        self._calls[b"/openapi.json"] = {"GET": ("openapi", self._document)}
+        self._open = {*open_pages, "/openapi.json"}
+        self._of_task = self._calls[TASK_PATH.encode()]
+        self._written: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = self._loop.time()
+        request = Request(scope, receive)
+        name = "unknown"
+        reply: Reply | Streamed
+        try:
+            name, page = self._route(request)
+            if request.path.decode("latin-1") not in self._open:
+                await self._authenticate(request)
+            await request.read(self._body_limit, BODY_PATIENCE)
+            with acting_as(request.caller.name, audit):
+                reply = await page(request)
+        except Gone:
+            return
+        except Exception as error:  # noqa: BLE001 - every error is answered
+            reply = self._problem(request, name, error)
+        if isinstance(reply, Streamed):
+            await self._stream(reply, receive, send)
+            return
+        await _send(reply, send, head=request.method == "HEAD")
+        if self._counts is not None:
+            self._counts.request(name, reply.status, self._loop.time() - started)
+
+    # --- the way of a request
+
+    def _route(self, request: Request) -> tuple[str, Page]:
+        """The call that is meant. Raises Problem."""
+        path, method = request.path, request.method
+        calls = self._calls.get(path)
+        if calls is None or path == TASK_PATH.encode():
+            parts = path.split(b"/")
+            if len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
+                raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
+            request.segments = (segment(parts[3], "topic"), segment(parts[5], "key"))
+            calls = self._of_task
+        found = calls.get("GET" if method == "HEAD" else method)
+        if found is None:
+            allowed = ", ".join(sorted(calls))
+            raise Problem(
+                405, "not-allowed", "Not with this method", f"{method}: give {allowed}",
+                headers={"allow": allowed}, field="method", accepted=allowed,
+            )  # fmt: skip
+        return found
+
+    async def _authenticate(self, request: Request) -> None:
+        request.caller = await self._access.caller_of(request.header(b"authorization"))
+
+    def _problem(self, request: Request, name: str, error: Exception) -> Reply:
+        if isinstance(error, AccessRefused):
+            refused(error, request.peer)
+            problem = Problem(
+                error.status, error.title.lower(), error.title, error.detail,
+                headers={"www-authenticate": error.challenge},
+            )  # fmt: skip
+        elif isinstance(error, Problem):
+            problem = error
+        else:
+            if not isinstance(error, BideError):
+                _log.exception("a defect in %s", name, exc_info=error)
+            problem = of_error(error)
+        return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
+
+    async def _stream(self, streamed: Streamed, receive: Receive, send: Send) -> None:
+        """Until it ends, or the client goes."""
+        headers = [*_HEADERS, (b"content-type", streamed.content_type.encode()), (b"cache-control", b"no-store"),
+                   (b"x-accel-buffering", b"no")]  # fmt: skip
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def pump() -> None:
+            async for part in streamed.parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        tasks = [asyncio.ensure_future(pump()), asyncio.ensure_future(leave())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            for one in ended:
+                if isinstance(one, Exception):
+                    _log.error("a stream ended with an error", exc_info=one)
+
+    # --- calls of its own
+
+    async def _events(self, request: Request) -> Streamed:
+        topic = request.query(("topic",)).get("topic")
+        request.caller.check(Verb.EVENTS, topic)
+        last = request.header(b"last-event-id")
+        return Streamed(self._following.stream(last, AdmitsEvent(topic)), "text/event-stream; charset=utf-8")
+
+    async def _document(self, request: Request) -> Reply:
+        if self._written is None:
+            self._written = document()
+        return Reply(200, self._written)
+
+
+_HEADERS = [(b"server", b"bide"), (b"x-content-type-options", b"nosniff")]
+
+
+async def _send(reply: Reply, send: Send, *, head: bool) -> None:
+    headers = [*_HEADERS, (b"content-length", b"%d" % len(reply.body))]
+    if reply.body:
+        headers.append((b"content-type", reply.content_type.encode()))
+    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in reply.headers.items()]
+    if reply.status == 304:
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else reply.body})

@@ -1,0 +1,107 @@
+"""What `bide serve` runs: an app whose webhooks are at work, the desk for other consumers, the service before them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from bide.app import Bide
+from bide.core.errors import BadInput
+from bide.core.names import new_id
+from bide.core.records import Topic
+from bide.core.retry import policy
+from bide.engine.desk import Desk
+from bide.engine.settling import Settling
+from bide.engine.verdicts import Policy, TopicPolicy
+from bide.service.access import Access
+from bide.service.config import PER_TASK, ServeConfig
+from bide.service.consuming import Consuming
+from bide.service.server import Service
+from bide.service.streaming import Following
+from bide.wiring import webhook_post
+
+
+class Serving:
+    """One instance. Use it as `async with`: then `service` is the ASGI application."""
+
+    def __init__(self, app: Bide, config: ServeConfig, *, anonymous: bool) -> None:
+        self.app = app
+        self.config = config
+        self.instance = f"{socket.gethostname()}:{new_id()[-8:]}"
+        self.service: Service
+        self.access: Access
+        self._anonymous = anonymous
+        self._desk: Desk
+        self._following: Following
+        self._stack = AsyncExitStack()
+        self._policies: dict[Topic, Policy] = {}
+        self._default = TopicPolicy(policy(None), app.settings.losses)
+        hooks = {topic: one for topic, one in config.topics.items() if one.webhook is not None}
+        self._post = webhook_post(allow=config.webhooks.allow, per_host=config.webhooks.per_host) if hooks else None
+        for topic, one in config.topics.items():
+            where = f"topics.{topic}"
+            retry = one.policy(where)
+            self._policies[topic] = TopicPolicy(retry, one.losses or app.settings.losses)
+            keep = {"keep_done": one.keep_done, "keep_cancelled": one.keep_cancelled, "keep_dead": one.keep_dead}
+            if one.webhook is None or self._post is None:
+                app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
+                continue
+            per_task = one.webhook == PER_TASK
+            sink = self._post.sink(
+                None if per_task else one.webhook, per_task=per_task, secrets=one.secrets(where),
+                connect=one.connect_timeout, total=one.timeout, headers=one.headers,
+            )  # fmt: skip
+            slots = one.concurrency or 5 * sink.concurrency
+            app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses, **keep)
+
+    def policy_of(self, topic: Topic) -> Policy:
+        """By what the tasks of `topic` are decided."""
+        return self._policies.get(topic, self._default)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
+        app, stack = self.app, self._stack
+        await stack.enter_async_context(app)
+        if self._post is not None:
+            await stack.enter_async_context(self._post)
+        await stack.enter_async_context(app.worker(name=self.instance))
+        self._desk = Desk(
+            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
+        )
+        settling = Settling(
+            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
+        )
+        await self._desk.start()
+        stack.push_async_callback(self._desk.close)
+        self._following = Following(app)
+        stack.push_async_callback(self._following.close)
+        self.access = Access(app, anonymous=self._anonymous)
+        stack.push_async_callback(self.access.close)
+        consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
+        self.service = Service(app, self.access, consuming, self._following)
+
+    async def let_go(self) -> None:
+        """Answer everybody who waits, so that their connections end: the instance is about to stop."""
+        await asyncio.gather(self._desk.close(), self._following.close())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+
+def check_port(value: int) -> int:
+    """Raises BadInput."""
+    if not 0 <= value <= 65_535:
+        raise BadInput("--port", value, "a whole number from 0 to 65535; 0 takes a free one")
+    return value

@@ -1,0 +1,136 @@
+"""What happens, as server-sent events: the store's event log, followed for as long as somebody listens.
+
+The log is that of the store, so a stream tells what every instance and every worker wrote. It has no numbers that rise,
+so an event is known by its time and a checksum of what it says; who comes back with `Last-Event-ID` goes on behind it,
+and is told (`gap`) where the log has meanwhile lost what came after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from bide.core.errors import StoreError
+from bide.core.events import Event
+from bide.engine.client import Client
+from bide.service.shapes import event_shape
+
+_EVERY = 0.5
+"""Seconds between two looks at the log, while somebody listens."""
+_HEARTBEAT = 15.0
+_PAGE = 1_000
+_MOST_WAITING = 10_000
+"""Events that a listener may be behind, before it is told of a gap."""
+
+_encode = msgspec.json.encode
+
+
+class Following:
+    """Looks at the log once for all who listen. Belongs to the running loop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._listeners: set[asyncio.Queue[tuple[str, Event] | None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._seen: list[tuple[str, Event]] = []
+        self._closing = False
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    async def stream(self, last: str | None, admits: AdmitsEvent) -> AsyncIterator[bytes]:
+        """The events after `last` that are admitted, then those to come; a comment every 15 s."""
+        queue: asyncio.Queue[tuple[str, Event] | None] = asyncio.Queue(_MOST_WAITING)
+        log = await self._log()
+        if self._looking is None or self._looking.done():
+            self._seen = log
+            self._looking = asyncio.get_running_loop().create_task(self._look(), name="bide events")
+        self._listeners.add(queue)
+        try:
+            yield b": bide events\nretry: 1000\n\n"
+            if last is not None:
+                ids = [id for id, _ in log]
+                if last in ids:
+                    log = log[ids.index(last) + 1 :]
+                else:
+                    yield b"event: gap\ndata: {}\n\n"
+                for id, event in log:
+                    if admits(event):
+                        yield _written(id, event)
+            told = {id for id, _ in log}
+            while not self._closing:
+                try:
+                    async with asyncio.timeout(_HEARTBEAT):
+                        got = await queue.get()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if got is None:
+                    return
+                if got[0] not in told and admits(got[1]):
+                    yield _written(*got)
+        finally:
+            self._listeners.discard(queue)
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._closing = True
+        for queue in list(self._listeners):
+            _put(queue, None)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    async def _look(self) -> None:
+        """While somebody listens."""
+        while self._listeners or not self._closing:
+            await asyncio.sleep(_EVERY)
+            if not self._listeners:
+                return
+            try:
+                log = await self._log()
+            except StoreError:
+                continue  # the heartbeat goes on, and so does the log once the store is back
+            known = {id for id, _ in self._seen}
+            fresh = [one for one in log if one[0] not in known]
+            self._seen = log
+            for queue in list(self._listeners):
+                for one in fresh:
+                    _put(queue, one)
+
+    async def _log(self) -> list[tuple[str, Event]]:
+        """The newest of the log, oldest first, each with its id."""
+        events = await self._client.events(limit=_PAGE)
+        return [(_id(event), event) for event in reversed(events)]
+
+
+class AdmitsEvent:
+    """Which events a listener is told."""
+
+    def __init__(self, topic: str | None) -> None:
+        self._topic = topic
+
+    def __call__(self, event: Event) -> bool:
+        return self._topic is None or event.topic == self._topic
+
+
+def _id(event: Event) -> str:
+    return f"{event.at}-{zlib.crc32(msgspec.msgpack.encode(event)):08x}"
+
+
+def _written(id: str, event: Event) -> bytes:
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), event.kind.value.encode(), _encode(event_shape(event)))
+
+
+def _put(queue: asyncio.Queue[tuple[str, Event] | None], one: tuple[str, Event] | None) -> None:
+    """Who is too far behind loses its stream, and comes back with the last id that it saw."""
+    try:
+        queue.put_nowait(one)
+    except asyncio.QueueFull:
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)

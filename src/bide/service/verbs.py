@@ -1,0 +1,213 @@
+"""The calls of whoever puts in, changes and looks: from what was sent to the engine's verbs, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, PartlyFailed
+from bide.core.records import Move, NewTask, Page, Result
+from bide.engine.arguments import filter_of
+from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
+from bide.engine.client import Client
+from bide.service import asks
+from bide.service.asks import length, payload, retries
+from bide.service.callers import Verb
+from bide.service.contract import CALLS, FoundShape, ItemShape
+from bide.service.problems import bad_input, of_error
+from bide.service.replies import Reply, encode, etag, reply, reply_to
+from bide.service.requests import Request
+from bide.service.shapes import AnswerShape, answer_shape, task_shape
+
+_BY_NAME = {call.name: call for call in CALLS}
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    call.name: msgspec.json.Decoder(call.ask) for call in CALLS if call.ask is not None
+}
+_TAG = re.compile(r'\s*"([0-9]{1,19})"\s*', re.ASCII)
+
+
+def asked(request: Request, call: str) -> Any:
+    """The body, as what this call takes. Raises Problem."""
+    return request.decoded(_DECODERS[call], _BY_NAME[call].accepted)
+
+
+class Verbs:
+    """Each method is a call of the contract. Raises Problem, AccessRefused, and what the engine raises."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    # --- one task, named by the path
+
+    async def schedule(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.SCHEDULE, topic)
+        ask: asks.Schedule = asked(request, "schedule")
+        condition: Result | None = None
+        if request.header(b"if-match") is not None:
+            raise bad_input(BadInput("if-match", request.header(b"if-match"), "nothing here; PATCH and DELETE take it"))
+        only_new = request.header(b"if-none-match")
+        if only_new is not None:
+            if only_new.strip() != "*":
+                raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
+            ask = msgspec.structs.replace(ask, on_conflict="refuse")
+            condition = Result.REFUSED
+        return reply_to(await self._client.schedule_new(self._new(topic, key, ask)), condition=condition)
+
+    async def get(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.READ, topic)
+        task = await self._client.get(topic, key)
+        if task is None:
+            return Reply(404, encode(AnswerShape(Result.NOT_FOUND.value, None)))
+        headers = etag(Answer(Result.KEPT, task.record))
+        if request.header(b"if-none-match") == headers["etag"]:
+            return Reply(304, b"", headers=headers)
+        return Reply(200, encode(task_shape(task.record)), headers=headers)
+
+    async def reschedule(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.RESCHEDULE, topic)
+        ask: asks.Move = asked(request, "reschedule")
+        token, condition = self._condition(request, ask.if_token)
+        answer = await self._client.reschedule(
+            topic, key, delay=length(ask.delay, "delay"), at=ask.at, deadline=length(ask.deadline, "deadline"),
+            if_token=token,
+        )  # fmt: skip
+        return reply_to(answer, condition=condition)
+
+    async def cancel(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.CANCEL, topic)
+        if request.body:
+            raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
+        token, condition = self._condition(request, None)
+        return reply_to(await self._client.cancel(topic, key, if_token=token), condition=condition)
+
+    # --- many
+
+    async def schedule_many(self, request: Request) -> Reply:
+        batch: list[asks.ScheduleItem] = asked(request, "schedule_many")
+        request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
+        tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
+        return await self._answered(self._client.schedule_many(tasks), len(tasks))
+
+    async def reschedule_many(self, request: Request) -> Reply:
+        batch: list[asks.MoveItem] = asked(request, "reschedule_many")
+        request.caller.check_all(Verb.RESCHEDULE, [ask.topic for ask in batch])
+        moves = _each(batch, self._move)
+        return await self._answered(self._client.change_many(moves), len(moves))
+
+    async def fire_many(self, request: Request) -> Reply:
+        batch: list[asks.Ref] = asked(request, "fire_many")
+        request.caller.check_all(Verb.FIRE, [ask.topic for ask in batch])
+        moves = _each(batch, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token))
+        return await self._answered(self._client.change_many(moves), len(moves))
+
+    async def cancel_many(self, request: Request) -> Reply:
+        ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
+        if isinstance(ask, asks.CancelGroup):
+            request.caller.check(Verb.CANCEL, ask.topic)
+            return _items(await self._client.cancel_group(ask.group, topic=ask.topic))
+        request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
+        terms, clock = self._client.terms, self._client.clock
+        cancels = _each(
+            ask, lambda one: new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
+        )
+        return await self._answered(self._client.change_many(cancels), len(cancels))
+
+    async def redrive_many(self, request: Request) -> Reply:
+        batch: list[asks.RedriveItem] = asked(request, "redrive_many")
+        request.caller.check_all(Verb.REDRIVE, [ask.topic for ask in batch])
+        redrives = _each(
+            batch,
+            lambda ask: new_redrive(
+                ask.topic,
+                ask.key,
+                delay=length(ask.delay, "delay") or "0s",
+                if_token=ask.if_token,
+                clock=self._client.clock,
+            ),
+        )
+        return await self._answered(self._client.change_many(redrives), len(redrives))
+
+    async def shift(self, request: Request) -> Reply:
+        ask: asks.Shift = asked(request, "shift")
+        request.caller.check(Verb.SHIFT, ask.topic)
+        by = length(ask.by, "by")
+        assert by is not None
+        return _items(await self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines))
+
+    async def find(self, request: Request) -> Reply:
+        given = request.query(tuple(_BY_NAME["find"].query))
+        request.caller.check(Verb.READ, given.get("topic"))
+        limit = given.get("limit", "100")
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:5]) <= 1_000:
+            raise BadInput("limit", limit, "a whole number from 1 to 1000")
+        where = filter_of(*(given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before")))
+        found = await self._client.find_page(where, Page(limit=int(limit), cursor=given.get("cursor")))
+        return reply(FoundShape([task_shape(record) for record in found.tasks], found.cursor))
+
+    # --- inside
+
+    def _new(self, topic: str, key: str | None, ask: asks.Schedule) -> NewTask:
+        """The task that is asked for. Raises BadInput."""
+        return self._client.new(
+            topic, payload(ask), key=key, group=ask.group, delay=length(ask.delay, "delay"), at=ask.at,
+            on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=length(ask.deadline, "deadline"),
+            headers=ask.headers,
+        )  # fmt: skip
+
+    def _move(self, ask: asks.MoveItem) -> Move:
+        return new_move(
+            ask.topic, ask.key, delay=length(ask.delay, "delay"), at=ask.at,
+            deadline=length(ask.deadline, "deadline"), if_token=ask.if_token, clock=self._client.clock,
+        )  # fmt: skip
+
+    def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Result | None]:
+        """The token on which the change depends, and the result that fails a condition of the headers."""
+        given = request.header(b"if-match")
+        if given is None or given.strip() == "*":
+            return if_token, None
+        found = _TAG.fullmatch(given)
+        if found is None:
+            raise bad_input(BadInput("if-match", given, 'the ETag of one answer, such as "1700000000000000", or *'))
+        if if_token is not None and if_token != int(found[1]):
+            raise bad_input(BadInput("if_token", if_token, "the same as If-Match, or one of the two"))
+        return int(found[1]), Result.STALE_TOKEN
+
+    async def _answered(self, answering: Awaitable[Sequence[Answer]], count: int) -> Reply:
+        """A batch: where a part of the store was away, the items of that part say so."""
+        try:
+            answers: Sequence[object] = await answering
+        except PartlyFailed as partly:
+            answers = partly.answers
+        return _items(answers)
+
+
+def _items(answers: Sequence[object]) -> Reply:
+    return reply([_item(answer) for answer in answers])
+
+
+def _item(answer: object) -> AnswerShape | ItemShape:
+    if type(answer) is Answer:
+        return answer_shape(answer)
+    assert isinstance(answer, Exception)
+    return ItemShape(UNSET, UNSET, of_error(answer).shape)
+
+
+def _each(batch: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """`make` of each; what is wrong with one is said with its place, and nothing is done."""
+    place = 0
+    made: list[Any] = []
+    try:
+        for place, ask in enumerate(batch):  # noqa: B007 - the place is for the error
+            made.append(make(ask))
+    except BadInput as error:
+        raise bad_input(error, f"[{place}].") from None
+    return made
