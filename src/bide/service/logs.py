@@ -1,0 +1,177 @@
+"""Logs on stderr: one JSON object a line, or a line for people. No text from outside can forge a line.
+
+Topics, keys and errors are other people's text. In JSON everything beyond ASCII is escaped, so a line has no line break
+of any kind but its own; in the other format every character that does not print is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+LEVELS = ("debug", "info", "warning", "error")
+AUDIT = "bide.audit"
+"""The logger with a line for each change by a caller; it is written at every level."""
+
+_LONGEST = 8_192
+"""Characters of one text: a line stays below the 16 KiB at which container runtimes cut."""
+_MOST = 100
+_DEEPEST = 4
+_OWN = frozenset({"time", "level", "logger", "message", "exception", "trace_id", "span_id"})
+_OF_A_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+def setup(level: str = "info", *, json: bool = False, stream: TextIO | None = None) -> logging.Handler:
+    """Let the whole program log to stderr (or `stream`), and nowhere else; what was set up before is replaced.
+
+    `level` is one of LEVELS. Warnings of Python go the same way.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonLines() if json else Lines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    return handler
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object: time, level, logger, message, what was given as `extra`, and the exception if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _plain(_message(record)),
+        }
+        for name, value in _extra(record):
+            line[f"extra_{name}" if name in _OWN else name] = _plain(value)
+        line |= _trace()
+        exception = _exception(self, record)
+        if exception:
+            line["exception"] = _cut(exception)
+        return json.dumps(line, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+class Lines(logging.Formatter):
+    """`time LEVEL logger message name=value ...`, and a traceback on lines of its own, which are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_time(record), f"{record.levelname:<7}", record.name, printable(_cut(_message(record)))]
+        words += [f"{printable(name)}={_shown(value)}" for name, value in _extra(record)]
+        words += [f"{name}={value}" for name, value in _trace().items()]
+        lines = [" ".join(words)]
+        exception = _exception(self, record)
+        if exception:
+            lines += ["    " + printable(line) for line in _cut(exception).split("\n")]
+        return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """`text` with every character that does not print as its escape: line breaks, controls, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(one: str) -> str:
+    return one.encode("unicode_escape").decode("ascii")
+
+
+def _time(record: logging.LogRecord) -> str:
+    when = datetime.fromtimestamp(record.created, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message, also one whose arguments do not fit: a line with a mistake in it is better than none."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001 - whatever a __str__ raises
+        return f"{_text(record.msg)} (its arguments do not fit: {type(error).__name__})"
+
+
+def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts: list[str] = []
+    if record.exc_info:
+        try:
+            parts.append(formatter.formatException(record.exc_info))
+        except Exception as error:  # noqa: BLE001 - whatever a __str__ raises
+            parts.append(f"an exception that cannot be shown ({type(error).__name__})")
+    elif record.exc_text:
+        parts.append(record.exc_text)
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
+
+
+def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(record).items():
+        if name not in _OF_A_RECORD and not name.startswith("_"):
+            yield name, value
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """`value` as JSON has it; whatever that does not know, as text."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return _cut(str(value))
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**53 else str(int(value))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, bytes | bytearray):
+        return _cut(bytes(value[: _LONGEST + 1]).decode("utf-8", "backslashreplace"))
+    if depth < _DEEPEST:
+        if isinstance(value, Mapping):
+            return {_cut(_text(name)): _plain(one, depth + 1) for name, one in list(value.items())[:_MOST]}
+        if isinstance(value, Sequence):
+            return [_plain(one, depth + 1) for one in value[:_MOST]]
+    return _cut(_text(value))
+
+
+def _shown(value: Any) -> str:
+    """A value for people: quoted where it would not be one word."""
+    plain = _plain(value)
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
+    return text if text and re.fullmatch(r"[^\s\"'=]+", text) and text.isprintable() else f'"{_quoted(text)}"'
+
+
+def _quoted(text: str) -> str:
+    return printable(text.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - whatever a __str__ raises
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def _cut(text: str) -> str:
+    """`text` that JSON parsers take (no lone surrogates), and not too much of it."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text
+
+
+def _trace() -> dict[str, str]:
+    """The current span, where this program traces."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
