@@ -1,6 +1,6 @@
 """Finds out who calls: by the bearer token that they show, or as anonymous where that is allowed.
 
-The store is asked for all tokens at most every two seconds, whatever callers send: so guessing costs it nothing, and a
+The store is asked for all tokens at most once a second, whatever callers send: so guessing costs it nothing, and a
 guess costs this process 2 us. Guessing is not throttled: at a million guesses a second, the 2^256
 secrets of one token would last far longer than the world. What is bounded is the log of refusals: see `audit`.
 """
@@ -38,6 +38,8 @@ __all__ = [
 _log = logging.getLogger("bide.access")
 AGE = 2.0
 """Seconds after which the known tokens are read again, while they go on being used."""
+SOON = 1.0
+"""Seconds after which they are read again for a token that is not known: it may be new. Until then it is refused."""
 FRESH = 5.0
 """Seconds that a token may still be good for after it was revoked: no older knowledge is used."""
 _NOBODY = hash_of("")
@@ -62,6 +64,7 @@ class Access:
         """When the reading began that `_known` comes from, by the loop's clock."""
         self._reading: asyncio.Task[None] | None = None
         self._damaged: set[str] = set()
+        self._failing = False
 
     async def caller_of(self, authorization: str | None) -> Caller:
         """Who sent this Authorization header. Raises Unauthorized; StoreUnavailable when it cannot be known.
@@ -77,12 +80,12 @@ class Access:
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
-        return self._caller_with(credentials.strip(" "))
+        return await self._caller_with(credentials.strip(" "))
 
     async def caller_with(self, token: str) -> Caller:
         """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""
         await self._refresh()
-        return self._caller_with(token.strip())
+        return await self._caller_with(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
         """Who has the token of this id, if it still counts; for sessions, which were begun with it."""
@@ -97,16 +100,24 @@ class Access:
         await self._refresh()
         return self._anonymous and not self._any
 
-    def _caller_with(self, token: str) -> Caller:
+    async def _caller_with(self, token: str) -> Caller:
         shown = parse(token)
         if shown is None:
             raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
-        entry = self._known.get(shown.id)
-        expected = _NOBODY if entry is None else entry.hash
-        same = hmac.compare_digest(hash_of(shown.secret), expected)
-        if entry is None or not same:
+        hashed = hash_of(shown.secret)
+        entry = self._entry(shown.id, hashed)
+        if entry is None and asyncio.get_running_loop().time() - self._read_at >= SOON:
+            await asyncio.shield(self._begin())
+            entry = self._entry(shown.id, hashed)
+        if entry is None:
             raise Unauthorized("this token is not known here: it was revoked, mistyped, or made for another store")
         return self._still(entry)
+
+    def _entry(self, id: str, hashed: str) -> _Entry | None:
+        """The token of this id with this secret. Takes as long for an unknown id as for a wrong secret."""
+        entry = self._known.get(id)
+        same = hmac.compare_digest(hashed, _NOBODY if entry is None else entry.hash)
+        return entry if same else None
 
     def _still(self, entry: _Entry) -> Caller:
         if entry.expires_at is not None and entry.expires_at <= self._client.clock.now():
@@ -130,8 +141,10 @@ class Access:
 
     def _done(self, reading: asyncio.Task[None]) -> None:
         self._reading = None
-        if not reading.cancelled() and reading.exception() is not None:
-            _log.warning("the tokens could not be read: %s", reading.exception())
+        error = None if reading.cancelled() else reading.exception()
+        if error is not None and not self._failing:  # callers may come by the thousand: it is said once
+            _log.warning("the tokens cannot be read: %s", error)
+        self._failing = error is not None
 
     async def _read(self) -> None:
         began = asyncio.get_running_loop().time()
