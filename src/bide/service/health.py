@@ -1,0 +1,188 @@
+"""Whether this process can do its work now: what /readyz answers. That the process lives, any answer shows (/healthz).
+
+Ready means: requests may be sent here. So what is asked is what requests need, and no more: that the store answers,
+that its schema is the one this code wants, and that this machine's clock is not absurd. A store of several parts is
+there as long as one of them answers: the callers of the others get an error each, and sending everybody away would help
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from bide.core.errors import StoreError
+from bide.core.records import Ref
+from bide.engine.client import Client
+from bide.engine.clock import SystemClock
+from bide.ports import Clock, HasSchema, Parted, Store, TellsTime
+
+_log = logging.getLogger("bide.health")
+_PROBE = "bide.health"
+_PARTS = 4
+"""Parts of a store that are asked, at most."""
+_SLACK = 0.1
+"""Seconds that a check has to say itself what did not answer in time."""
+WARN_OF_SKEW = 1.0
+"""Seconds: above that the clock is worth mending; bide corrects for it."""
+MOST_SKEW = 300.0
+"""Seconds: above that this machine is not sane. Tasks would still be on time, since they go by the store's clock; but
+when tokens end, and what the logs say, goes by this one."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class Check(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    level: Level
+    what: str
+    """For anybody who may ask: no address and no error text of a driver's stands in it; those are in the log."""
+
+
+class Readiness(Struct, frozen=True):
+    """All that was looked at."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ready(self) -> bool:
+        return not any(check.level is Level.FAILED for check in self.checks)
+
+    @property
+    def status(self) -> int:
+        """Of the HTTP answer."""
+        return 200 if self.ready else 503
+
+    def document(self) -> dict[str, Any]:
+        """What the HTTP answer says, as JSON."""
+        checks = [{"name": one.name, "level": one.level.value, "what": one.what} for one in self.checks]
+        return {"status": "ready" if self.ready else "not ready", "checks": checks}
+
+
+class Health:
+    """Looks when asked; those who ask within `every` seconds, or meanwhile, share one look, so that asking is cheap.
+
+    `patience`: seconds that each check may take. The schema, once it is right, is looked at again after a minute: on
+    PostgreSQL and MySQL that takes a connection of its own.
+    """
+
+    def __init__(self, client: Client, *, every: float = 1.0, patience: float = 2.0, wall: Clock | None = None) -> None:
+        self._client = client
+        self._every = every
+        self._patience = patience
+        self._wall = wall or SystemClock()
+        self._found: Readiness | None = None
+        self._looked = float("-inf")
+        self._looks: asyncio.Task[Readiness] | None = None
+        self._schema_until = float("-inf")
+        self._schema: Check | None = None
+        self._errors: dict[str, str] = {}
+
+    async def ready(self) -> Readiness:
+        """Never raises, and never takes much longer than the patience."""
+        if self._found is not None and time.monotonic() - self._looked < self._every:
+            return self._found
+        if self._looks is None or self._looks.done():
+            self._looks = asyncio.get_running_loop().create_task(self._look(), name="bide health")
+        return await asyncio.shield(self._looks)
+
+    async def _look(self) -> Readiness:
+        self._errors.clear()
+        client = self._client
+        if client.open_in is None:
+            found = Readiness((Check("store", Level.FAILED, "not open yet, or closed"),))
+        else:
+            store = client.store
+            checks = [self._check("store", lambda: _reach(store, self._patience))]
+            if isinstance(store, HasSchema):
+                checks.append(self._check("schema", lambda: self._look_at_schema(store)))
+            if isinstance(store, TellsTime):
+                checks.append(self._check("clock", lambda: _compare_clocks(store, self._wall)))
+            found = Readiness(tuple(await asyncio.gather(*checks)))
+        self._tell(found)
+        self._found, self._looked = found, time.monotonic()
+        return found
+
+    async def _check(self, name: str, look: Callable[[], Awaitable[Check]]) -> Check:
+        try:
+            async with asyncio.timeout(self._patience + _SLACK):
+                return await look()
+        except TimeoutError:
+            return Check(name, Level.FAILED, f"no answer within {self._patience:g} s")
+        except StoreError as error:
+            self._errors[name] = str(error)
+            return Check(name, Level.FAILED, f"the store cannot be asked ({type(error).__name__})")
+        except Exception as error:  # noqa: BLE001 - a probe gets an answer, whatever is wrong
+            self._errors[name] = repr(error)
+            return Check(name, Level.FAILED, f"the check itself failed ({type(error).__name__})")
+
+    async def _look_at_schema(self, store: HasSchema) -> Check:
+        if self._schema is not None and time.monotonic() < self._schema_until:
+            return self._schema
+        self._schema = None
+        found, wanted = await store.schema_version()
+        if found != wanted:
+            advice = "bide migrate" if found < wanted else "this program is older than the store"
+            return Check("schema", Level.FAILED, f"version {found}, and {wanted} is wanted: {advice}")
+        self._schema, self._schema_until = Check("schema", Level.OK, f"version {found}"), time.monotonic() + 60
+        return self._schema
+
+    def _tell(self, found: Readiness) -> None:
+        """Log a change, once."""
+        before = self._found
+        bad = [check for check in found.checks if check.level is Level.FAILED]
+        if bad and (before is None or before.ready):
+            said = [f"{check.name}: {self._errors.get(check.name, check.what)}" for check in bad]
+            _log.warning("not ready: %s", "; ".join(said))
+        elif not bad and before is not None and not before.ready:
+            _log.info("ready again")
+
+
+async def ready(client: Client, *, patience: float = 2.0, wall: Clock | None = None) -> Readiness:
+    """One look, now; see `Health`."""
+    return await Health(client, patience=patience, wall=wall).ready()
+
+
+async def _reach(store: Store, patience: float) -> Check:
+    """The cheapest call there is: get a task that does not exist, in several parts of the store where it has some."""
+    refs = [Ref(_PROBE, "probe")]
+    if isinstance(store, Parted):
+        by_part = {store.part_of(_PROBE, f"probe-{number}"): f"probe-{number}" for number in range(4 * _PARTS)}
+        refs = [Ref(_PROBE, key) for key in list(by_part.values())[:_PARTS]]
+    asked = [asyncio.ensure_future(store.get([ref])) for ref in refs]
+    try:
+        answered, silent = await asyncio.wait(asked, timeout=patience)
+    finally:
+        for one in asked:
+            one.cancel()
+    errors = [error for one in answered if (error := one.exception()) is not None]
+    unexpected = [error for error in errors if not isinstance(error, StoreError)]
+    if unexpected or len(errors) == len(refs):
+        raise (unexpected or errors)[0]
+    if len(errors) + len(silent) == len(refs):
+        raise TimeoutError
+    if errors or silent:
+        return Check("store", Level.WARNING, f"{len(errors) + len(silent)} of {len(refs)} parts do not answer")
+    return Check("store", Level.OK, "it answers")
+
+
+async def _compare_clocks(store: TellsTime, wall: Clock) -> Check:
+    before = wall.now()
+    there = await store.time()
+    off = ((before + wall.now()) / 2 - there) / 1000
+    if abs(off) < WARN_OF_SKEW:
+        return Check("clock", Level.OK, "within a second of the store's")
+    what = f"this machine's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the store's"
+    return Check("clock", Level.WARNING if abs(off) <= MOST_SKEW else Level.FAILED, what)

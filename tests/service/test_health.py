@@ -1,0 +1,229 @@
+"""Whether this process can do its work: with stores that are well, dead, slow, old, or of another time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bide import Bide, StoreUnavailable
+from bide.core.records import Record, Ref
+from bide.service.health import Check, Health, Level, ready
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.servers.fixtures import StartsRedis
+
+OK = Check("store", Level.OK, "it answers")
+
+
+class Known(MemoryStore):
+    """A store with a schema and a clock, both as told."""
+
+    def __init__(self, found: int = 3, wanted: int = 3, ahead: float = 0.0) -> None:
+        super().__init__()
+        self.versions = found, wanted
+        self.ahead = ahead
+        self.asked = 0
+
+    async def schema_version(self) -> tuple[int, int]:
+        self.asked += 1
+        return self.versions
+
+    async def plan(self) -> None:
+        return None
+
+    async def migrate(self) -> None:
+        """Nothing to do."""
+
+    async def time(self) -> int:
+        return int((time.time() + self.ahead) * 1000)
+
+    def clock(self) -> None:
+        return None
+
+
+async def test_a_store_that_is_well() -> None:
+    async with Bide("memory:") as app:
+        found = await ready(app)
+    assert found.checks == (OK,)
+    assert (found.ready, found.status) == (True, 200)
+    assert found.document() == {
+        "status": "ready",
+        "checks": [{"name": "store", "level": "ok", "what": "it answers"}],
+    }
+
+
+async def test_an_app_that_is_not_open() -> None:
+    found = await ready(Bide("memory:"))
+    assert found.status == 503
+    assert found.checks == (Check("store", Level.FAILED, "not open yet, or closed"),)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (StoreUnavailable("redis://user:secret@10.0.0.1 refused"), "the store cannot be asked (StoreUnavailable)"),
+        (RuntimeError("secret"), "the check itself failed (RuntimeError)"),
+    ],
+)
+async def test_a_store_that_raises(error: Exception, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bide.health")
+    store = FaultyStore(MemoryStore())
+    async with Bide(store) as app:
+        health = Health(app, every=0)
+        store.fault = lambda point: error if point == "get:before" else None
+        for _ in range(3):
+            found = await health.ready()
+            assert found.checks == (Check("store", Level.FAILED, what),)
+            assert found.status == 503
+            assert "secret" not in str(found.document())
+        store.fault = lambda _: None
+        assert (await health.ready()).ready
+    before, after = caplog.messages
+    assert before.startswith("not ready: store: ")
+    assert "secret" in before, "the log says what exactly it was, once"
+    assert after == "ready again"
+
+
+async def test_a_slow_store_and_no_more_than_the_patience() -> None:
+    store = FaultyStore(MemoryStore(), latency=lambda name: 60.0 if name == "get" else 0.0)
+    async with Bide(store) as app:
+        began = time.monotonic()
+        found = await ready(app, patience=0.02)
+        assert time.monotonic() - began < 5
+    assert found.checks == (Check("store", Level.FAILED, "no answer within 0.02 s"),)
+
+
+class InParts(MemoryStore):
+    """A store of several parts, of which some are away."""
+
+    away: tuple[int, ...] = ()
+    hangs: tuple[int, ...] = ()
+
+    def part_of(self, topic: str, key: str) -> int:
+        return sum(key.encode()) % 4
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        part = self.part_of(*refs[0])
+        if part in self.hangs:
+            await asyncio.Event().wait()
+        if part in self.away:
+            raise StoreUnavailable("away")
+        return await super().get(refs)
+
+
+async def test_a_store_is_there_while_one_of_its_parts_is() -> None:
+    store = InParts()
+    async with Bide(store) as app:
+        assert (await ready(app)).checks == (OK,)
+        store.away, store.hangs = (1,), (2, 3)
+        found = await ready(app, patience=0.02)
+        assert found.checks == (Check("store", Level.WARNING, "3 of 4 parts do not answer"),)
+        assert found.ready
+        store.away = (0, 1)
+        found = await ready(app, patience=0.02)
+        assert found.checks == (Check("store", Level.FAILED, "no answer within 0.02 s"),)
+        store.away, store.hangs = (0, 1, 2, 3), ()
+        found = await ready(app)
+        assert found.checks == (Check("store", Level.FAILED, "the store cannot be asked (StoreUnavailable)"),)
+
+
+@pytest.mark.parametrize(
+    ("versions", "what"),
+    [
+        ((2, 3), "version 2, and 3 is wanted: bide migrate"),
+        ((4, 3), "version 4, and 3 is wanted: this program is older than the store"),
+    ],
+)
+async def test_a_schema_that_is_not_wanted(versions: tuple[int, int], what: str) -> None:
+    async with Bide(Known(*versions)) as app:
+        found = await ready(app)
+    assert found.checks[1] == Check("schema", Level.FAILED, what)
+    assert found.status == 503
+
+
+async def test_a_schema_that_is_right_is_not_asked_for_all_the_time() -> None:
+    store = Known()
+    async with Bide(store) as app:
+        health = Health(app, every=0)
+        for _ in range(3):
+            assert (await health.ready()).checks[1] == Check("schema", Level.OK, "version 3")
+        assert store.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "level", "what"),
+    [
+        (0, Level.OK, "within a second of the store's"),
+        (90, Level.WARNING, "this machine's clock is 90.0 s behind the store's"),
+        (-301, Level.FAILED, "this machine's clock is 301.0 s ahead of the store's"),
+    ],
+)
+async def test_the_clock(ahead: float, level: Level, what: str) -> None:
+    async with Bide(Known(ahead=ahead)) as app:
+        found = await ready(app)
+    assert found.checks[2] == Check("clock", level, what)
+    assert found.ready == (level is not Level.FAILED)
+
+
+async def test_many_who_ask_share_one_look() -> None:
+    store = FaultyStore(MemoryStore())
+    async with Bide(store) as app:
+        health = Health(app, every=60)
+        found = await asyncio.gather(*(health.ready() for _ in range(20)))
+        assert all(one is found[0] for one in found)
+        assert await health.ready() is found[0]
+        assert store.calls["get"] == 1
+
+
+async def test_one_who_stops_asking_takes_nothing_from_the_others() -> None:
+    store = FaultyStore(MemoryStore(), latency=lambda _: 0.01)
+    async with Bide(store) as app:
+        health = Health(app)
+        first, second = asyncio.create_task(health.ready()), asyncio.create_task(health.ready())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).ready
+
+
+async def test_a_redis_that_hangs_and_dies_and_comes_back(redis_server: StartsRedis) -> None:
+    server = redis_server()
+    async with Bide(server.url) as app:
+        health = Health(app, every=0, patience=0.2)
+        assert [check.level for check in (await health.ready()).checks] == [Level.OK] * 3
+
+        server.pause()
+        try:
+            found = await health.ready()
+        finally:
+            server.resume()
+        assert found.status == 503
+        assert found.checks[0] == Check("store", Level.FAILED, "no answer within 0.2 s")
+        assert await _comes_back(health)
+
+        server.kill()
+        assert (await health.ready()).status == 503
+        server.restart()
+        assert await _comes_back(health)
+
+
+async def _comes_back(health: Health) -> Any:
+    """A store may take some tries to notice that its server is there again."""
+    ends = time.monotonic() + 20
+    while not (found := await health.ready()).ready:
+        assert time.monotonic() < ends, found
+    return found.ready
+
+
+async def test_sqlite_is_asked_for_its_schema(tmp_path: Any) -> None:
+    async with Bide(f"sqlite:///{tmp_path}/health.db") as app:
+        found = await ready(app)
+    assert [check.name for check in found.checks] == ["store", "schema"]
+    assert found.ready
