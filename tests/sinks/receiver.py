@@ -53,8 +53,10 @@ class Receiver:
         self.answer = answer
         self.received: list[Received] = []
         self.connections = 0
-        self.lost = 0
-        """Connections that ended, by whomever."""
+        self.came = asyncio.Event()
+        """A request is here."""
+        self.gone = asyncio.Event()
+        """A connection has ended, by whomever."""
         self.port = 0
         self.host = "127.0.0.1"
         self._running: set[asyncio.Task[None]] = set()
@@ -76,6 +78,7 @@ class Receiver:
         try:
             while (request := await _read(reader)) is not None and not writer.is_closing():
                 self.received.append(request)
+                self.came.set()
                 answering = asyncio.ensure_future(self.answer(request, writer))
                 gone = asyncio.ensure_future(reader.read(1))  # a client sends nothing before it has its answer
                 await asyncio.wait([answering, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +91,7 @@ class Receiver:
         except (OSError, asyncio.CancelledError):
             return  # the other side went away, or the test is over
         finally:
-            self.lost += 1
+            self.gone.set()
             self._running.discard(me)
             writer.close()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
+import ssl
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -125,5 +128,12 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
 
 
 def _said(error: Exception) -> str:
-    text = getattr(error, "verify_message", None) or getattr(error, "strerror", None) or str(error)
+    """What the system said, without the address that Python puts in front."""
+    text: str | None
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = error.verify_message
+    elif isinstance(error, ssl.SSLError | socket.gaierror):
+        text = error.strerror
+    else:
+        text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     return inert((text or type(error).__name__).encode())

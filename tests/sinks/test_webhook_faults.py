@@ -1,0 +1,340 @@
+"""Receivers that are slow, broken, or hostile, and deliveries that are broken off: over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+from tests.sinks.receiver import Received, Receiver, closes, hangs, receiving, says, says_bytes
+from tests.stores.certificates import certify
+
+from bide import Retry, Task
+from bide.core.outcomes import Outcome
+from bide.sinks.webhook import WebhookPost, WebhookResult
+from bide.sinks.webhook.sending import MOST_READ
+from bide.testing import task_for
+
+LONG_AGO = 20.0
+"""Seconds: far more than any of this takes, far less than what a hanging receiver would."""
+
+
+def task(**details: Any) -> Task[Any]:
+    return task_for("order.close", {"number": 42}, key="42", **details)
+
+
+def why(outcome: Outcome | None) -> str:
+    assert isinstance(outcome, Retry), outcome
+    assert outcome.due is None, "the policy decides"
+    assert outcome.why is not None
+    return outcome.why
+
+
+async def trickle(writer: asyncio.StreamWriter, piece: bytes, pause: float = 0.01) -> None:
+    """For ever, or until the other side has gone."""
+    while not writer.is_closing():
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause)
+
+
+# --- slow
+
+
+async def test_no_answer_in_time(receiver: Receiver, post: WebhookPost) -> None:
+    receiver.answer = hangs
+    outcome = await post.sink(receiver.url, total="200ms").deliver(task())
+    assert why(outcome) == f"no answer from {receiver.place} within 0.2 s"
+    assert post.hosts.allowed(receiver.place) == 10
+    assert post.hosts.busy(receiver.place) == 0
+
+
+async def test_headers_that_never_end(receiver: Receiver, post: WebhookPost) -> None:
+    async def slow_headers(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        await trickle(writer, b"x-a: b\r\n", 0.05)
+
+    receiver.answer = slow_headers
+    outcome = await post.sink(receiver.url, total="300ms").deliver(task())
+    assert why(outcome) == f"no answer from {receiver.place} within 0.3 s"
+
+
+async def test_interim_answers_without_end(receiver: Receiver, post: WebhookPost) -> None:
+    async def interim(request: Received, writer: asyncio.StreamWriter) -> None:
+        await trickle(writer, b"HTTP/1.1 102 Processing\r\n\r\n")
+
+    receiver.answer = interim
+    outcome = await post.sink(receiver.url, total="300ms").deliver(task())
+    assert "no answer" in why(outcome)
+
+
+@pytest.mark.parametrize(("status", "done"), [(200, True), (500, False)])
+async def test_a_body_that_trickles_is_not_waited_for(
+    receiver: Receiver, post: WebhookPost, status: int, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status has come, and decides; what of the body has come is kept to be read."""
+    monkeypatch.setattr("bide.sinks.webhook.sending.BODY_PATIENCE", 0.2)
+
+    async def slow_body(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 1000000\r\n\r\nfirst" % status)
+        await trickle(writer, b".", 0.02)
+
+    receiver.answer = slow_body
+    outcome = await post.sink(receiver.url).deliver(task())
+    assert (outcome is None) is done
+    if not done:
+        assert why(outcome).startswith("500 Internal Server Error: first.")
+    again = await post.sink(receiver.url).deliver(task())
+    assert (again is None) is done
+    assert receiver.connections == 2, "a connection in the middle of an answer is not used again"
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_body_without_end_is_read_to_a_limit(
+    receiver: Receiver, post: WebhookPost, results: list[WebhookResult], status: int
+) -> None:
+    written = 0
+
+    async def endless(request: Received, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        writer.write(b"HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
+        while not writer.is_closing():
+            writer.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            written += 4096
+            await writer.drain()
+
+    receiver.answer = endless
+    before = time.perf_counter()
+    outcome = await post.sink(receiver.url).deliver(task())
+    assert (outcome is None) is (status == 200)
+    assert results[0].excerpt == "x" * 500
+    assert time.perf_counter() - before < LONG_AGO
+    assert written < 100 * MOST_READ, "what lies in the buffers of two sockets, and no more"
+
+
+async def test_a_large_answer_with_an_end(receiver: Receiver, post: WebhookPost) -> None:
+    receiver.answer = says(500, b"y" * (MOST_READ // 2))
+    sink = post.sink(receiver.url)
+    assert why(await sink.deliver(task())).endswith("y" * 500)
+    await sink.deliver(task())
+    assert receiver.connections == 1
+
+
+# --- broken
+
+
+async def test_a_connection_closed_without_an_answer(receiver: Receiver, post: WebhookPost) -> None:
+    receiver.answer = closes
+    outcome = await post.sink(receiver.url).deliver(task())
+    assert why(outcome) == f"{receiver.place} closed the connection without an answer"
+    assert len(receiver.received) == 1, "it is not sent twice for one attempt"
+
+
+async def test_a_connection_reset(receiver: Receiver, post: WebhookPost) -> None:
+    async def resets(request: Received, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        writer.transport.abort()
+
+    receiver.answer = resets
+    outcome = await post.sink(receiver.url).deliver(task())
+    assert why(outcome) == f"the connection to {receiver.place} broke (Connection reset by peer)"
+
+
+@pytest.mark.parametrize(("status", "done"), [(200, True), (500, False)])
+async def test_a_connection_closed_half_way_through_the_answer(
+    receiver: Receiver, post: WebhookPost, results: list[WebhookResult], status: int, done: bool
+) -> None:
+    async def half(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 100\r\n\r\nhalf" % status)
+        await writer.drain()
+        writer.close()
+
+    receiver.answer = half
+    outcome = await post.sink(receiver.url).deliver(task())
+    assert (outcome is None) is done
+    assert results[0].status == status
+    assert results[0].excerpt.startswith(("half", "(ClientPayloadError"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"this is not HTTP\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00" * 200,
+    ],
+    ids=lambda answer: repr(answer[:24]),
+)
+async def test_what_is_not_http_is_a_failure(receiver: Receiver, post: WebhookPost, answer: bytes) -> None:
+    receiver.answer = says_bytes(answer)
+    outcome = await post.sink(receiver.url, total="500ms").deliver(task())
+    assert receiver.place in why(outcome)
+    assert why(outcome).isprintable()
+
+
+async def test_two_answers_at_once_do_not_answer_the_next_request(receiver: Receiver, post: WebhookPost) -> None:
+    """A second answer behind the first must not pass for that of another task."""
+    receiver.answer = says_bytes(
+        b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    )
+    sink = post.sink(receiver.url)
+    for _ in range(3):
+        assert "500" in why(await sink.deliver(task()))
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    certify(folder)
+    return folder
+
+
+def server_context(certificates: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    return context
+
+
+async def test_a_certificate_that_nobody_vouches_for(certificates: Path) -> None:
+    async with receiving(tls=server_context(certificates)) as receiver, WebhookPost(allow=["127.0.0.1"]) as post:
+        outcome = await post.sink(f"https://{receiver.place}/").deliver(task())
+        assert why(outcome).startswith(f"TLS: the certificate of {receiver.place} is not valid (")
+        assert "certificate" in why(outcome)
+        assert not receiver.received
+
+
+async def test_an_authority_of_our_own(certificates: Path) -> None:
+    trusts = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    async with (
+        receiving(tls=server_context(certificates)) as receiver,
+        WebhookPost(allow=["127.0.0.1"], tls=trusts) as post,
+    ):
+        assert await post.sink(f"https://{receiver.place}/").deliver(task()) is None
+        assert len(receiver.received) == 1
+
+
+async def test_a_certificate_for_another_name(certificates: Path) -> None:
+    trusts = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    async with receiving(tls=server_context(certificates)) as receiver:
+        place = f"localhost:{receiver.port}"
+        async with WebhookPost(allow=[place], tls=trusts) as post:
+            outcome = await post.sink(f"https://{place}/").deliver(task())
+            assert "is not valid" in why(outcome)
+            assert not receiver.received
+
+
+async def test_a_receiver_without_tls(receiver: Receiver) -> None:
+    receiver.answer = hangs
+    async with WebhookPost(allow=["127.0.0.1"]) as post:
+        outcome = await post.sink(f"https://{receiver.place}/", connect="300ms").deliver(task())
+    assert why(outcome).startswith((f"no connection to {receiver.place} within 0.3 s", f"TLS with {receiver.place}"))
+
+
+# --- names and connections
+
+
+class Names(AbstractResolver):
+    """Answers as told; the last answer stays."""
+
+    def __init__(self, *answers: list[str] | Exception | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            await asyncio.get_running_loop().create_future()
+        if isinstance(answer, Exception):
+            raise answer
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=socket.IPPROTO_TCP, flags=0)
+            for address in answer or ()
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def test_a_name_that_is_not_known_is_tried_again() -> None:
+    names = Names(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    async with WebhookPost(resolver=names) as post:
+        outcome = await post.sink("https://gone.example/").deliver(task())
+    assert why(outcome) == "gone.example:443: the name could not be looked up (Name or service not known)"
+
+
+async def test_a_name_server_that_does_not_answer() -> None:
+    async with WebhookPost(resolver=Names(None)) as post:
+        outcome = await post.sink("https://slow.example/", connect="100ms").deliver(task())
+    assert why(outcome) == "no connection to slow.example:443 within 0.1 s"
+
+
+async def test_the_systems_own_names() -> None:
+    async with receiving() as receiver:
+        place = f"localhost:{receiver.port}"
+        async with WebhookPost(allow=[place]) as post:
+            assert await post.sink(f"http://{place}/").deliver(task()) is None
+        async with WebhookPost(plain_http=True) as post:
+            outcome = await post.sink("http://no-such-host.invalid/").deliver(task())
+            assert "could not be looked up" in why(outcome)
+
+
+# --- broken off
+
+
+async def test_a_delivery_that_is_cancelled_ends_its_request(receiver: Receiver, post: WebhookPost) -> None:
+    receiver.answer = hangs
+    running = asyncio.ensure_future(post.sink(receiver.url).deliver(task()))
+    await receiver.came.wait()
+    assert post.hosts.busy(receiver.place) == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert post.hosts.busy(receiver.place) == 0
+    assert post.hosts.allowed(receiver.place) == 20, "it says nothing about the host"
+    await receiver.gone.wait()
+
+
+async def test_a_delivery_that_is_cancelled_within_the_answer(receiver: Receiver, post: WebhookPost) -> None:
+    begun = asyncio.Event()
+
+    async def slow_body(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 500 X\r\nContent-Length: 1000000\r\n\r\n")
+        await writer.drain()
+        begun.set()
+        await trickle(writer, b".")
+
+    receiver.answer = slow_body
+    running = asyncio.ensure_future(post.sink(receiver.url).deliver(task()))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert post.hosts.busy(receiver.place) == 0
+    await receiver.gone.wait()
+
+
+async def test_a_post_that_is_closed_ends_its_requests(receiver: Receiver) -> None:
+    receiver.answer = hangs
+    post = WebhookPost(allow=[receiver.place])
+    await post.open()
+    running = asyncio.ensure_future(post.sink(receiver.url).deliver(task()))
+    await receiver.came.wait()
+    await post.close()
+    outcome = await running
+    assert receiver.place in why(outcome)
