@@ -1,0 +1,187 @@
+"""`bide token add`, `ls` and `revoke`: who may call `bide serve`, and what for."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from bide.app import Bide
+from bide.cli.exits import Exit
+from bide.cli.printing import print_json
+from bide.cli.surroundings import Surroundings, shared_options, without_password
+from bide.cli.wording import moment_words, printable
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
+from bide.engine.kept import Kept
+from bide.service.callers import ALL_VERBS, Verb, check_pattern
+from bide.service.tokens import Token, Tokens, check_id, verbs_of
+
+_COMMANDS = ("add", "ls", "revoke")
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            closest = get_close_matches(args[0], _COMMANDS, n=1)
+            meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
+            raise click.UsageError(f"token: {args[0]!r} is not accepted; {meant}{', '.join(_COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
+@shared_options()
+def token() -> None:
+    """Make, list and revoke the tokens with which callers of `bide serve` show who they are.
+
+    They are kept in the store itself, so that every instance that serves it knows them: a new one within a second, a
+    revoked one for five at the most.
+    """
+
+
+@token.command(short_help="Make a token, and print it this once.")
+@click.argument("name")
+@click.option(
+    "--verb", "verbs", multiple=True, metavar="VERB",
+    help=f"What it may do, as often as needed: {', '.join(Verb)}, or all. Everything but admin if not given.",
+)  # fmt: skip
+@click.option(
+    "--topic", "topics", multiple=True, metavar="PATTERN",
+    help='On which topics, as often as needed; * stands for any characters: "order.*". On all if not given.',
+)  # fmt: skip
+@click.option("--expires", metavar="LENGTH", help='After how long it ends by itself: "90d". Never if not given.')
+@shared_options()
+@click.pass_obj
+def add(
+    surroundings: Surroundings, name: str, verbs: tuple[str, ...], topics: tuple[str, ...], expires: str | None
+) -> Exit:
+    """Make a token for NAME and print it: this once, since only a hash of it is kept.
+
+    NAME is what the event log and the audit log call whoever uses it. Two may have the same, to change one for the
+    other.
+    """
+    allowed = verbs_of(verbs)
+    patterns = tuple(check_pattern(topic) for topic in topics) or ("*",)
+    lasts = None if expires is None else _length(expires)
+
+    async def work(app: Bide) -> tuple[Token, str]:
+        now = app.clock.now()
+        return await _tokens(app).add(
+            name, verbs=allowed, topics=patterns, now=now,
+            expires_at=None if lasts is None else min(now + lasts, LAST_INSTANT), by=app.actor,
+        )  # fmt: skip
+
+    made, text = surroundings.open(work)
+    if surroundings.json:
+        print_json({**_shape(made), "token": text})
+    else:
+        click.echo(text)
+        click.echo(
+            f"bide: note: token {made.id} of {printable(made.name)}, who may {_verbs_words(made)} on "
+            f"{printable(', '.join(made.topics))}; it is shown this once",
+            err=True,
+        )
+    return Exit.DONE
+
+
+@token.command(short_help="List the tokens, without their secrets.")
+@shared_options()
+@click.pass_obj
+def ls(surroundings: Surroundings) -> Exit:
+    """List the tokens: whose they are and what they may do, never the tokens themselves."""
+
+    async def work(app: Bide) -> Exit:
+        damaged: list[str] = []
+        tokens, now = await _tokens(app).all(damaged.append), app.clock.now()
+        if surroundings.json:
+            for one in tokens:
+                print_json(_shape(one))
+        elif tokens:
+            _print(tokens, now)
+        else:
+            click.echo(f"no tokens in {surroundings.shown_store}")
+        for id in damaged:
+            click.echo(f"bide: note: token {id} cannot be read and counts for nothing; revoke it", err=True)
+        return Exit.DONE
+
+    return surroundings.open(work)
+
+
+@token.command(short_help="Forget a token: whoever shows it is refused.")
+@click.argument("id")
+@shared_options()
+@click.pass_obj
+def revoke(surroundings: Surroundings, id: str) -> Exit:
+    """Forget the token of this ID: whoever shows it is refused, within five seconds, by every instance."""
+    check_id(id)
+
+    async def work(app: Bide) -> tuple[bool, int]:
+        tokens = _tokens(app)
+        revoked = await tokens.revoke(id)
+        return revoked, len(await tokens.all())
+
+    revoked, left = surroundings.open(work)
+    if surroundings.json:
+        print_json({"id": id, "revoked": revoked})
+    else:
+        click.echo(f"token {id}: {'revoked' if revoked else 'not found'}")
+    if revoked and not left:
+        click.echo("bide: note: no token is left; a service on loopback alone lets everybody in again", err=True)
+    return Exit.DONE if revoked else Exit.NOT_DONE
+
+
+def _tokens(app: Bide) -> Tokens:
+    if app.url.startswith(("http:", "https:")):
+        accepted = "the URL of the store itself: a service lets nobody reach the tokens that protect it"
+        raise BadInput("store", without_password(app.url), accepted)
+    return Tokens(Kept(app.store, app.clock))
+
+
+def _length(expires: str) -> Millis:
+    length = duration(expires, field="--expires")
+    if not length:
+        raise BadInput("--expires", expires, 'a length above zero, such as "90d"')
+    return length
+
+
+def _verbs_words(one: Token) -> str:
+    verbs = frozenset(one.verbs)
+    if verbs == ALL_VERBS:
+        return "do all"
+    if len(verbs) > len(ALL_VERBS) / 2:
+        return f"do all but {', '.join(verb for verb in Verb if verb not in verbs)}"
+    return ", ".join(one.verbs)
+
+
+def _shape(one: Token) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "verbs": [verb.value for verb in one.verbs],
+        "topics": list(one.topics),
+        "created_at": instant_text(one.created_at),
+        "created_by": one.created_by,
+        "expires_at": None if one.expires_at is None else instant_text(one.expires_at),
+    }
+
+
+def _print(tokens: list[Token], now: Millis) -> None:
+    from rich.text import Text
+
+    from bide.cli.tables import console, plain_table
+
+    table = plain_table("id", "name", "may", "on", "made", "expires")
+    for one in tokens:
+        expires = "never" if one.expires_at is None else moment_words(one.expires_at, now)
+        table.add_row(
+            Text(one.id), Text(printable(one.name)), Text(_verbs_words(one)), Text(printable(", ".join(one.topics))),
+            Text(f"{moment_words(one.created_at, now)}{'' if one.created_by is None else f' by {one.created_by}'}"),
+            Text(expires, "red" if one.expired(now) else ""),
+        )  # fmt: skip
+    console().print(table)
