@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sinks.receiver import Received, Receiver, receiving, says
 
-from bide import BadInput, Dead, Retry, SetupError, Task
+from bide import BadInput, Dead, MissingExtra, Retry, SetupError, Task
 from bide.core.outcomes import Outcome
 from bide.core.records import In
 from bide.sinks.webhook import WebhookPost, WebhookResult
@@ -363,3 +364,11 @@ def test_the_wiring_makes_one() -> None:
     post = webhook_post(allow=["10.0.0.0/8"], per_host=3)
     assert isinstance(post, WebhookPost)
     assert post.per_host == 3
+
+
+def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("bide.sinks.webhook")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtra, match=r"webhooks needs an optional package: pip install 'bide\[serve\]'"):
+        webhook_post()
