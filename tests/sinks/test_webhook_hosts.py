@@ -168,5 +168,6 @@ def test_hosts_are_forgotten_when_there_are_too_many_and_never_one_at_work() -> 
         assert hosts.busy(A) == 1
         kept.leave(True)
         assert hosts.busy(A) == 0
+        assert hosts.pause("0.example:443") == PATIENCE, "nothing is known of it any more"
 
     told(story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -128,3 +129,20 @@ async def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypat
             assert await post.sink(receiver.url).deliver(task("unused")) is None
         assert proxy.connections == 0
     assert "authorization" not in receiver.received[0].headers
+
+
+def test_the_guard_holds_on_another_event_loop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def attack() -> tuple[int, list[str]]:
+        async with receiving() as inside, WebhookPost(plain_http=True, resolver=Names([INSIDE])) as post:
+            sink = post.sink(per_task=True)
+            outcomes = [
+                await sink.deliver(task(f"http://{name}:{inside.port}/")) for name in ("a.example", "b.example")
+            ]
+            return inside.connections, [why(outcome) for outcome in outcomes]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        connections, reasons = runner.run(attack())
+    assert connections == 0
+    assert all("is a loopback address" in reason for reason in reasons)

@@ -321,6 +321,8 @@ def test_a_route_has_one_url_or_one_for_each_task() -> None:
         WebhookPost().sink("https://hooks.example.com/", per_task=True)
     with pytest.raises(BadInput, match="loopback"):
         WebhookPost().sink("https://127.0.0.1/")
+    with pytest.raises(BadInput, match="a list"):
+        WebhookPost().sink(["https://hooks.example.com/"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["connect", "total"])

@@ -115,7 +115,9 @@ class Hosts:
 
     def pause(self, name: str) -> float:
         """Seconds after which one that got no place shall come back, with a random part; see above. O(1)."""
-        host, now = self._hosts[name], self._now()
+        host, now = self._hosts.get(name), self._now()
+        if host is None:
+            return PATIENCE  # all its places were left meanwhile, and it was forgotten
         spacing = min(max(host.spacing(now), _CLOSEST), _WIDEST)
         still_ahead = max(host.ahead - (now - host.counted_at) / spacing, 0.0)
         host.ahead, host.counted_at = min(still_ahead + 1.0, FARTHEST / spacing), now

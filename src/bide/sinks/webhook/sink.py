@@ -66,7 +66,7 @@ class WebhookSink:
             raise BadInput("url, per_task", (url, per_task), "one of the two: a URL for all tasks, or one for each")
         self._post = post
         self._per_task = per_task
-        self._target = None if url is None else post.target(url)
+        self._target = None if url is None else post.guard.target(url)
         self._signer = Signer(secrets)
         self._connect, self._total = _seconds(connect, "connect"), _seconds(total, "total")
         self._timeout = aiohttp.ClientTimeout(total=self._total, connect=self._connect)
