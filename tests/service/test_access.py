@@ -34,6 +34,7 @@ from bide.service.access import (
     is_loopback,
 )
 from bide.service.callers import check_pattern, pattern_of
+from bide.service.origins import Foreign
 from bide.service.tokens import LONGEST_TOKEN, USUAL, Token, Tokens, hash_of, parse, verbs_of
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -498,6 +499,42 @@ def test_anonymous_is_everybody_until_there_is_a_token() -> None:
         assert await access.anonymous_now()
 
     virtually(story)
+
+
+@pytest.mark.parametrize(
+    ("headers", "let_in"),
+    [
+        ({}, True),
+        ({"host": "127.0.0.1:8420"}, True),
+        ({"host": "localhost:8420", "sec-fetch-site": "same-origin", "origin": "http://localhost:8420"}, True),
+        ({"host": "localhost:8420", "sec-fetch-site": "cross-site"}, False),
+        ({"host": "localhost:8420", "sec-fetch-site": "same-site"}, False),
+        ({"host": "localhost:8420", "origin": "https://evil.example"}, False),
+        ({"host": "localhost:8420", "origin": "null"}, False),
+        ({"host": "evil.example:8420", "sec-fetch-site": "same-origin", "origin": "http://evil.example:8420"}, False),
+    ],
+)
+async def test_a_page_of_another_site_does_not_reach_loopback(headers: dict[str, str], let_in: bool) -> None:
+    async with Bide("memory:") as app:
+        access = Access(app, anonymous=True)
+
+        async def call(access: Access, **more: str) -> str:
+            sent = {**headers, **more}
+            return (await access.caller_behind(lambda name: sent.get(name.decode()))).name
+
+        if let_in:
+            assert await call(access) == "anonymous"
+        else:
+            with pytest.raises(Foreign):
+                await call(access)
+        if headers.get("host") == "evil.example:8420":
+            assert await call(Access(app, anonymous=True, any_name=True)) == "anonymous"
+        _, header = await make(app)
+        assert await call(Access(app, anonymous=True), authorization=header) == "ann", (
+            "no page of another's has a token"
+        )
+        with pytest.raises(Unauthorized):
+            await call(Access(app, anonymous=True))
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,15 @@ import hmac
 import ipaddress
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bide.core.errors import SetupError
 from bide.core.instants import Millis
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.callers import ALL_VERBS, AccessRefused, Caller, Forbidden, Unauthorized, Verb, anonymous
+from bide.service.callers import ALL_VERBS, ANONYMOUS, AccessRefused, Caller, Forbidden, Unauthorized, Verb, anonymous
+from bide.service.origins import refuse_foreign_name, refuse_foreign_page
 from bide.service.tokens import Tokens, hash_of, parse
 
 __all__ = [
@@ -53,11 +54,16 @@ class _Entry(NamedTuple):
 
 
 class Access:
-    """Who may call. Belongs to the event loop in which `client` is open."""
+    """Who may call. Belongs to the event loop in which `client` is open.
 
-    def __init__(self, client: Client, *, anonymous: bool = False) -> None:
+    `anonymous`: whether callers without a token are let in while the store holds none (what `check_start` returns).
+    `any_name`: whether they may call this machine by any name; for a service that others reach, and `--insecure`.
+    """
+
+    def __init__(self, client: Client, *, anonymous: bool = False, any_name: bool = False) -> None:
         self._client = client
         self._anonymous = anonymous
+        self._any_name = any_name
         self._known: dict[str, _Entry] = {}
         self._any = True
         self._read_at = -math.inf
@@ -81,6 +87,20 @@ class Access:
         if scheme.lower() != "bearer":
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
         return await self._caller_with(credentials.strip(" "))
+
+    async def caller_behind(self, header: Callable[[bytes], str | None]) -> Caller:
+        """Who sent the request with these headers. Raises Unauthorized, Foreign, StoreUnavailable.
+
+        Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
+        and so is what calls this machine by another's name: a page reaches loopback too.
+        """
+        caller = await self.caller_of(header(b"authorization"))
+        if caller.name == ANONYMOUS:
+            host = header(b"host")
+            refuse_foreign_page(host=host, origin=header(b"origin"), site=header(b"sec-fetch-site"))
+            if not self._any_name:
+                refuse_foreign_name(host)
+        return caller
 
     async def caller_with(self, token: str) -> Caller:
         """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""

@@ -1,0 +1,271 @@
+"""Sessions of the console, and how requests of other sites' pages are told from its own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.service.test_access import HOUR, make, tokens_of, virtually
+
+from bide import Bide
+from bide.engine.kept import Kept
+from bide.service.access import FRESH, SOON, Access, Unauthorized
+from bide.service.origins import Foreign, is_loopback_name, refuse_foreign_name, refuse_foreign_page
+from bide.service.sessions import COOKIE, LASTS, Forged, Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.testing.faults import FaultyStore
+from bide.testing.virtual import VirtualLoop
+
+HOST = "bide.example:8420"
+
+
+def sessions_of(app: Bide, *, anonymous: bool = False) -> Sessions:
+    return Sessions(app, Access(app, anonymous=anonymous))
+
+
+def changes(session: Session, csrf: str | None, site: str | None = "same-origin", origin: str | None = None) -> None:
+    session.check_change(csrf=csrf, host=HOST, origin=origin, site=site)
+
+
+async def test_a_token_begins_a_session_that_its_cookie_finds_again() -> None:
+    async with Bide("memory:") as app:
+        sessions = sessions_of(app)
+        token, header = await make(app)
+        text = header.split()[1]
+        begun = await sessions.begin(f" {text}\n")
+        found = await sessions.of(begun.cookie)
+        assert found == begun
+        assert found.caller.name == "ann"
+        changes(found, found.csrf)
+        assert text[-43:] not in begun.cookie + begun.csrf
+        assert token.hash not in begun.cookie + begun.csrf
+        other = await sessions.begin(text)
+        assert other.cookie != begun.cookie
+        assert other.csrf != begun.csrf
+        for wrong in ("", "wrong", text[:-1]):
+            with pytest.raises(Unauthorized):
+                await sessions.begin(wrong)
+
+
+async def test_two_services_of_one_store_know_each_others_sessions(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Bide(url) as one, Bide(url) as other:
+        _, header = await make(one)
+        first, second = await asyncio.gather(
+            sessions_of(one).begin(header.split()[1]), sessions_of(other).begin(header.split()[1])
+        )
+        assert await sessions_of(other).of(first.cookie) == first
+        assert await sessions_of(one).of(second.cookie) == second
+    async with Bide(f"sqlite:///{tmp_path}/another.db") as another:
+        with pytest.raises(Unauthorized, match="log in again"):
+            await sessions_of(another).of(first.cookie)
+
+
+def test_a_session_ends_by_itself_and_with_its_token() -> None:
+    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+        sessions = sessions_of(app)
+        token, header = await make(app)
+        lasting = await sessions.begin(header.split()[1])
+        await asyncio.sleep(LASTS / 1000 - 0.001)
+        assert (await sessions.of(lasting.cookie)).caller.name == "ann"
+        await asyncio.sleep(0.001)
+        with pytest.raises(Unauthorized, match="has ended"):
+            await sessions.of(lasting.cookie)
+
+        again = await sessions.begin(header.split()[1])
+        await tokens_of(app).revoke(token.id)
+        await asyncio.sleep(FRESH)
+        with pytest.raises(Unauthorized, match="revoked"):
+            await sessions.of(again.cookie)
+
+        _, brief = await make(app, expires_at=app.clock.now() + HOUR)
+        await asyncio.sleep(SOON)
+        short = await sessions.begin(brief.split()[1])
+        await asyncio.sleep(3_600)
+        with pytest.raises(Unauthorized, match="expired"):
+            await sessions.of(short.cookie)
+
+    virtually(story)
+
+
+async def test_a_cookie_cannot_be_changed_in_any_place() -> None:
+    async with Bide("memory:") as app:
+        sessions = sessions_of(app)
+        token, header = await make(app)
+        other, _ = await make(app, "root")
+        cookie = (await sessions.begin(header.split()[1])).cookie
+        version, id, ends, nonce, mac = cookie.split(".")
+        forged = [
+            *(cookie[:place] + ("0" if cookie[place] != "0" else "1") + cookie[place + 1 :] for place in range(60)),
+            ".".join((version, other.id, ends, nonce, mac)),
+            ".".join((version, "anonymous", ends, nonce, mac)),
+            ".".join((version, id, str(int(ends) + HOUR), nonce, mac)),
+            ".".join((version, id, ends, nonce, "A" * 43)),
+            ".".join((version, id, ends, nonce, "")),
+            ".".join((version, id, ends, nonce)),
+            cookie + ".", cookie + "\n", cookie + "=", "", ".", "." * 4, "é" * 40, cookie * 2,
+        ]  # fmt: skip
+        for one in forged:
+            with pytest.raises(Unauthorized, match="not a session of this service"):
+                await sessions.of(one)
+        with pytest.raises(Unauthorized) as caught:
+            await sessions.of(None)
+        assert caught.value.code is None
+        assert token.id in cookie
+
+
+async def test_the_second_value_does_not_stand_for_the_cookie() -> None:
+    async with Bide("memory:") as app:
+        sessions = sessions_of(app)
+        _, header = await make(app)
+        session = await sessions.begin(header.split()[1])
+        signed = session.cookie.rpartition(".")[0]
+        with pytest.raises(Unauthorized):
+            await sessions.of(f"{signed}.{session.csrf}")
+        assert await Kept(app.store, app.clock).get("session-key") is not None
+
+
+async def test_what_changes_something_must_come_from_a_page_of_the_session() -> None:
+    async with Bide("memory:") as app:
+        sessions = sessions_of(app)
+        _, header = await make(app)
+        session = await sessions.begin(header.split()[1])
+        another = await sessions.begin(header.split()[1])
+        for csrf in (None, "", another.csrf, session.csrf[:-1], session.csrf + "=", session.cookie, "é", "\udc80"):
+            with pytest.raises(Forged) as caught:
+                changes(session, csrf)
+            assert caught.value.status == 403
+            assert session.csrf not in str(caught.value)
+        for site in ("cross-site", "same-site", "", "SAME-ORIGIN", "same-origin, cross-site"):
+            with pytest.raises(Foreign):
+                changes(session, session.csrf, site=site)
+        with pytest.raises(Foreign):
+            changes(session, session.csrf, site=None, origin="https://evil.example")
+        changes(session, session.csrf, site=None, origin=f"https://{HOST}")
+        changes(session, session.csrf, site=None)
+        for error in (Forged("why"), Foreign("why")):
+            assert str(pickle.loads(pickle.dumps(error))) == "why"
+
+
+def test_anonymous_sessions_end_when_there_is_a_token() -> None:
+    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+        sessions = sessions_of(app, anonymous=True)
+        session = await sessions.begin_anonymous()
+        assert (await sessions.of(session.cookie)).caller.name == "anonymous"
+        with pytest.raises(Unauthorized):
+            await sessions_of(app).of(session.cookie)
+        await make(app)
+        await asyncio.sleep(FRESH)
+        with pytest.raises(Unauthorized, match="a token is needed now"):
+            await sessions.of(session.cookie)
+        with pytest.raises(Unauthorized, match="a token is needed"):
+            await sessions.begin_anonymous()
+
+    virtually(story)
+
+
+# --- cookies
+
+
+@pytest.mark.parametrize(
+    ("host", "secure"),
+    [
+        (HOST, True), (None, True), ("localhost.evil.example", True), ("10.0.0.5:8420", True), ("", True),
+        ("127.0.0.1:8420", False), ("localhost:8420", False), ("[::1]:8420", False), ("[::1]", False),
+    ],
+)  # fmt: skip
+async def test_the_cookie_goes_to_this_site_alone_and_not_in_the_clear(host: str | None, secure: bool) -> None:
+    async with Bide("memory:") as app:
+        _, header = await make(app)
+        session = await sessions_of(app).begin(header.split()[1])
+        now = app.clock.now()
+        for text, value, age in (
+            (set_cookie(session, now, host=host), session.cookie, (session.expires_at - now) // 1000),
+            (clear_cookie(host=host), "", 0),
+        ):
+            morsel = SimpleCookie(text)[COOKIE]
+            assert (morsel.value, int(morsel["max-age"]), morsel["path"]) == (value, age, "/")
+            assert (bool(morsel["httponly"]), morsel["samesite"]) == (True, "Strict")
+            assert bool(morsel["secure"]) is secure
+            assert not morsel["domain"]
+
+
+@pytest.mark.parametrize(
+    ("header", "cookie"),
+    [
+        (None, None), ("", None), ("a=b", None), ("bide_session=x", "x"), ("a=b; bide_session=x;c=d", "x"),
+        ("bide_session=x; bide_session=x", "x"), ("bide_session=x; bide_session=y", None),
+        ("Bide_session=x", None), ("xbide_session=y", None), ("bide_session", ""), ("x" * 20_000, None),
+    ],
+)  # fmt: skip
+def test_the_cookie_among_others(header: str | None, cookie: str | None) -> None:
+    assert cookie_of(header) == cookie
+
+
+# --- pages of other sites
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "site", "ours"),
+    [
+        (HOST, None, None, True),  # no browser
+        (HOST, None, "same-origin", True),
+        (HOST, None, "none", True),
+        (HOST, "https://evil.example", "same-origin", True),  # a proxy that sends its own Host: the browser knows best
+        (HOST, None, "same-site", False),
+        (HOST, None, "cross-site", False),
+        (HOST, None, "nonsense", False),
+        (HOST, f"http://{HOST}", None, True),
+        (HOST, f"http://{HOST.upper()}", None, True),
+        ("bide.example", "https://bide.example", None, True),
+        ("bide.example", "https://bide.example:443", None, True),
+        ("bide.example:443", "https://bide.example", None, True),
+        ("bide.example:80", "https://bide.example", None, False),
+        (HOST, "https://bide.example", None, False),
+        (HOST, "null", None, False),
+        (HOST, "", None, False),
+        (HOST, f"https://{HOST}@evil.example", None, False),
+        (HOST, f"https://evil.example/{HOST}", None, False),
+        (HOST, f"https://{HOST}.evil.example", None, False),
+        (None, f"https://{HOST}", None, False),
+        ("a b", "https://a b", None, False),
+    ],
+)
+def test_a_page_of_another_site_is_told(host: str | None, origin: str | None, site: str | None, ours: bool) -> None:
+    if ours:
+        refuse_foreign_page(host=host, origin=origin, site=site)
+    else:
+        with pytest.raises(Foreign):
+            refuse_foreign_page(host=host, origin=origin, site=site)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [None, "localhost", "localhost:8420", "LOCALHOST.", "app.localhost:1", "127.0.0.1:8420", "127.9.9.9", "[::1]:8420"],
+)
+def test_names_of_this_machine(host: str | None) -> None:
+    refuse_foreign_name(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "notlocalhost",
+        "0.0.0.0:8420", "[::]", "10.0.0.5", "evil.example@127.0.0.1", "127.0.0.1@evil.example", "", ":8420", "127.1",
+        "2130706433", "[::1].evil.example", "ⓛocalhost", "localhost\u200b",
+    ],
+)  # fmt: skip
+def test_a_rebound_name_is_told(host: str) -> None:
+    with pytest.raises(Foreign, match="not by that name"):
+        refuse_foreign_name(host)
+
+
+@given(st.text(max_size=40))
+def test_no_other_text_is_this_machine(text: str) -> None:
+    ours = text.lower().removesuffix(".")
+    if is_loopback_name(text):
+        assert ours == "localhost" or ours.endswith(".localhost") or ours.strip("[]").startswith(("127.", "::1", "0"))
