@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,32 @@ async def test_the_systems_own_names() -> None:
         async with WebhookPost(plain_http=True) as post:
             outcome = await post.sink("http://no-such-host.invalid/").deliver(task())
             assert "could not be looked up" in why(outcome)
+
+
+async def test_names_that_are_slow_to_look_up_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than the event loop has threads of its own."""
+    look_up, released = socket.getaddrinfo, threading.Event()
+    begun = threading.Semaphore(0)
+
+    def slowly(host: str, *rest: Any) -> Any:
+        if host.endswith(".example"):
+            begun.release()
+            released.wait(LONG_AGO)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return look_up(host, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    async with receiving() as receiver, WebhookPost(allow=[f"localhost:{receiver.port}"]) as post:
+        stuck = [
+            asyncio.ensure_future(post.sink(f"https://slow-{number}.example/", connect="20s").deliver(task()))
+            for number in range(60)
+        ]
+        for _ in stuck:
+            assert await asyncio.to_thread(begun.acquire, timeout=LONG_AGO / 2)
+        assert await post.sink(f"http://localhost:{receiver.port}/").deliver(task()) is None
+        assert not any(one.done() for one in stuck)
+        released.set()
+        assert all("Temporary failure" in why(outcome) for outcome in await asyncio.gather(*stuck))
 
 
 # --- broken off
