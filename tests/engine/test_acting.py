@@ -43,7 +43,10 @@ async def test_every_verb_is_theirs_who_acts() -> None:
             await app.reschedule("t", "k", delay="3h")
             await app.fire_now("t", "k")
             await app.fire_now("t", "gone")
+            await app.reschedule_many([(("t", "k"), "0s"), (("t", "x"), "2h")])
+            await app.fire_many([("t", "x")])
             await app.reschedule_many([(("t", "k"), "1h")])
+            await app.reschedule_many([])
             await app.shift("g", "1h")
             await app.cancel_group("g")
             await app.cancel_many([("t", "x")])
@@ -57,6 +60,8 @@ async def test_every_verb_is_theirs_who_acts() -> None:
             ("reschedule", ["moved"], "ann"),
             ("fire_now", ["moved"], "ann"),
             ("fire_now", ["not_found"], "ann"),
+            ("reschedule", ["moved", "moved"], "ann"),
+            ("fire_now", ["moved"], "ann"),
             ("reschedule", ["moved"], "ann"),
             ("shift", ["moved", "moved"], "ann"),
             ("cancel", ["cancelled", "cancelled"], "ann"),
@@ -66,6 +71,9 @@ async def test_every_verb_is_theirs_who_acts() -> None:
             ("the service", "schedule: created"),
             ("ann", "schedule: replaced"),
             ("ann", "schedule: replaced"),
+            ("ann", "reschedule: moved"),
+            ("ann", "fire_now: moved"),
+            ("ann", "reschedule: moved"),
             ("ann", "reschedule: moved"),
             ("ann", "fire_now: moved"),
             ("ann", "reschedule: moved"),

@@ -76,7 +76,7 @@ class Session:
     async def change_many(self, changes: Sequence[Change], *, verb: str | None = None) -> list[Answer]:
         """All in one store call; `verb` is the caller's word for it where the changes do not tell."""
         if verb is None:
-            verb = verb_of(changes[0]) if changes else ""
+            verb = _verb_of_all(changes)
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
     async def plural(self, verb: str, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
@@ -168,3 +168,9 @@ def verb_of(change: Change) -> str:
     if type(change) is Redrive:
         return "redrive"
     return "fire_now" if type(change) is Move and change.due == In(0) else "reschedule"
+
+
+def _verb_of_all(changes: Sequence[Change]) -> str:
+    """The caller's word for a batch: who reschedules many, some of them to now, reschedules."""
+    verbs = {verb_of(change) for change in changes}
+    return verbs.pop() if len(verbs) == 1 else "reschedule"

@@ -65,6 +65,14 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
         )  # fmt: skip
 
 
+def unknown(who: str, verb: str, topic: str | None = None, key: str | None = None) -> None:
+    """One line for a change that was sent and whose answer was lost (OutcomeUnknown): it may have been done."""
+    _log.warning(
+        "%s: %s %s: the outcome is unknown", who, verb, "many" if key is None else f"{topic}/{key}",
+        extra={"who": who, "verb": verb, "topic": topic, "key": key, "answer": "unknown"},
+    )  # fmt: skip
+
+
 class Refusals:
     """Lines on what was refused, so few that nobody fills a disk by being refused.
 
