@@ -6,10 +6,12 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
+from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from yarl import URL
 
 from bide import BadInput
 from bide.sinks.webhook.addresses import literal, number_form, why_not
@@ -245,6 +247,39 @@ def test_what_the_c_library_reads_as_an_address_is_never_taken_for_a_name(host: 
 @pytest.mark.parametrize("name", ["hooks.example.com", "3com", "0x7g", "a.b.0xyz", "1e5", "xn--0", "deadbeef"])
 def test_a_name_is_no_number(name: str) -> None:
     assert number_form(name) is None
+
+
+AUTHORITIES = st.one_of(
+    st.from_regex(r"[A-Za-z0-9._-]{1,30}(:[0-9]{1,5})?", fullmatch=True),
+    st.from_regex(r"\[[0-9a-f:.]{2,30}\](:[0-9]{1,5})?", fullmatch=True),
+    st.ip_addresses(v=6).map(lambda address: f"[{address}]"),
+    st.text("abc.:@\\/?#[]%01", max_size=20),
+)
+RESTS = st.text("abc/?#@:\\.%0[]&= \t\r\n;\u3002", max_size=20)
+URLS = st.one_of(
+    st.text(max_size=60),
+    st.builds("{}://{}{}".format, st.sampled_from(["https", "http", "HTTPS", "ftp"]), AUTHORITIES, RESTS),
+    st.builds("{}://{}/{}".format, st.sampled_from(["https", "http"]), AUTHORITIES, RESTS),
+)
+
+
+@settings(max_examples=500)
+@given(url=URLS)
+def test_no_two_parsers_read_a_url_that_passed_as_leading_to_two_hosts(url: str) -> None:
+    """Ours, that of aiohttp, which makes the request, and that of the standard library."""
+    try:
+        target = Guard(["2000::/3"], plain_http=True).target(url)
+    except BadInput:
+        return
+    sent, standard = URL(url), urlsplit(url)
+    for host, port in ((sent.raw_host, sent.port), (standard.hostname, standard.port or sent.port)):
+        assert host is not None
+        address = literal(host)
+        name = f"[{address}]" if address is not None and address.version == 6 else host.removesuffix(".")
+        assert f"{name}:{port}" == target.host
+    assert sent.user is None
+    assert sent.password is None
+    assert not sent.fragment
 
 
 # --- what is allowed
