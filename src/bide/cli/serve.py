@@ -11,7 +11,6 @@ from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
-
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -52,7 +51,8 @@ def serve(
         raise MissingExtra("serve", "bide serve") from error
     run(
         _settings(surroundings.store), host=host, port=port, path=path, webhooks=webhooks, allow=allow,
-        insecure=insecure, json_logs=log_format == "json", log_level=log_level, uvloop=uvloop, shown_store=surroundings.shown_store,
+        insecure=insecure, json_logs=log_format == "json", log_level=log_level, uvloop=uvloop,
+        shown_store=surroundings.shown_store,
     )  # fmt: skip
     return Exit.DONE
 

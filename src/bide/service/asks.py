@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import timedelta
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, When
-from bide.core.retry import Exponential, Fixed, Ladder, RetryPolicy, policy
+from bide.core.retry import FOREVER, Exponential, Fixed, Ladder, RetryPolicy, policy
 
 MOST_AT_ONCE = 10_000
 """Items that one batch may have."""
@@ -43,30 +43,51 @@ LengthText: TypeAlias = Annotated[
         extra_json_schema={"pattern": r"^[0-9]{1,6}(ms|s|m|h|d)$", "example": "15m"},
     ),
 ]
-Seconds: TypeAlias = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 31_536_000_000})]
+MOST_SECONDS = 31_536_000_000
+"""A thousand years."""
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 Span: TypeAlias = LengthText | Seconds
 """A length of time as text, or as a number of seconds."""
 TokenNumber: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Rungs: TypeAlias = Annotated[list[Span], Meta(min_length=1, max_length=100)]
+Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
 RetryText: TypeAlias = Annotated[
     str,
     Meta(extra_json_schema={"enum": ["default", "never", "quick", "patient", "merchant-notify"]}),
 ]
 
 
-class RetryTerms(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A retry policy in words; see docs/handlers.md. A list of lengths is a ladder."""
+class FixedTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="fixed"):
+    """The same pause each time."""
 
-    policy: Annotated[str, Meta(extra_json_schema={"enum": ["fixed", "exponential", "ladder"]})]
-    pause: Span | None = None
-    first: Span | None = None
-    factor: float | None = None
-    longest: Span | None = None
-    tries: int | None = None
-    jitter: float | None = None
-    rungs: list[Span] | None = None
+    pause: Span
+    tries: Tries
 
 
-Retries: TypeAlias = RetryText | list[Span] | RetryTerms
+class ExponentialTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="exponential", omit_defaults=True):
+    """Pauses that grow."""
+
+    first: Span = "1s"
+    factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    longest: Span = "1h"
+    tries: Tries = 12
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.2
+
+
+class LadderTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="ladder"):
+    """One pause per failure; after the last it is dead."""
+
+    rungs: Rungs
+
+
+Terms: TypeAlias = FixedTerms | ExponentialTerms | LadderTerms
+Retries: TypeAlias = RetryText | Rungs | Terms
+"""When to try again: a preset, a ladder as a list of lengths, or a policy with its terms."""
+
+
+HeaderText: TypeAlias = Annotated[
+    str, Meta(description="Printable text", extra_json_schema={"minLength": 1, "maxLength": 60, "pattern": "^[ -~]+$"})
+]
 
 
 class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -82,7 +103,7 @@ class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     ] = "replace"
     retry: Retries | None = None
     deadline: Instant | Span | None = None
-    headers: dict[str, str] | None = None
+    headers: dict[HeaderText, HeaderText] | None = None
 
 
 class ScheduleItem(Schedule, kw_only=True):
@@ -135,12 +156,26 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     group: Name
     by: (
         Annotated[str, Meta(extra_json_schema={"pattern": r"^-?[0-9]{1,6}(ms|s|m|h|d)$", "example": "-2h"})]
-        | Annotated[float, Meta(extra_json_schema={"minimum": -31_536_000_000, "maximum": 31_536_000_000})]
+        | Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
     )
     topic: Name | None = None
     deadlines: bool = False
 
 
+LONGEST_WAIT = 60
+"""Seconds that a lease may wait."""
+SHORTEST_LEASE, LONGEST_LEASE = 1, 86_400
+"""Seconds."""
+WaitSpan: TypeAlias = (
+    Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})]
+    | Annotated[float, Meta(ge=0, le=LONGEST_WAIT)]
+)
+LeaseSpan: TypeAlias = (
+    Annotated[
+        str, Meta(extra_json_schema={"pattern": "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|[1-9]h)$", "example": "30s"})
+    ]
+    | Annotated[float, Meta(ge=SHORTEST_LEASE, le=LONGEST_LEASE)]
+)
 Room: TypeAlias = Annotated[int, Meta(ge=1, le=1_000)]
 
 
@@ -148,8 +183,8 @@ class LeaseAsk(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """So many tasks of each topic as can be started now. With `wait` the answer comes when something is due."""
 
     topics: Annotated[dict[Name, Room], Meta(min_length=1, max_length=100)]
-    wait: Span = 0.0
-    lease_for: Span | None = None
+    wait: WaitSpan = 0.0
+    lease_for: LeaseSpan | None = None
 
 
 class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -162,6 +197,7 @@ class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     at: Instant | None = None
     delay: Span | None = None
     error: str | None = None
+    """Why, for retry and dead."""
 
 
 class Held(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -176,7 +212,7 @@ class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     """Leases to be kept for a length from now."""
 
     leases: Annotated[list[Held], Meta(max_length=MOST_AT_ONCE)]
-    lease_for: Span | None = None
+    lease_for: LeaseSpan | None = None
 
 
 def length(value: str | float | None, field: str) -> Length | None:
@@ -206,30 +242,20 @@ def payload(ask: Schedule) -> bytes:
         raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
-def retries(value: str | list[str | float] | RetryTerms | None, field: str = "retry") -> RetryPolicy | None:
+def retries(value: str | list[str | float] | Terms | None, field: str = "retry") -> RetryPolicy | None:
     """The policy that is meant. Raises BadInput."""
     if value is None or isinstance(value, str):
         return None if value is None else policy(value)
     if isinstance(value, list):
         return Ladder(*[_given(rung, f"{field}[{place}]") for place, rung in enumerate(value)])
-    given: dict[str, Any] = {
-        name: found
-        for name in value.__struct_fields__
-        if name != "policy" and (found := getattr(value, name)) is not None
-    }
-    for name in ("pause", "first", "longest"):
-        if name in given:
-            given[name] = _given(given[name], f"{field}.{name}")
-    if value.policy == "ladder" and set(given) == {"rungs"}:
-        return Ladder(*[_given(rung, f"{field}.rungs[{place}]") for place, rung in enumerate(given["rungs"])])
-    make: Any = {"fixed": Fixed, "exponential": Exponential}.get(value.policy)
-    try:
-        made: RetryPolicy = make(**given)
-    except TypeError:
-        known = value.policy in ("fixed", "exponential", "ladder")
-        accepted = "the terms of that policy; see docs/handlers.md" if known else "fixed, exponential or ladder"
-        raise BadInput(field if known else f"{field}.policy", value.policy, accepted) from None
-    return made
+    if isinstance(value, LadderTerms):
+        return retries(value.rungs, f"{field}.rungs")
+    if isinstance(value, FixedTerms):
+        return Fixed(_given(value.pause, f"{field}.pause"), tries=value.tries)
+    return Exponential(
+        _given(value.first, f"{field}.first"), factor=value.factor, longest=_given(value.longest, f"{field}.longest"),
+        tries=value.tries, jitter=value.jitter,
+    )  # fmt: skip
 
 
 def _given(value: str | float, field: str) -> Length:

@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.retry import RetryPolicy, policy
-from bide.service.asks import RetryTerms, retries
+from bide.service.asks import Terms, retries
 
 PER_TASK = "per-task"
 
@@ -39,7 +39,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     headers: dict[str, str] = field(default_factory=dict)
     connect_timeout: str = "5s"
     timeout: str = "30s"
-    retry: str | list[str] | RetryTerms | None = None
+    retry: str | list[str] | Terms | None = None
     concurrency: int | None = None
     losses: int | None = None
     keep_done: str | None = None

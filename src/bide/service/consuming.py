@@ -13,7 +13,7 @@ from bide.engine.desk import Desk
 from bide.engine.settling import Settling
 from bide.engine.verdicts import LONGEST_ERROR
 from bide.service import asks
-from bide.service.asks import length
+from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE, length
 from bide.service.callers import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
 from bide.service.problems import bad_input
@@ -22,9 +22,6 @@ from bide.service.requests import Gone, Request
 from bide.service.shapes import task_shape
 from bide.service.verbs import asked
 
-LONGEST_WAIT: Millis = 60_000
-SHORTEST_LEASE: Millis = 1_000
-LONGEST_LEASE: Millis = 86_400_000
 _OUTCOMES = ("done", "retry", "defer", "dead")
 
 
@@ -84,20 +81,18 @@ class Consuming:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
 
 
-def _bounded(given: str | float, field: str, least: Millis, most: Millis) -> Millis:
+def _bounded(given: str | float, field: str, least: int, most: int) -> Millis:
     text = length(given, field)
     assert text is not None
     millis = duration(text, field=field)
-    if not least <= millis <= most:
-        raise BadInput(field, given, f"from {least / 1000:g} to {most / 1000:g} seconds")
+    if not 1_000 * least <= millis <= 1_000 * most:
+        raise BadInput(field, given, f"from {least} to {most} seconds")
     return millis
 
 
 def _outcome(ask: asks.Settle) -> Outcome:
     """Raises BadInput."""
     at, delay = ask.at, length(ask.delay, "delay")
-    if ask.error is not None and ask.outcome not in ("retry", "dead"):
-        raise BadInput("error", ask.error[:80], f"none with {ask.outcome}")
     error = (ask.error or "")[:LONGEST_ERROR]
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)

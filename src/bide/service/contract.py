@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bide.service import asks
 from bide.service.asks import INSTANT_PATTERN, MOST_AT_ONCE, NAME_PATTERN
@@ -18,9 +18,9 @@ TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
 class ItemShape(Struct, frozen=True, gc=False):
     """One item of a batch: its answer, or, where its part of the store was away, what went wrong with it alone."""
 
-    answer: str | UnsetType
-    task: TaskShape | UnsetType | None
-    problem: ProblemShape | UnsetType
+    answer: str | UnsetType = UNSET
+    task: TaskShape | UnsetType | None = UNSET
+    problem: ProblemShape | UnsetType = UNSET
 
 
 class FoundShape(Struct, frozen=True):

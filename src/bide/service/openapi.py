@@ -27,7 +27,23 @@ _PROBLEMS = {
     504: "The answer of the store was lost; it was done once or not at all",
     507: "The store is full; nothing was done",
 }
-_ONE_DUE = {"oneOf": [{"required": ["at"]}, {"required": ["delay"]}]}
+_ONE_DUE = {
+    "oneOf": [
+        {"required": [name], "properties": {name: {"type": kinds}}}
+        for name, kinds in (("at", ["string"]), ("delay", ["string", "number"]))
+    ]
+}
+_NO = {"type": "null"}
+_AT, _DELAY = {"at": {"type": "string"}}, {"delay": {"type": ["string", "number"]}}
+_SETTLED = {
+    "anyOf": [
+        {"properties": {"outcome": {"enum": ["done", "retry"]}, "at": _NO}},
+        {"properties": {"outcome": {"enum": ["done", "retry"]}, "delay": _NO}},
+        {"properties": {"outcome": {"const": "defer"}, "at": _NO, **_DELAY}, "required": ["delay"]},
+        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, **_AT}, "required": ["at"]},
+        {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
+    ]
+}
 _NOT_BOTH_PAYLOADS = {"not": {"required": ["payload", "payload_base64"]}}
 _EITHER = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]}
 
@@ -70,6 +86,7 @@ def _refine(components: dict[str, Any]) -> None:
         components[name] |= {**_ONE_DUE, **_NOT_BOTH_PAYLOADS}
     for name in (asks.Move.__name__, asks.MoveItem.__name__):
         components[name] |= _ONE_DUE
+    components[asks.Settle.__name__] |= _SETTLED
     components[TaskShape.__name__] |= _EITHER
     components[ItemShape.__name__] |= {
         "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],

@@ -32,7 +32,7 @@ class ProblemShape(Struct, frozen=True, kw_only=True):
     status: int
     detail: str
     field: str | UnsetType = UNSET
-    value: object = UNSET
+    value: Any = UNSET
     accepted: str | UnsetType = UNSET
 
 

@@ -18,6 +18,7 @@ from bide.core.errors import BadInput, MissingExtra, SetupError
 from bide.engine.kept import Kept
 from bide.service.access import check_start
 from bide.service.config import ServeConfig, TopicConfig, read_config
+from bide.service.server import Service
 from bide.service.serving import Serving
 from bide.service.tokens import Tokens
 from bide.settings import Settings
@@ -84,13 +85,7 @@ async def _serve(
 async def _run_server(serving: Serving, listening: socket.socket) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    server = _Server(
-        uvicorn.Config(
-            serving.service, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG,
-        ),
-        lambda: loop.call_soon_threadsafe(told.set),
-    )  # fmt: skip
+    server = _Server(under_uvicorn(serving.service), lambda: loop.call_soon_threadsafe(told.set))
 
     async def let_go() -> None:
         await told.wait()
@@ -102,6 +97,14 @@ async def _run_server(serving: Serving, listening: socket.socket) -> None:
     finally:
         letting_go.cancel()
         await asyncio.gather(letting_go, return_exceptions=True)
+
+
+def under_uvicorn(service: Service) -> uvicorn.Config:
+    """How the service is run."""
+    return uvicorn.Config(
+        service, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG,
+    )  # fmt: skip
 
 
 class _Server(uvicorn.Server):
@@ -152,3 +155,4 @@ def _set_up_logs(level: str, json: bool) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says

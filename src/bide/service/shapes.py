@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -49,7 +49,7 @@ class DetailShape(Struct, frozen=True):
     holder: str | None
     deadline: InstantText | None
     keep_until: InstantText | None
-    retry: object | UnsetType = UNSET
+    retry: Any = UNSET
     headers: dict[str, str] | UnsetType = UNSET
     options_damaged: str | UnsetType = UNSET
 

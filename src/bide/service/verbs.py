@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
@@ -198,7 +197,7 @@ def _item(answer: object) -> AnswerShape | ItemShape:
     if type(answer) is Answer:
         return answer_shape(answer)
     assert isinstance(answer, Exception)
-    return ItemShape(UNSET, UNSET, of_error(answer).shape)
+    return ItemShape(problem=of_error(answer).shape)
 
 
 def _each(batch: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:

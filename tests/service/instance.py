@@ -1,0 +1,69 @@
+"""An instance of the service for tests: real, on a free port of this machine, in this loop or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+from bide import Bide
+from bide.service.config import ServeConfig
+from bide.service.running import under_uvicorn
+from bide.service.serving import Serving
+
+
+class Instance:
+    """A running instance."""
+
+    def __init__(self, url: str, serving: Serving, app: Bide) -> None:
+        self.url = url
+        self.serving = serving
+        self.app = app
+
+
+@asynccontextmanager
+async def served(
+    store: Any, config: ServeConfig | None = None, *, anonymous: bool = True, **settings: Any
+) -> AsyncIterator[Instance]:
+    """An instance on `store`, in the running loop."""
+    app = Bide(store, **settings)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        async with Serving(app, config or ServeConfig(), anonymous=anonymous) as serving:
+            server = uvicorn.Server(under_uvicorn(serving.service))
+            running = asyncio.ensure_future(server.serve(sockets=[listening]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            try:
+                yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
+            finally:
+                await serving.let_go()
+                server.should_exit = True
+                await running
+
+
+@contextmanager
+def served_beside(store: str, config: ServeConfig | None = None, **settings: Any) -> Iterator[Instance]:
+    """The same in a thread of its own, for tests that are not asynchronous."""
+    up, over = threading.Event(), threading.Event()
+    instances: list[Instance] = []
+
+    async def run() -> None:
+        async with served(store, config, **settings) as instance:
+            instances.append(instance)
+            up.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="instance")
+    thread.start()
+    try:
+        assert up.wait(20)
+        yield instances[0]
+    finally:
+        over.set()
+        thread.join()
