@@ -165,6 +165,27 @@ class Name(Struct, frozen=True):
         return "" if value is None else value
 
 
+class Secret(Struct, frozen=True):
+    """A text that is never shown, or nothing."""
+
+    accepted: str = "1 to 1000 printable ASCII characters without spaces"
+
+    def read(self, value: object, name: str) -> str:
+        text = value.strip() if isinstance(value, str) else value
+        self.check(text, name)
+        if not isinstance(text, str):
+            raise BadInput(name, f"a {type(value).__name__}", self.accepted)
+        return text
+
+    def check(self, value: object, name: str) -> None:
+        if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,1000}", value)):
+            shown = f"text of {len(value)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
+            raise BadInput(name, shown, self.accepted)
+
+    def text(self, value: str | None) -> str:
+        return "" if value is None else value
+
+
 class Described(Struct, frozen=True):
     """A setting as the documentation shows it."""
 
@@ -200,6 +221,15 @@ class Settings:
         default="sqlite:///bide.db",
         repr=False,
         metadata=_about(Url(), "Where the tasks are. May hold a password, so it is never shown.", secret=True),
+    )
+    token: str | None = field(
+        default=None,
+        repr=False,
+        metadata=_about(
+            Secret(),
+            "What is shown to the service, where `store` is the URL of one; made by `bide token add`. Never shown.",
+            secret=True,
+        ),
     )
     lease: Millis = field(
         default=10_000,

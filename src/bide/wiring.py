@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from bide.core.errors import BadInput, MissingExtra, SetupError
+from bide.core.errors import BadInput, MissingExtra
 from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _ACCEPTED = (
     'a store URL: "sqlite:///relative.db", "sqlite:////absolute/path.db", "redis://host:6379/0", '
     '"redis+sentinel://...", "redis+cluster://...", "postgresql://host:5432/database", '
-    '"mysql://host:3306/database" or "memory:"'
+    '"mysql://host:3306/database", "http://host:8420" (a service) or "memory:"'
 )
 _REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 _POSTGRES = ("postgresql", "postgres")
 _MYSQL = ("mysql", "mariadb")
-_LATER = ("http", "https")
+_HTTP = ("http", "https")
 
 
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
@@ -43,8 +43,8 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return _postgres(url, settings, own_clock=own_clock)
     if parts.scheme in _MYSQL:
         return _mysql(url, own_clock=own_clock)
-    if parts.scheme in _LATER:
-        raise SetupError(f"store: {parts.scheme}: is not part of this version; give {_ACCEPTED}")
+    if parts.scheme in _HTTP:
+        return _http(url, settings, own_clock=own_clock)
     raise BadInput("store", without_secrets(url), _ACCEPTED)
 
 
@@ -189,3 +189,16 @@ def _mysql(url: str, *, own_clock: bool) -> Callable[[], Store]:
 
     MySqlStore(url)  # what is wrong with the URL is said now, not at the first use
     return lambda: MySqlStore(url, clock="server" if own_clock else "caller")
+
+
+def _http(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
+    """A service, which goes by a clock of its own: one that is told to go by another refuses."""
+    try:
+        from bide.stores.http import HttpStore
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise MissingExtra("http", url.partition(":")[0] + ":") from error
+
+    HttpStore(url, token=settings.token)  # what is wrong with the URL is said now, not at the first use
+    return lambda: HttpStore(url, token=settings.token, clock="server" if own_clock else "caller")

@@ -69,8 +69,8 @@ def test_a_folder_that_is_not_there_is_unavailable(line: CommandLine) -> None:
     line.error("ls", "--store", f"sqlite:///{line.directory}/nowhere/tasks.db", code=Exit.UNAVAILABLE)
 
 
-def test_a_store_of_a_later_version_is_a_matter_of_setup(line: CommandLine) -> None:
-    assert "http" in line.error("ls", "--store", "http://localhost", code=Exit.SETUP)
+def test_a_service_that_is_not_there_is_unavailable(line: CommandLine) -> None:
+    assert "127.0.0.1:9" in line.error("ls", "--store", "http://127.0.0.1:9", code=Exit.UNAVAILABLE)
 
 
 def test_a_defect_is_one_line_and_debug_shows_where(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

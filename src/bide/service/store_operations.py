@@ -1,0 +1,393 @@
+"""What each of the store calls does: reads what was asked, looks at all of it and at who asks, and says how to do it.
+
+Nothing that comes in is trusted: every field is checked, every topic by what the caller may do, and the clock is that
+of the service's own store. Who may what:
+
+add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once; a cancel CANCEL, a redrive REDRIVE; get and find READ
+(find without a topic over all topics); tally shows the topics that one may READ; lease, extend, settle, announce and
+listen WORK; events EVENTS. A worker records what befell its tasks with WORK or EVENTS. Purge forgets only what has
+passed its time; whoever may not WORK on all topics is told that there was nothing to forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, PartlyFailed
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.names import RESERVED_TOPIC, check_name
+from bide.core.records import (
+    Cancel,
+    Change,
+    Filter,
+    Found,
+    In,
+    Lease,
+    Move,
+    NewTask,
+    Page,
+    Record,
+    Settlement,
+    Tally,
+)
+from bide.engine.client import Client
+from bide.engine.session import Session, verb_of
+from bide.ports import KeepsEvents, Shares, wire
+from bide.ports.wire import Failure
+from bide.service import store_checks as checks
+from bide.service.callers import AccessRefused, Caller, Verb
+
+_PAGE_BYTES = 8 << 20
+"""Of payloads, in one page: a page that would have more is read again with a lower limit."""
+
+T = TypeVar("T")
+Reply = tuple[Any, dict[int, Failure]]
+"""What an operation answers, and which items of it failed."""
+Act = Callable[[Millis], Coroutine[Any, Any, Reply]]
+"""Does what was asked, which has been found to be in order; told what time it is."""
+Prepare = Callable[[Raw, Caller, Millis], Act]
+"""Raises BadInput, AccessRefused, and what msgspec raises."""
+
+
+class Operations:
+    """All of them, on the store of an open client."""
+
+    def __init__(self, client: Client, *, trusting: bool) -> None:
+        self._client = client
+        self._trusting = trusting
+        self._session = Session(client.store, client.clock, None)
+        """Folds the single calls of many clients into batches, and notes who changed what."""
+        self.all: Mapping[str, Prepare] = {
+            "add": self._add,
+            "change": self._change,
+            "settle": self._settle,
+            "extend": self._extend,
+            "lease": self._lease,
+            "purge": self._purge,
+            "record": self._record,
+            "get": self._get,
+            "find": self._find,
+            "tally": self._tally,
+            "announce": self._announce,
+            "events": self._events,
+            "time": self._time,
+        }
+
+    async def close(self) -> None:
+        """What was noted is written."""
+        await self._session.recorder.close()
+
+    # --- clients
+
+    def _add(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        tasks = wire.read_tasks(asked)
+        limit, options = self._client.terms.payload_limit, not self._trusting
+
+        def check(tasks: Sequence[NewTask]) -> None:
+            checks.check_tasks(tasks, now, limit, options=options)
+            caller.check_all(Verb.SCHEDULE, {task.topic for task in tasks})
+
+        good, wrong = _sifted(tasks, check)
+
+        async def act(now: Millis) -> Reply:
+            if len(good) == 1 and not self._trusting:
+                return _merged(([await self._session.add(good[0])], {}), wrong)
+            return _merged(await _each(self._client.store.add(good, now=now), self._note_adds), wrong)
+
+        return act
+
+    def _change(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        changes = wire.read_changes(asked)
+
+        def check(changes: Sequence[Change]) -> None:
+            checks.check_changes(changes, now)
+            for verb, topic in {(_needed(change), change.topic) for change in changes}:
+                caller.check(verb, topic)
+
+        good, wrong = _sifted(changes, check)
+
+        async def act(now: Millis) -> Reply:
+            if len(good) == 1 and not self._trusting:
+                return _merged(([await self._session.change(good[0])], {}), wrong)
+            changed = self._client.store.change(good, now=now)
+            return _merged(await _each(changed, lambda answers: self._note_changes(good, answers)), wrong)
+
+        return act
+
+    def _note_adds(self, answers: Sequence[object]) -> None:
+        self._session.note("schedule", [one for one in answers if isinstance(one, Answer)], bulk=True)
+
+    def _note_changes(self, changes: Sequence[Change], answers: Sequence[object]) -> None:
+        """By verb, as they were asked for."""
+        by_verb: dict[str, list[Answer]] = {}
+        for change, answer in zip(changes, answers, strict=True):
+            if isinstance(answer, Answer):
+                by_verb.setdefault(verb_of(change), []).append(answer)
+        for verb, its in by_verb.items():
+            self._session.note(verb, its)
+
+    def _get(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        refs = wire.read_refs(asked)
+        checks.check_refs(refs)
+        caller.check_all(Verb.READ, {ref.topic for ref in refs})
+
+        async def act(now: Millis) -> Reply:
+            """As many from the first on as fit into one answer; the client asks for the others."""
+            records = await self._client.store.get(refs[: wire.LONGEST_PAGE])
+            return records[: _that_fit(records)], {}
+
+        return act
+
+    def _find(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        found = wire.read_find(asked)
+        where, page = found.where, found.page
+        checks.check_filter(where)
+        if page.limit < 0 or (page.cursor is not None and len(page.cursor) > 4096):
+            raise BadInput("page", page.limit, "a limit of at least 0, and the cursor of the page before")
+        caller.check(Verb.READ, where.topic)
+
+        async def act(now: Millis) -> Reply:
+            return await self._page(where, Page(limit=min(page.limit, wire.LONGEST_PAGE), cursor=page.cursor)), {}
+
+        return act
+
+    async def _page(self, where: Filter, page: Page) -> Found:
+        """A page that fits into one answer, without bide's own settings; it may have fewer tasks than its limit."""
+        while True:
+            found = await self._client.store.find(where, page)
+            fit = _that_fit(found.tasks)
+            if fit < len(found.tasks):
+                page = Page(limit=fit, cursor=page.cursor)
+                continue
+            if where.topic is None:
+                shown = [record for record in found.tasks if record.topic != RESERVED_TOPIC]
+                if len(shown) < len(found.tasks):
+                    if not shown and found.cursor is not None:
+                        page = Page(limit=page.limit, cursor=found.cursor)
+                        continue
+                    found = Found(shown, found.cursor)
+            return found
+
+    def _tally(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        edges = wire.read_edges(asked)
+        if edges is not None:
+            checks.check_count("edges", edges)
+            for edge in edges:
+                checks.check_edge("edges", edge)
+        if Verb.READ not in caller.verbs:
+            caller.check(Verb.READ, None)
+
+        async def act(now: Millis) -> Reply:
+            found = await self._client.store.tally(edges)
+            may = {topic: caller.may(Verb.READ, topic) for topic in {*found.forecast, *(of for of, _ in found.counts)}}
+            counts = {of: count for of, count in found.counts.items() if may[of[0]]}
+            forecast = {topic: its for topic, its in found.forecast.items() if may[topic]}
+            return wire.flat(Tally(counts, forecast)), {}
+
+        return act
+
+    # --- workers
+
+    def _lease(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        ask = wire.read_lease(asked)
+        checks.check_wants(ask.wants)
+        checks.check_lasts(ask.lasts, now)
+        check_name("holder", ask.holder)
+        caller.check_all(Verb.WORK, ask.wants)
+
+        async def act(now: Millis) -> Reply:
+            return await self._client.store.lease(ask.wants, now=now, until=now + ask.lasts, holder=ask.holder), {}
+
+        return act
+
+    def _extend(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        ask = wire.read_extend(asked)
+        checks.check_lasts(ask.lasts, now)
+
+        def check(leases: Sequence[Lease]) -> None:
+            checks.check_leases(leases)
+            caller.check_all(Verb.WORK, {lease.topic for lease in leases})
+
+        good, wrong = _sifted(ask.leases, check)
+
+        async def act(now: Millis) -> Reply:
+            return _merged(await _each(self._client.store.extend(good, now=now, until=now + ask.lasts)), wrong)
+
+        return act
+
+    def _settle(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        outcomes = wire.read_settlements(asked)
+
+        def check(outcomes: Sequence[Settlement]) -> None:
+            checks.check_settlements(outcomes, now)
+            caller.check_all(Verb.WORK, {one.topic for one in outcomes})
+
+        good, wrong = _sifted(outcomes, check)
+
+        async def act(now: Millis) -> Reply:
+            return _merged(await _each(self._client.store.settle(good, now=now)), wrong)
+
+        return act
+
+    def _purge(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        limit = min(max(wire.read_number(asked), 0), wire.MOST)
+        may = caller.may(Verb.WORK, None)
+
+        async def act(now: Millis) -> Reply:
+            return await self._client.store.purge(now=now, limit=limit) if may else 0, {}
+
+        return act
+
+    def _announce(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        ask = wire.read_announce(asked)
+        check_name("holder", ask.holder)
+        checks.check_count("topics", ask.topics)
+        checks.check_topics(ask.topics)
+        checks.check_lasts(ask.lasts, now)
+        caller.check_all(Verb.WORK, ask.topics)
+        if not ask.topics and Verb.WORK not in caller.verbs:
+            caller.check(Verb.WORK, None)
+
+        async def act(now: Millis) -> Reply:
+            store = self._client.store
+            if not isinstance(store, Shares):
+                return {}, {}
+            live = await store.announce(ask.holder, ask.topics, now + ask.lasts, now=now)
+            seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
+            return {holder: its for holder, its in seen.items() if its}, {}
+
+        return act
+
+    # --- the log, and the time
+
+    def _record(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        events = wire.read_events(asked)
+        checks.check_events(events)
+        for change, topic in {(event.kind is EventKind.CHANGE, event.topic) for event in events}:
+            if change or not caller.may(Verb.WORK, topic):
+                caller.check(Verb.EVENTS, topic)
+        if not self._trusting:
+            events = [replace(event, who=_in_the_name_of(caller, event)) for event in events]
+
+        async def act(now: Millis) -> Reply:
+            store = self._client.store
+            if isinstance(store, KeepsEvents):
+                await store.record(events)
+            return None, {}
+
+        return act
+
+    def _events(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        ask = wire.read_events_ask(asked)
+        if ask.ref is not None:
+            checks.check_refs([ask.ref])
+        caller.check(Verb.EVENTS, None if ask.ref is None else ask.ref.topic)
+
+        async def act(now: Millis) -> Reply:
+            store = self._client.store
+            if not isinstance(store, KeepsEvents):
+                return [], {}
+            await self._client.recorder.flush()
+            await self._session.recorder.flush()
+            found = await store.events(ask.ref, limit=min(max(ask.limit, 0), wire.MOST))
+            return [event for event in found if event.topic != RESERVED_TOPIC], {}
+
+        return act
+
+    def _time(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        async def act(now: Millis) -> Reply:
+            return None, {}
+
+        return act
+
+
+def _sifted(items: list[T], check: Callable[[Sequence[T]], None]) -> tuple[list[T], dict[int, Failure]]:
+    """Those that are in order, and by place what is wrong with the others: clients fold the calls of many into one.
+
+    Raises BadInput, AccessRefused where nothing is left, or there is too much of it.
+    """
+    checks.check_count("items", items)
+    try:
+        check(items)
+    except (BadInput, AccessRefused):
+        if len(items) == 1:
+            raise
+    else:
+        return items, {}
+    good: list[T] = []
+    wrong: dict[int, Failure] = {}
+    for place, item in enumerate(items):
+        try:
+            check([item])
+        except AccessRefused as error:
+            wrong[place] = Failure(wire.REFUSED, str(error))
+        except BadInput as error:
+            wrong[place] = wire.failure_of(error)[1]
+        else:
+            good.append(item)
+    if not good:
+        check(items)
+    return good, wrong
+
+
+def _merged(reply: Reply, wrong: Mapping[int, Failure]) -> Reply:
+    """The answers to those in order, with what was wrong with the others in their places."""
+    if not wrong:
+        return reply
+    answers, failed = reply
+    rest, failures = iter(enumerate(answers)), dict(wrong)
+    merged: list[object] = []
+    for place in range(len(answers) + len(wrong)):
+        if place in wrong:
+            merged.append(None)
+            continue
+        was, answer = next(rest)
+        merged.append(answer)
+        if was in failed:
+            failures[place] = failed[was]
+    return merged, failures
+
+
+async def _each(
+    verb: Coroutine[Any, Any, Sequence[object]], note: Callable[[Sequence[object]], None] = lambda _: None
+) -> Reply:
+    """The answers of a batch, also of one that partly failed; noted."""
+    try:
+        answers = await verb
+    except PartlyFailed as partly:
+        note(partly.answers)
+        return wire.split(partly.answers)
+    note(answers)
+    return answers, {}
+
+
+def _needed(change: Change) -> Verb:
+    """What one must be allowed to do for this change."""
+    if isinstance(change, Cancel):
+        return Verb.CANCEL
+    if isinstance(change, Move):
+        return Verb.FIRE if change.due == In(0) else Verb.RESCHEDULE
+    return Verb.REDRIVE
+
+
+def _that_fit(records: Iterable[Record | None]) -> int:
+    """How many of them, from the first on, one answer holds: at least one."""
+    room, count = _PAGE_BYTES, 0
+    for record in records:
+        if record is not None:
+            room -= len(record.payload)
+            if room < 0 and count:
+                break
+        count += 1
+    return count
+
+
+def _in_the_name_of(caller: Caller, event: Event) -> str:
+    """Who is named: the caller, whoever else they say that it was."""
+    return caller.name if event.who is None else f"{caller.name}/{event.who}"

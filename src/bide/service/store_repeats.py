@@ -1,0 +1,153 @@
+"""Answers that may be asked for again: what each client's last calls were told, for as long as it may send them again.
+
+A client begins a session, and numbers its writing calls in it, for each operation by itself. The answer to the last
+number is kept, so a call whose answer was lost is sent again and told the same; one that is still under way is waited
+for. A number that is lower was passed over, and is refused: what was delayed on the way from before a change cannot
+undo it. A session that is not known here is refused before anything is done, so a call from before a restart, or from
+before a client was forgotten, does nothing either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple
+
+from bide.ports.wire import CALL_LASTS
+
+ANSWER_LASTS = CALL_LASTS + 15.0
+"""Seconds that an answer is kept."""
+SESSION_LASTS = 600.0
+"""Seconds that a session lasts without a call."""
+MOST_SESSIONS = 10_000
+"""Beyond these the one that has been silent for longest is forgotten."""
+MOST_BYTES = 64 << 20
+"""Of answers that are kept; beyond them the oldest are forgotten."""
+
+
+class Answered(NamedTuple):
+    """What goes back: an HTTP status, the body and its headers."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+Work = Callable[[], Coroutine[Any, Any, Answered]]
+
+
+class PassedOver(Exception):
+    """The number is lower than the last, or its answer is forgotten."""
+
+
+class _Lane:
+    """One operation of one session."""
+
+    __slots__ = ("number", "work")
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.work: asyncio.Task[Answered] | None = None
+
+
+class Session:
+    """One client's."""
+
+    __slots__ = ("lanes", "used", "who")
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.used = time.monotonic()
+        self.lanes: dict[str, _Lane] = {}
+
+
+class Repeats:
+    """All sessions of this instance. Belongs to one event loop."""
+
+    def __init__(self, *, most_bytes: int = MOST_BYTES, most_sessions: int = MOST_SESSIONS) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
+        """Answers, the oldest first: when each was given, and where it is remembered."""
+        self._bytes = 0
+        self._under_way: set[asyncio.Task[Answered]] = set()
+        self._most_bytes = most_bytes
+        self._most_sessions = most_sessions
+
+    def begin(self, who: str) -> str:
+        """A new session, for the caller of this name alone."""
+        self._forget()
+        while len(self._sessions) >= self._most_sessions:
+            self._sessions.popitem(last=False)
+        name = secrets.token_urlsafe(16)
+        self._sessions[name] = Session(who)
+        return name
+
+    def session(self, name: str, who: str) -> Session | None:
+        """The session, if it is theirs and was not forgotten."""
+        session = self._sessions.get(name)
+        if session is None or session.who != who:
+            return None
+        session.used = time.monotonic()
+        self._sessions.move_to_end(name)
+        return session
+
+    async def once(self, session: Session, operation: str, number: int, work: Work) -> Answered:
+        """The answer to this number: of `work`, which is done now, or of whoever asked first.
+
+        The work goes on when its caller has gone. Raises PassedOver.
+        """
+        lane = session.lanes.get(operation)
+        if lane is None:
+            lane = session.lanes[operation] = _Lane()
+        if number < lane.number or (number == lane.number and lane.work is None):
+            raise PassedOver
+        if number > lane.number:
+            before, lane.number = lane.work, number
+            self._drop(before)
+            lane.work = asyncio.get_running_loop().create_task(self._run(before, work), name=f"bide {operation} call")
+            self._under_way.add(lane.work)
+            lane.work.add_done_callback(partial(self._keep, lane))
+            self._forget()
+        assert lane.work is not None
+        return await asyncio.shield(lane.work)
+
+    async def _run(self, before: asyncio.Task[Answered] | None, work: Work) -> Answered:
+        """In the order of the numbers: one that its caller has given up may still be under way."""
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        return await work()
+
+    def _keep(self, lane: _Lane, done: asyncio.Task[Answered]) -> None:
+        self._under_way.discard(done)
+        if lane.work is done and not done.cancelled() and done.exception() is None:
+            self._kept[done] = (time.monotonic(), lane)
+            self._bytes += len(done.result().body)
+
+    def _drop(self, done: asyncio.Task[Answered] | None) -> None:
+        if done is not None and self._kept.pop(done, None) is not None:
+            self._bytes -= len(done.result().body)
+
+    def _forget(self) -> None:
+        """What is older than it need be."""
+        now = time.monotonic()
+        while self._kept:
+            oldest, (given, lane) = next(iter(self._kept.items()))
+            if self._bytes <= self._most_bytes and now - given < ANSWER_LASTS:
+                break
+            self._drop(oldest)
+            if lane.work is oldest:
+                lane.work = None
+        while self._sessions:
+            name, session = next(iter(self._sessions.items()))
+            if now - session.used < SESSION_LASTS:
+                break
+            del self._sessions[name]
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)

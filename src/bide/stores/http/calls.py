@@ -1,0 +1,230 @@
+"""Calls to a service, each done once however often it is sent.
+
+A call that writes carries the session and a number that only rises; the service keeps the answer to the last one, so a
+call whose answer was lost is sent again over another connection and told the same. That is why one call of each
+operation is under way at a time. A service that does not know the session has done nothing of this call: if it was
+never sent before, it is sent in a new session; else nobody can say whether the one it was sent to has done it, and that
+is `OutcomeUnknown`. Calls that only look are sent again as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Literal
+
+import msgspec
+from msgspec import Raw
+
+from bide.core.errors import (
+    OutcomeUnknown,
+    SetupError,
+    StoreError,
+    StoreFull,
+    StoreMismatch,
+    StoreUnavailable,
+)
+from bide.core.instants import Millis
+from bide.ports import wire
+from bide.ports.wire import Call, Failure, Hello, Told, Welcome
+from bide.stores.http.errors import Lost, NotSent, TooLarge, not_allowed, said
+from bide.stores.http.link import Link, Reply
+from bide.stores.server_time import ServerTime
+
+_log = logging.getLogger("bide.http")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_AT_FIRST = 3.0
+"""Seconds that opening waits for a service that cannot be reached."""
+_BEHIND = (500, 502, 504, 408)
+"""What somebody on the way says when the service behind may have been reached, or not."""
+_LATER = (429, 503)
+"""What says: not now."""
+
+
+class _Elsewhere(Exception):
+    """An error that was not the store calls' answer to this number, so it tells nothing of a call sent before."""
+
+    def __init__(self, error: StoreError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class Calls:
+    """One client's, in one session after another. Belongs to one event loop."""
+
+    def __init__(
+        self, link: Link, time: ServerTime, *, clock: Literal["server", "caller"], patience: float, silence: float
+    ) -> None:
+        self._link = link
+        self._time = time
+        self._clock = clock
+        self._patience = patience
+        self._silence = silence
+        self._loop = asyncio.get_running_loop()
+        self._session = ""
+        self._beginning: asyncio.Task[None] | None = None
+        self._turns = {operation: asyncio.Lock() for operation in wire.ONCE}
+        self._numbers = dict.fromkeys(wire.ONCE, 0)
+        self.closed = False
+        self.body_limit = 1 << 20
+        self.most = 1_000
+        self.resent = 0
+        """Calls that had to be sent more than once."""
+
+    async def begin(self) -> None:
+        """Find out who answers there, and begin a session. Raises StoreUnavailable, StoreMismatch, NotAllowed."""
+        ends = self._loop.time() + _AT_FIRST
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._begin()
+            except (NotSent, Lost) as error:
+                left = ends - self._loop.time()
+                if left <= 0:
+                    raise StoreUnavailable(str(error)) from error
+                pause = await _rest(pause, left)
+
+    async def once(self, operation: str, asked: bytes, now: Millis | None) -> Told:
+        """Do it once. Raises StoreError, BadInput, SetupError, TooLarge."""
+        async with self._turns[operation]:
+            self._numbers[operation] += 1
+            return await self._insist(operation, self._numbers[operation], asked, now)
+
+    async def look(self, operation: str, asked: bytes = b"\xc0", now: Millis | None = None) -> Told:
+        """Do what may be done more than once."""
+        return await self._insist(operation, 0, asked, now)
+
+    async def _insist(self, operation: str, number: int, asked: bytes, now: Millis | None) -> Told:
+        """Send it until there is an answer that will not change, or patience is over."""
+        if len(asked) + 512 > self.body_limit:
+            raise TooLarge
+        ends = self._loop.time() + self._patience
+        pause, sent, first, body, session = _FIRST_PAUSE, False, True, b"", None
+        silence = self._silence
+        while True:
+            if self.closed:
+                text = f"{self._link.where}: {operation}: the store is closed"
+                raise OutcomeUnknown(text) if sent and number else StoreUnavailable(text)
+            if sent and number and session != self._session:
+                raise OutcomeUnknown(
+                    f"{self._link.where}: {operation}: the answer was lost, and the service has begun anew"
+                )
+            error: Exception
+            try:
+                if number and not self._session:
+                    await self._begin_again()
+                if not body or session != self._session:
+                    session = self._session
+                    body = wire.encode(Call(session, number, now, Raw(asked)))
+                at = self._time.clock()
+                reply = await self._link.post(operation, body, min(silence, max(ends - at, 0.05)))
+                told = self._read(reply)
+                if not isinstance(told, Failure):
+                    if first:
+                        self._time.saw(told.micros, at, self._time.clock())
+                    return told
+                if told.kind != wire.SESSION:
+                    raise wire.error_of(told, self._link.where)
+                if self._session == session:
+                    self._session = ""
+                error = NotSent(f"{self._link.where}: {told.text}")
+            except (NotSent, Lost) as met:
+                error = met
+                sent = sent or isinstance(met, Lost)
+                silence *= 2
+            except _Elsewhere as refused:  # said by somebody before the store calls, which know what was done
+                if sent and number:
+                    raise OutcomeUnknown(str(refused.error)) from refused.error
+                raise refused.error from None
+            first = False
+            self.resent += 1
+            left = ends - self._loop.time()
+            if left <= 0:
+                text = f"{operation}: {error}"
+                raise OutcomeUnknown(text) if sent and number else StoreUnavailable(text)
+            pause = await _rest(pause, left)
+
+    def _read(self, reply: Reply) -> Told | Failure:
+        """What came back. Raises NotSent, Lost, TooLarge, and `_Elsewhere` for what asking again does not mend."""
+        where = self._link.where
+        if reply.kind == wire.CONTENT_TYPE:
+            try:
+                if reply.status == 200:
+                    return wire.read_told(reply.body)
+                failure = wire.read_failure(reply.body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Lost(f"{where}: an answer that cannot be read ({error})") from error
+            if failure.kind == wire.REFUSED:
+                raise _Elsewhere(not_allowed(reply.status, failure.text, where, token=self._link.has_token))
+            return failure
+        text = said(reply.body, reply.kind)
+        if reply.status in (401, 403):
+            raise _Elsewhere(not_allowed(reply.status, text, where, token=self._link.has_token))
+        if reply.status == 413:
+            raise TooLarge
+        if reply.status == 507:
+            raise _Elsewhere(StoreFull(f"{where}: {text or 'the store is full'}"))
+        if reply.status == 503 and text:
+            raise _Elsewhere(StoreUnavailable(f"{where}: {text}"))
+        if reply.status in _LATER:
+            raise NotSent(f"{where}: it answers {reply.status}")
+        answers = f"{where}: it answers {reply.status} ({reply.kind})"
+        if reply.status == 200 or reply.status in _BEHIND:
+            raise Lost(f"{answers}, which is not what bide's service says")
+        raise _Elsewhere(StoreUnavailable(f"{answers}: something else than bide's service is there now"))
+
+    # --- sessions
+
+    async def _begin_again(self) -> None:
+        """A new session, one for all who need it."""
+        if self._beginning is None:
+            self._beginning = self._loop.create_task(self._begin(), name="bide http session")
+            self._beginning.add_done_callback(self._begun)
+        await asyncio.shield(self._beginning)
+
+    def _begun(self, task: asyncio.Task[None]) -> None:
+        self._beginning = None
+        if not task.cancelled():
+            task.exception()  # whoever waited for it has been told
+
+    async def _begin(self) -> None:
+        at = self._time.clock()
+        reply = await self._link.post("open", wire.encode(Hello(wire.WIRE, self._clock)), self._silence)
+        welcome = self._welcome(reply)
+        self._time.saw(welcome.micros, at, self._time.clock())
+        self.body_limit = welcome.body_limit
+        self.most = max(1, min(welcome.most, 1_000))
+        self._session = welcome.session
+
+    def _welcome(self, reply: Reply) -> Welcome:
+        where = self._link.where
+        if reply.kind == wire.CONTENT_TYPE and reply.status == 200:
+            try:
+                welcome = wire.read_welcome(reply.body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise StoreMismatch(f"{where}: an answer that cannot be read ({error})") from error
+            if welcome.service != wire.SERVICE or welcome.wire != wire.WIRE or not welcome.session:
+                raise StoreMismatch(
+                    f"{where}: {welcome.service} {welcome.version} speaks version {welcome.wire} of the store calls, "
+                    f"and this client {wire.WIRE}; install the same version of bide on both sides"
+                )
+            return welcome
+        if reply.status in (401, 403, 503, 507, 429) or reply.status in _BEHIND or reply.kind == wire.CONTENT_TYPE:
+            try:
+                told = self._read(reply)
+            except _Elsewhere as refused:
+                raise refused.error from None
+            if isinstance(told, Failure):
+                meant = wire.error_of(told, where)
+                raise meant if isinstance(meant, StoreError | SetupError) else StoreMismatch(f"{where}: {meant}")
+        elsewhere = "; it leads elsewhere: give the URL that it leads to" if 300 <= reply.status < 400 else ""
+        raise StoreMismatch(
+            f"{where}: this is not bide's service, or a path of it: it answers {reply.status} ({reply.kind}){elsewhere}"
+        )
+
+
+async def _rest(pause: float, most: float) -> float:
+    """Sleep a little; for how long the next time."""
+    await asyncio.sleep(min(most, pause * (0.5 + random.random())))
+    return min(pause * 2, _LONGEST_PAUSE)

@@ -1,0 +1,150 @@
+"""The ear: one long answer of the service, line by line, that tells of earlier wakes.
+
+It is sent something every few seconds, so one that says nothing for three times as long is dead, and replaced. What may
+have been missed meanwhile is looked for: whoever listens is told to ask at once. A lost wake costs lateness at most, as
+every sleep is capped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Collection
+
+import aiohttp
+import msgspec
+from msgspec import Raw
+
+from bide.core.errors import StoreError
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.ports import Heard, wire
+from bide.ports.wire import Call
+from bide.stores.http.errors import Lost, not_allowed, said
+from bide.stores.http.link import Link
+from bide.stores.listeners import Listener, Listeners
+from bide.stores.server_time import ServerTime
+
+_log = logging.getLogger("bide.http")
+_SILENCE = 3 * wire.HEARTBEAT
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class Subscribed:
+    """One subscription; the stream ends with the last."""
+
+    def __init__(self, listener: Listener, hearing: Hearing) -> None:
+        self._listener = listener
+        self._hearing = hearing
+
+    async def close(self) -> None:
+        await self._listener.close()
+        await self._hearing.ended()
+
+
+class Hearing:
+    """All who listen in this process, over one stream."""
+
+    def __init__(self, link: Link, time: ServerTime, *, patience: float) -> None:
+        self._link = link
+        self._time = time
+        self._patience = patience
+        self._listeners = Listeners(_log)
+        self._topics: frozenset[Topic] = frozenset()
+        self._task: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        self.replaced = 0
+        """Streams that broke or fell silent."""
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscribed:
+        """Returns when it is subscribed, or when that takes too long: then it goes on trying. Raises NotAllowed."""
+        listener = self._listeners.listen(topics, heard)
+        try:
+            async with self._changing:
+                if self._task is None or not self._topics.issuperset(topics):
+                    await self._stop()
+                    await self._start(self._topics.union(topics))
+        except BaseException:
+            await listener.close()
+            raise
+        return Subscribed(listener, self)
+
+    async def ended(self) -> None:
+        """Somebody listens no longer."""
+        async with self._changing:
+            if not self._listeners:
+                await self.close()
+
+    async def close(self) -> None:
+        await self._stop()
+        self._topics = frozenset()
+
+    async def _start(self, topics: frozenset[Topic]) -> None:
+        open_ = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(topics, open_), name="bide ear")
+        try:
+            async with asyncio.timeout(self._patience):
+                await asyncio.shield(open_)
+        except TimeoutError:
+            _log.warning("%s: no subscription yet; what others schedule is found by asking", self._link.where)
+        except BaseException:
+            await self._stop()
+            raise
+        self._topics = topics
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
+        pause = _FIRST_PAUSE
+        body = wire.encode(Call("", 0, None, Raw(wire.encode(sorted(topics)))))
+        while True:
+            opened = False
+            try:
+                async with self._link.stream("listen", body, _SILENCE) as response:
+                    await self._check(response)
+                    async for line in response.content:
+                        if not opened:
+                            opened, pause = True, _FIRST_PAUSE
+                            self._subscribed(topics, open_)
+                        if len(line) > 1:
+                            self._listeners.tell(*wire.read_tiding(line))
+                error: Exception = Lost(f"{self._link.where}: the stream has ended")
+            except StoreError as refused:
+                if not open_.done():
+                    open_.set_exception(refused)
+                    return
+                error = refused
+            except (Lost, aiohttp.ClientError, TimeoutError, OSError, ValueError) as met:
+                error = met
+            _log.info("the subscription ended (%s); another is made", str(error) or type(error).__name__)
+            self.replaced += 1
+            await asyncio.sleep(pause * (0.5 + random.random()))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        """Raises NotAllowed for good, Lost for what may pass."""
+        if response.status == 200 and response.content_type == wire.STREAM_TYPE:
+            return
+        body = await response.read()
+        text = said(body, response.content_type)
+        if response.content_type == wire.CONTENT_TYPE:
+            try:
+                text = wire.read_failure(body).text
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                text = ""
+        if response.status in (401, 403):
+            raise not_allowed(response.status, text, self._link.where, token=self._link.has_token)
+        raise Lost(f"{self._link.where}: it answers {response.status} {text}".rstrip())
+
+    def _subscribed(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
+        if not open_.done():
+            open_.set_result(None)
+            return
+        now: Millis = int(self._time.seconds() * 1000)
+        for topic in topics:  # something may have been told while nobody heard
+            self._listeners.tell(topic, now)
