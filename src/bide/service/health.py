@@ -133,9 +133,10 @@ class Health:
             return self._schema
         self._schema = None
         found, wanted = await store.schema_version()
-        if found != wanted:
-            advice = "bide migrate" if found < wanted else "this program is older than the store"
-            return Check("schema", Level.FAILED, f"version {found}, and {wanted} is wanted: {advice}")
+        if found < wanted:
+            return Check("schema", Level.FAILED, f"version {found}, and {wanted} is wanted: bide migrate")
+        if found > wanted:  # an update is under way: it is migrated first, and older programs can live with that
+            return Check("schema", Level.WARNING, f"version {found}, newer than this program, which knows {wanted}")
         self._schema, self._schema_until = Check("schema", Level.OK, f"version {found}"), time.monotonic() + 60
         return self._schema
 
