@@ -7,10 +7,12 @@ import http.server
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +121,29 @@ def test_what_is_copied_is_there_and_is_not_left_out(lines: list[Line], deploy: 
                 assert any(fnmatch.fnmatch(source, pattern) for pattern in let_in), f"{source} is ignored"
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {project["readme"], *project["license-files"]} <= set(let_in), "the build reads them"
+
+
+def test_what_is_copied_is_enough_to_build(lines: list[Line], root: Path, tmp_path: Path) -> None:
+    """The wheel that `pip install .` makes of it, by the backend that pip would call."""
+    for line in lines:
+        if line.word == "COPY" and "--from" not in line.rest:
+            *sources, target = shlex.split(line.rest)
+            for source in sources:
+                to = tmp_path / target / Path(source).name if target.endswith("/") else tmp_path / target
+                to.parent.mkdir(parents=True, exist_ok=True)
+                if (root / source).is_dir():
+                    shutil.copytree(root / source, to, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(root / source, to)
+    build = "import hatchling.build as backend; print(backend.build_wheel('made'))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "made" / done.stdout.split()[-1]) as wheel:
+        names = wheel.namelist()
+    assert "bide/service/server.py" in names
+    assert any(name.endswith(".lua") for name in names), "what is no Python is there too"
 
 
 def test_the_command_is_one_that_bide_takes(last_stage: dict[str, Line]) -> None:

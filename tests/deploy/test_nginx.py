@@ -38,7 +38,7 @@ def test_braces_and_semicolons(text: str) -> None:
 
 
 def test_a_consumer_may_wait_as_long_as_the_service_lets_it(text: str) -> None:
-    assert seconds(location(text, "/v1/lease"), "proxy_read_timeout") * 1_000 >= LONGEST_WAIT + 10_000
+    assert seconds(location(text, "/v1/lease"), "proxy_read_timeout") >= LONGEST_WAIT + 10
 
 
 def test_a_stream_is_not_held_back(text: str) -> None:
