@@ -46,16 +46,16 @@ _ID = re.compile(f"{_DIGITS}{{8}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{
 _IDS = re.compile(f"(?:{_ID.pattern})*")
 _ID_ACCEPTED = "a UUID in canonical text, 36 characters in lower case"
 _INSTANT = "milliseconds since the epoch, within the years 1970 to 9999"
-_LENGTH = "milliseconds, that end within the years 1970 to 9999"
+_LENGTH = "milliseconds that end before the year 10000"
 
 
-def check_tasks(tasks: Sequence[NewTask], now: Millis, payload_limit: int, *, options: bool = True) -> None:
+def check_tasks(tasks: Sequence[NewTask], payload_limit: int, *, options: bool = True) -> None:
     """Raises BadInput. Without `options` these may be any bytes."""
     check_topics(task.topic for task in tasks)
     check_names("key", [task.key for task in tasks])
     check_names("group", [task.group for task in tasks if task.group is not None])
     check_ids([task.id for task in tasks])
-    check_dues([task.due for task in tasks], now)
+    check_dues(task.due for task in tasks)
     for task in tasks:
         if len(task.payload) > payload_limit:
             raise BadInput("payload", f"{len(task.payload)} bytes", f"at most {payload_limit} bytes")
@@ -65,10 +65,10 @@ def check_tasks(tasks: Sequence[NewTask], now: Millis, payload_limit: int, *, op
             _check_options(task.options)
 
 
-def check_changes(changes: Sequence[Change], now: Millis) -> None:
+def check_changes(changes: Sequence[Change]) -> None:
     check_topics(change.topic for change in changes)
     check_names("key", [change.key for change in changes])
-    check_dues([change.due for change in changes if not isinstance(change, Cancel)], now)
+    check_dues(change.due for change in changes if not isinstance(change, Cancel))
     check_ids([change.id for change in changes if isinstance(change, Redrive)])
     check_tokens([change.if_token for change in changes if change.if_token is not None])
     for change in changes:
@@ -78,11 +78,11 @@ def check_changes(changes: Sequence[Change], now: Millis) -> None:
             check_millis("deadline", change.deadline)
 
 
-def check_settlements(outcomes: Sequence[Settlement], now: Millis) -> None:
+def check_settlements(outcomes: Sequence[Settlement]) -> None:
     check_topics(one.topic for one in outcomes)
     check_names("key", [one.key for one in outcomes])
     check_tokens([one.token for one in outcomes])
-    check_dues([one.wake for one in outcomes if one.wake is not None], now, "wake")
+    check_dues((one.wake for one in outcomes if one.wake is not None), "wake")
     for one in outcomes:
         if one.wake is None:
             if one.verdict is Verdict.RETRY or one.verdict is Verdict.DEFER:
@@ -182,9 +182,10 @@ def check_tokens(tokens: Sequence[Token]) -> None:
         raise BadInput("token", wrong, f"a token: a number from 0 to {_LAST_TOKEN}")
 
 
-def check_dues(dues: Iterable[Due], now: Millis, field: str = "due") -> None:
+def check_dues(dues: Iterable[Due], field: str = "due") -> None:
+    """What lies before 1970 is due at once, and nothing lies beyond the last instant: the stores see to that."""
     for due in dues:
-        if not 0 <= due.resolve(now) <= LAST_INSTANT or abs(due.millis) > LAST_INSTANT:
+        if not -LAST_INSTANT <= due.millis <= LAST_INSTANT:
             raise BadInput(field, due.millis, _LENGTH if isinstance(due, In) else _INSTANT)
 
 
@@ -199,9 +200,9 @@ def check_edge(field: str, millis: Millis) -> None:
         raise BadInput(field, millis, _INSTANT)
 
 
-def check_lasts(lasts: Millis, now: Millis) -> None:
+def check_lasts(lasts: Millis) -> None:
     """How long a lease is held, or a worker is taken to live."""
-    if lasts < 0 or now + lasts > LAST_INSTANT:
+    if not 0 <= lasts <= LAST_INSTANT:
         raise BadInput("lasts", lasts, _LENGTH)
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.events import Event, EventKind
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPIC, check_name
 from bide.core.records import (
     Cancel,
@@ -90,7 +90,7 @@ class Operations:
         limit, options = self._client.terms.payload_limit, not self._trusting
 
         def check(tasks: Sequence[NewTask]) -> None:
-            checks.check_tasks(tasks, now, limit, options=options)
+            checks.check_tasks(tasks, limit, options=options)
             caller.check_all(Verb.SCHEDULE, {task.topic for task in tasks})
 
         good, wrong = _sifted(tasks, check)
@@ -106,7 +106,7 @@ class Operations:
         changes = wire.read_changes(asked)
 
         def check(changes: Sequence[Change]) -> None:
-            checks.check_changes(changes, now)
+            checks.check_changes(changes)
             for verb, topic in {(_needed(change), change.topic) for change in changes}:
                 caller.check(verb, topic)
 
@@ -197,18 +197,20 @@ class Operations:
     def _lease(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         ask = wire.read_lease(asked)
         checks.check_wants(ask.wants)
-        checks.check_lasts(ask.lasts, now)
+        checks.check_lasts(ask.lasts)
         check_name("holder", ask.holder)
         caller.check_all(Verb.WORK, ask.wants)
 
         async def act(now: Millis) -> Reply:
-            return await self._client.store.lease(ask.wants, now=now, until=now + ask.lasts, holder=ask.holder), {}
+            return await self._client.store.lease(
+                ask.wants, now=now, until=_until(now, ask.lasts), holder=ask.holder
+            ), {}
 
         return act
 
     def _extend(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         ask = wire.read_extend(asked)
-        checks.check_lasts(ask.lasts, now)
+        checks.check_lasts(ask.lasts)
 
         def check(leases: Sequence[Lease]) -> None:
             checks.check_leases(leases)
@@ -217,7 +219,7 @@ class Operations:
         good, wrong = _sifted(ask.leases, check)
 
         async def act(now: Millis) -> Reply:
-            return _merged(await _each(self._client.store.extend(good, now=now, until=now + ask.lasts)), wrong)
+            return _merged(await _each(self._client.store.extend(good, now=now, until=_until(now, ask.lasts))), wrong)
 
         return act
 
@@ -225,7 +227,7 @@ class Operations:
         outcomes = wire.read_settlements(asked)
 
         def check(outcomes: Sequence[Settlement]) -> None:
-            checks.check_settlements(outcomes, now)
+            checks.check_settlements(outcomes)
             caller.check_all(Verb.WORK, {one.topic for one in outcomes})
 
         good, wrong = _sifted(outcomes, check)
@@ -249,7 +251,7 @@ class Operations:
         check_name("holder", ask.holder)
         checks.check_count("topics", ask.topics)
         checks.check_topics(ask.topics)
-        checks.check_lasts(ask.lasts, now)
+        checks.check_lasts(ask.lasts)
         caller.check_all(Verb.WORK, ask.topics)
         if not ask.topics and Verb.WORK not in caller.verbs:
             caller.check(Verb.WORK, None)
@@ -258,7 +260,7 @@ class Operations:
             store = self._client.store
             if not isinstance(store, Shares):
                 return {}, {}
-            live = await store.announce(ask.holder, ask.topics, now + ask.lasts, now=now)
+            live = await store.announce(ask.holder, ask.topics, _until(now, ask.lasts), now=now)
             seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
             return {holder: its for holder, its in seen.items() if its}, {}
 
@@ -365,6 +367,10 @@ async def _each(
         return wire.split(partly.answers)
     note(answers)
     return answers, {}
+
+
+def _until(now: Millis, lasts: Millis) -> Millis:
+    return min(now + lasts, LAST_INSTANT)
 
 
 def _needed(change: Change) -> Verb:

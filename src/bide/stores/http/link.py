@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -14,6 +15,9 @@ _CONNECT = 2.0
 """Seconds that making a connection may take, with the look-up of the name and TLS."""
 _IDLE = 4.0
 """Seconds that a connection is kept unused: less than servers and proxies do, which close it while a call is sent."""
+
+_PIECE = 1 << 19
+"""Bytes that are handed to the connection at once."""
 
 
 class Reply(NamedTuple):
@@ -48,7 +52,10 @@ class Link:
         """One call. Raises NotSent, or Lost when nothing was heard for `silence` seconds or the connection broke."""
         try:
             async with self._session.post(
-                self._base + operation, data=body, timeout=_timeout(silence), allow_redirects=False
+                self._base + operation,
+                data=body if len(body) <= _PIECE else io.BytesIO(body),
+                timeout=_timeout(silence),
+                allow_redirects=False,
             ) as response:
                 return Reply(
                     response.status,
