@@ -12,8 +12,11 @@ import pytest
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from bide import Bide, Dead, Defer, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
-from bide.core.records import State
+from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
+from bide.core.records import Lease, State
+from bide.core.retry import policy
+from bide.engine.settling import Settling
+from bide.engine.verdicts import TopicPolicy
 from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Shares, Store, TellsTime
 from bide.service.metrics import Metrics
 from bide.service.metrics.families import Counter, Few, Series
@@ -124,6 +127,24 @@ async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> No
     assert measured("bide_lateness_seconds_bucket", topic="post", le="0.01") == 1, "never below 0"
     assert measured("bide_lateness_seconds_bucket", topic="post", le="0.025") == 2
     assert measured("bide_lateness_seconds_sum", topic="post") == pytest.approx(0.02)
+
+
+async def test_outcomes_of_consumers_elsewhere_count_once_the_store_has_them(measured: Measured) -> None:
+    app = measured.app
+    settling = Settling(
+        app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, settled=measured.metrics.settled,
+        policy_of=lambda _: TopicPolicy(policy(None), 10),
+    )  # fmt: skip
+    for key in "abc":
+        await app.schedule("post", key=key, delay="0s")
+    now = app.clock.now()
+    leased = await app.store.lease({"post": 3}, now=now, until=now + 60_000, holder="me")
+    first, second, third = (Lease(one.topic, one.key, one.token) for one in leased.tasks)
+    late = Lease(third.topic, third.key, third.token - 1)
+    assert await settling.settle([(first, Done()), (second, Retry()), (late, Done())], who="me") == [True, True, False]
+    await measured.scrape()
+    assert measured("bide_outcomes_total", topic="post", verdict="done") == 1
+    assert measured("bide_outcomes_total", topic="post", verdict="retry") == 1
 
 
 async def test_store_calls_are_timed_and_their_errors_counted(measured: Measured) -> None:

@@ -19,16 +19,24 @@ from bide.ports import Clock, Store
 
 
 class Settling:
-    """Tells the store how deliveries elsewhere ended."""
+    """Tells the store how deliveries elsewhere ended. `settled` is called for each outcome that it accepted."""
 
     def __init__(
-        self, store: Store, *, clock: Clock, terms: Terms, recorder: Recorder, policy_of: Callable[[Topic], Policy]
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        terms: Terms,
+        recorder: Recorder,
+        policy_of: Callable[[Topic], Policy],
+        settled: Callable[[Topic, Verdict], None] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._terms = terms
         self._recorder = recorder
         self._policy_of = policy_of
+        self._settled = settled
 
     async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
         """Record how these leases ended; false where the lease was gone, and nothing changed. Raises StoreError."""
@@ -52,6 +60,8 @@ class Settling:
         accepted = await self._store.settle([told for _, told, _ in sent], now=self._clock.now())
         for (place, told, record), ok in zip(sent, accepted, strict=True):
             settled[place] = ok
+            if ok and self._settled is not None:
+                self._settled(told.topic, told.verdict)
             if ok and record is not None and told.verdict in (Verdict.RETRY, Verdict.DEAD):
                 self._note(record, told, who)
         return settled
