@@ -1,0 +1,39 @@
+"""A service in memory, a way to it that fails on purpose, and a store at the end of that way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from tests.stores.http.serving import HOST, Service, serving
+
+from bide.stores.http import HttpStore
+from bide.stores.memory import MemoryStore
+from bide.testing.proxy import FaultProxy
+
+
+@pytest_asyncio.fixture
+async def memory() -> MemoryStore:
+    """What the service rests on; it outlives a restart of the service, as a database would."""
+    return MemoryStore()
+
+
+@pytest_asyncio.fixture
+async def service(memory: MemoryStore) -> AsyncIterator[Service]:
+    async with serving(Service(lambda: memory, trusting=True)) as service:
+        yield service
+
+
+@pytest_asyncio.fixture
+async def way(service: Service) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(HOST, service.port) as proxy:
+        yield proxy
+
+
+@pytest_asyncio.fixture
+async def store(way: FaultProxy) -> AsyncIterator[HttpStore]:
+    """Open; it goes by the test's clock, and is not patient."""
+    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=2.0, silence=0.5)
+    await store.open()
+    yield store
+    await store.close()

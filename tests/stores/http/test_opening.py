@@ -1,0 +1,298 @@
+"""What is found at a URL, and what a token allows: said clearly, and the token is never shown."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.responses import RedirectResponse, Response
+from tests.stores.http.serving import HOST, Service, only, serving
+
+from bide import Bide, SetupError
+from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
+from bide.core.events import Event, EventKind
+from bide.core.names import RESERVED_TOPIC
+from bide.core.records import Cancel, Filter, In, Move, NewTask, Page, Ref, State
+from bide.ports import wire
+from bide.service.callers import Caller, Verb
+from bide.stores.http import HttpStore
+from bide.stores.http.address import address_of
+from bide.stores.http.errors import NotAllowed
+from bide.stores.memory import MemoryStore
+from bide.testing.store_suite.acts import NOW, new
+
+TOKEN = "bide_abcdefgh_secret"
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://localhost:8420", "http://localhost:8420"),
+        ("http://127.0.0.1", "http://127.0.0.1:8420"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+        ("https://bide.example", "https://bide.example"),
+        ("https://example.com/bide/", "https://example.com/bide"),
+        ("http://tasks.internal:8420?insecure=1", "http://tasks.internal:8420"),
+    ],
+)
+def test_urls(url: str, base: str) -> None:
+    assert address_of(url, TOKEN).base == base
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://", "http:///path", "http://host:port", "http://host:99999", "https://host?namespace=a", "https://h#a",
+        "http://ho st", "ftp://host", "http://host?insecure=yes", "http://[::1",
+    ],
+)  # fmt: skip
+def test_urls_that_are_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="store"):
+        address_of(url, None)
+
+
+def test_a_token_does_not_go_over_the_network_in_clear_text() -> None:
+    address_of("http://tasks.internal:8420", None)
+    for host in ("tasks.internal", "10.0.0.7", "0.0.0.0", "[2001:db8::1]", "localhost.example.com"):
+        with pytest.raises(BadInput, match="https") as refused:
+            HttpStore(f"http://{host}:8420", token=TOKEN)
+        assert TOKEN not in str(refused.value)
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    with pytest.raises(BadInput, match="token") as refused:
+        address_of("https://ann:secret@host", None)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_app_shows_no_token() -> None:
+    app = Bide("https://bide.example", token=TOKEN)
+    assert app.settings.token == TOKEN
+    assert TOKEN not in f"{app!r} {app.settings!r} {app._make_store()!r}"
+
+
+async def test_nobody_there(service: Service) -> None:
+    await service.stop()
+    store = HttpStore(f"http://{HOST}:1")
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
+        await store.open()
+    await service.start()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Response(b"<html>", media_type="text/html"), "not bide's service"),
+        (Response(b"nothing", 404), "404"),
+        (RedirectResponse("https://elsewhere.example"), "leads elsewhere"),
+        (
+            Response(wire.encode(wire.Welcome(service="cake", wire=1, session="x")), media_type=wire.CONTENT_TYPE),
+            "cake",
+        ),
+        (
+            Response(wire.encode(wire.Welcome(service="bide", wire=2, version="9.0.0")), media_type=wire.CONTENT_TYPE),
+            "9.0.0 speaks version 2",
+        ),
+        (Response(b"\xc1", media_type=wire.CONTENT_TYPE), "cannot be read"),
+    ],
+    ids=["a page", "another path", "a redirect", "another service", "a newer wire", "garbage"],
+)
+async def test_something_else_is_there(service: Service, answer: Response, said: str) -> None:
+    async def instead(operation: str) -> Response:
+        return answer
+
+    service.before = instead
+    with pytest.raises(StoreMismatch, match=said):
+        await HttpStore(service.url).open()
+
+
+async def test_an_older_service_says_which_wire_it_speaks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = service.calls._open
+
+    def as_of_another_version(body: bytes, caller: Caller) -> object:
+        hello = wire.read_hello(body)
+        return opening(wire.encode(wire.Hello(hello.wire + 1, hello.clock)), caller)
+
+    monkeypatch.setattr(service.calls, "_open", as_of_another_version)
+    with pytest.raises(StoreMismatch, match="speaks version 1"):
+        await HttpStore(service.url).open()
+
+
+async def test_a_service_takes_no_callers_clock() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        with pytest.raises(StoreMismatch, match="clock"):
+            await HttpStore(service.url, clock="caller").open()
+
+
+async def test_time_is_the_services() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        store = HttpStore(service.url)
+        await store.open()
+        [answer] = await store.add([new(due=In(60_000))], now=5)
+        assert answer.record is not None
+        assert abs(answer.record.wake_at - await store.time() - 60_000) < 5_000
+        leased = await store.lease({"t": 1}, now=answer.record.wake_at + 1, until=answer.record.wake_at + 2, holder="w")
+        assert leased.tasks == [], "whatever the caller says that the time is"
+        await store.close()
+
+
+# --- tokens
+
+
+async def test_a_token_is_asked_for_and_a_wrong_one_is_refused() -> None:
+    async with serving(Service(MemoryStore, caller_of=only(TOKEN, Caller("shop")))) as service:
+        with pytest.raises(SetupError, match="asks for a token"):
+            await HttpStore(service.url).open()
+        with pytest.raises(SetupError, match="does not accept the token") as refused:
+            await HttpStore(service.url, token="bide_wrong").open()
+        assert "bide_wrong" not in str(refused.value)
+        store = HttpStore(service.url, token=TOKEN)
+        await store.open()
+        await store.close()
+
+
+async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> None:
+    caller = Caller("shop", frozenset({Verb.SCHEDULE, Verb.CANCEL, Verb.READ, Verb.RESCHEDULE}), ("order.*",))
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory, caller_of=only(TOKEN, caller))) as service:
+        store = HttpStore(service.url, token=TOKEN)
+        await store.open()
+        with pytest.raises(PartlyFailed) as partly:
+            await store.add([new(topic="order.close"), new(topic="mail"), new("l", topic="order.close")], now=NOW)
+        assert [type(answer).__name__ for answer in partly.value.answers] == ["Answer", "NotAllowed", "Answer"]
+        with pytest.raises(NotAllowed, match="'shop' may not schedule on topic 'mail'"):
+            await store.add([new(topic="mail")], now=NOW)
+        with pytest.raises(NotAllowed, match="may not fire on topic"):
+            await store.change([Move("order.close", "k", In(0))], now=NOW)
+        assert len(await store.change([Move("order.close", "k", In(1))], now=NOW)) == 1
+        with pytest.raises(NotAllowed, match="work on topic"):
+            await store.lease({"order.close": 1}, now=NOW, until=NOW + 1, holder="w")
+        with pytest.raises(NotAllowed, match="work on topic"):
+            await store.listen(["order.close"], lambda topic, wake: None)
+        with pytest.raises(NotAllowed, match="events over all topics"):
+            await store.events()
+        with pytest.raises(NotAllowed, match="read over all topics"):
+            await store.find(Filter(), Page())
+        assert len((await store.find(Filter(topic="order.close"), Page())).tasks) == 2
+        await memory.add([new(topic="mail")], now=NOW)
+        assert {topic for topic, _ in (await store.tally()).counts} == {"order.close"}
+        assert await store.purge(now=NOW, limit=10) == 0
+        await store.close()
+
+
+async def test_a_change_is_noted_as_the_callers_and_nobody_speaks_for_others() -> None:
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory, caller_of=only(TOKEN, Caller("shop")))) as service:
+        store = HttpStore(service.url, token=TOKEN)
+        await store.open()
+        await store.add([new(), new("l")], now=NOW)
+        await store.change([Cancel("t", "k"), Move("t", "l", In(5))], now=NOW)
+        event = Event(at=NOW, topic="t", key="k", id="", kind=EventKind.DEAD, who="the director", what="x")
+        await store.record([event])
+        found = {event.what: event.who for event in await store.events()}
+        assert found == {"cancel: cancelled": "shop", "reschedule: moved": "shop", "x": "shop/the director"}
+        await store.close()
+
+
+# --- what is sent by whoever likes to
+
+
+BAD: list[NewTask] = [
+    new(topic=RESERVED_TOPIC),
+    new(topic=""),
+    new("a\nb"),
+    new("x" * 201),
+    new(group="é" * 101),
+    new(payload=b"x" * 1_001),
+    new(options=b"\xc1"),
+    new(options=b"x" * 10_000),
+    new(due=In(2**62)),
+    new(deadline=-1),
+    NewTask("t", "k", "no id", In(0)),
+    NewTask("t", "k", "01A20196-d0ef-7031-b766-938191724804", In(0)),
+]
+
+
+@pytest.mark.parametrize("task", BAD, ids=range(len(BAD)))
+async def test_what_is_wrong_is_refused_and_the_rest_is_done(task: NewTask) -> None:
+    async with serving(Service(MemoryStore, payload_limit=1_000)) as service:
+        store = HttpStore(service.url)
+        await store.open()
+        with pytest.raises(BadInput):
+            await store.add([task], now=NOW)
+        with pytest.raises(PartlyFailed) as partly:
+            await store.add([new("good"), task], now=NOW)
+        assert isinstance(partly.value.answers[1], BadInput)
+        assert (await store.tally()).number(state=State.WAITING) == 1
+        await store.close()
+
+
+@pytest.mark.parametrize("operation", [*sorted(wire.ONCE), "get", "find", "tally", "announce", "events", "time", "no"])
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x94\xa0\x01\xc0\xc1", b"\xff" * 100, b"\x91" * 100_000], ids=range(5)
+)
+async def test_garbage_is_refused_by_every_operation(operation: str, body: bytes) -> None:
+    async with serving(Service(MemoryStore)) as service:
+        answered = await service.calls.answer(operation, body, Caller("anybody"))
+        assert answered.status in (400, 422, 409) or (operation == "time" and answered.status == 200)
+
+
+async def test_a_session_is_its_callers_alone() -> None:
+    memory = MemoryStore()
+    callers = {"Bearer one": Caller("one"), "Bearer two": Caller("two")}
+    async with serving(Service(lambda: memory, caller_of=lambda header: callers[header or ""])) as service:
+        one, two = HttpStore(service.url, token="one"), HttpStore(service.url, token="two")
+        await one.open()
+        await two.open()
+        assert one._opened is not None
+        assert two._opened is not None
+        await one.add([new()], now=NOW)
+        call = wire.Call(one._opened.calls._session, 1, None, wire.Raw(wire.encode([Cancel("t", "k")])))
+        answered = await service.calls.answer("change", wire.encode(call), callers["Bearer two"])
+        assert wire.read_failure(answered.body).kind == wire.SESSION
+        assert (await one.get([Ref("t", "k")]))[0] is not None
+        await one.close()
+        await two.close()
+
+
+async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
+    async with serving(Service(MemoryStore, body_limit=100_000)) as service:
+        service.body_taken = 60_000  # a proxy on the way takes less than the service says
+        store = HttpStore(service.url)
+        await store.open()
+        answers = await store.add([new(str(number), payload=b"x" * 5_000) for number in range(100)], now=NOW)
+        assert len(answers) == 100
+        assert [record.key for record in await store.get([Ref("t", str(n)) for n in range(100)]) if record] == [
+            str(number) for number in range(100)
+        ]
+        with pytest.raises(BadInput, match="too large"):
+            await store.add([new(payload=b"x" * 99_000)], now=NOW)
+        await store.close()
+
+
+async def test_pages_are_bounded_in_bytes() -> None:
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory)) as service:
+        store = HttpStore(service.url)
+        await store.open()
+        names = [f"{number:02}" for number in range(40)]
+        await memory.add([new(name, payload=b"x" * 1_000_000) for name in names], now=NOW)
+        page = await store.find(Filter(topic="t"), Page(limit=100))
+        assert len(page.tasks) == 8
+        assert page.cursor is not None
+        shown: list[str] = [record.key for record in page.tasks]
+        while page.cursor is not None:
+            page = await store.find(Filter(topic="t"), Page(limit=100, cursor=page.cursor))
+            shown += [record.key for record in page.tasks]
+        assert shown == names
+        assert [record.key for record in await store.get([Ref("t", name) for name in names]) if record] == names
+        await store.close()
+
+
+async def test_a_transaction_cannot_be_joined_over_http(service: Service) -> None:
+    async with Bide(HttpStore(service.url, clock="caller")) as app:
+        with pytest.raises(SetupError):
+            app.using(object())
+
+
+def test_the_error_of_a_token_is_a_store_error_too() -> None:
+    assert issubclass(NotAllowed, SetupError)
+    assert issubclass(NotAllowed, StoreError), "so that a worker goes on"
