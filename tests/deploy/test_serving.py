@@ -162,4 +162,5 @@ def test_what_the_containers_start(deploy: Path, tmp_path: Path, redis_server: S
         status, text = ask(f"{second}/metrics", prometheus)
         assert status == 200
         assert 'bide_tasks{state="waiting",topic="post"} 1.0' in text
+        assert re.search(r'^bide_store_call_seconds_count\{operation="get"\} [1-9]', text, re.MULTILINE)
         assert re.search(r"^bide_clock_skew_seconds -?0\.0", text, re.MULTILINE)

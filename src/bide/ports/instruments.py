@@ -58,3 +58,7 @@ class Carrier(Protocol):
     def headers(self, topic: Topic) -> Mapping[str, str] | None:
         """What a task that is made now shall carry."""
         ...
+
+    def received(self, headers: Mapping[str, str]) -> AbstractContextManager[None]:
+        """Around what is done for a request with these headers (names in lower case): its trace goes on."""
+        ...
