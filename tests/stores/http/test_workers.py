@@ -1,0 +1,249 @@
+"""An app over a service: the same handlers and verbs, every task done, by one holder at a time, at its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from tests.stores.http.serving import Service, only, serving
+
+from bide import Bide, Retry, Task
+from bide.core.records import In, Ref, State
+from bide.service.callers import Caller, Unauthorized, Verb
+from bide.stores.http import HttpStore
+from bide.stores.memory import MemoryStore
+from bide.testing.proxy import FaultProxy
+from bide.testing.store_suite.acts import new, until
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+async def test_verbs_and_handlers_are_those_of_the_library() -> None:
+    seen: list[Any] = []
+    async with serving(Service(MemoryStore)) as service:
+        app = Bide(service.url)
+
+        @app.handler("order.close", retry="quick")
+        async def close(task: Task[Order]) -> Retry | None:
+            seen.append((task.payload.number, task.attempt, task.id))
+            return Retry(delay="0s") if task.attempt == 1 and task.key == "again" else None
+
+        async with app:
+            first = await close.schedule(Order(1), key="1", delay="1h", group="g")
+            assert first.result == "created"
+            assert (await app.reschedule("order.close", "1", delay="2h")).result == "moved"
+            assert [answer.result for answer in await app.shift("g", "-30m")] == ["moved"]
+            assert [task.key async for task in app.find(topic="order.close")] == ["1"]
+            assert (await app.tally()).number("order.close", State.WAITING) == 1
+            async with app.worker() as worker:
+                assert (await app.fire_now("order.close", "1")).result == "moved"
+                await app.schedule("order.close", {"number": 2}, key="again", delay="0s")
+                await app.schedule_many([close.new(Order(number), delay="0s") for number in range(3, 103)])
+                await asyncio.wait_for(worker.until_empty(), 20)
+            assert worker.stats.done == 102
+            assert worker.stats.lost == 0
+            assert (await app.cancel("order.close", "1")).result == "not_found"
+            assert {event.kind.value for event in await app.events()} == {"retry", "change"}
+    again = [(attempt, life) for number, attempt, life in seen if number == 2]
+    assert [attempt for attempt, _ in again] == [1, 2]
+    assert len({life for _, life in again}) == 1
+
+
+async def test_two_workers_share_the_work_and_each_task_has_one_holder() -> None:
+    done: Counter[str] = Counter()
+    by: Counter[str] = Counter()
+    running: set[str] = set()
+    async with serving(Service(MemoryStore)) as service:
+
+        def hire(name: str) -> Bide:
+            app = Bide(service.url, concurrency=10)
+
+            @app.handler("work")
+            async def work(task: Task[Any]) -> None:
+                assert task.key not in running
+                running.add(task.key)
+                await asyncio.sleep(0.001)
+                running.discard(task.key)
+                done[task.key] += 1
+                by[name] += 1
+
+            return app
+
+        one, two = hire("one"), hire("two")
+        async with one, two:
+            await one.schedule_many([one.new("work", key=str(number), delay="0s") for number in range(1_000)])
+            async with one.worker() as first, two.worker() as second:
+                await asyncio.wait_for(asyncio.gather(first.until_empty(), second.until_empty()), 30)
+    assert done == Counter({str(number): 1 for number in range(1_000)})
+    assert min(by["one"], by["two"]) > 100
+
+
+async def test_every_task_is_done_although_the_way_is_cut_again_and_again() -> None:
+    done: Counter[str] = Counter()
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:
+        app = Bide(HttpStore(f"http://127.0.0.1:{way.port}", silence=0.3), lease="2s", concurrency=20)
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            done[task.key] += 1
+            await asyncio.sleep(0.002)
+
+        async with app, app.worker() as worker:
+            for number in range(300):
+                await app.schedule("work", key=str(number), delay="0s")
+                if number % 60 == 30:
+                    way.cut()
+            await asyncio.wait_for(worker.until_empty(), 30)
+        assert way.connections > 5
+    assert set(done) == {str(number) for number in range(300)}
+    assert sum(done.values()) == 300, "what was cut off was asked again, and no lease was lost"
+
+
+async def test_a_service_that_restarts_loses_nothing() -> None:
+    done: Counter[str] = Counter()
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory)) as service:
+        app = Bide(service.url, lease="1s", concurrency=20)
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            done[task.key] += 1
+            await asyncio.sleep(0.002)
+
+        async with app, app.worker() as worker:
+            await app.schedule_many([app.new("work", key=str(number), delay="0s") for number in range(500)])
+            await until(lambda: sum(done.values()) > 50, "some to be done")
+            await service.restart()
+            await asyncio.wait_for(worker.until_empty(), 30)
+    assert set(done) == {str(number) for number in range(500)}
+
+
+@pytest.mark.real_time
+async def test_a_wake_up_comes_within_milliseconds() -> None:
+    late: list[float] = []
+    fired = asyncio.Event()
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory)) as service:
+        app = Bide(service.url, max_sleep="1h")
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            late.append(time.monotonic())
+            fired.set()
+
+        other = Bide(service.url)
+        async with app, other, app.worker():
+            await asyncio.sleep(0.1)
+            for _ in range(20):
+                fired.clear()
+                begun = time.monotonic()
+                await other.schedule("work", delay="0s")
+                await asyncio.wait_for(fired.wait(), 5)
+                late[-1] -= begun
+    assert sorted(late)[10] < 0.05, late
+
+
+async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed() -> None:
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:
+        store = HttpStore(f"http://127.0.0.1:{way.port}")
+        await store.open()
+        heard: list[tuple[str, int]] = []
+        listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
+        now = await store.time()
+        way.cut()
+        await memory.add([new("missed", due=In(0))], now=now)
+        await until(lambda: bool(heard), "to be told to look")
+        heard.clear()
+        [answer] = await memory.add([new("heard", due=In(1_000))], now=now)
+        await until(lambda: ("t", now + 1_000) in heard, "to hear of the next")
+        assert answer.record is not None
+        two = await store.listen(["u"], lambda topic, wake: heard.append((topic, wake)))
+        await memory.add([new(topic="u", due=In(7))], now=now)
+        await until(lambda: ("u", now + 7) in heard, "to hear of another topic")
+        await two.close()
+        await listening.close()
+        assert store._opened is not None
+        assert store._opened.hearing._task is None, "nobody listens, and so nothing is streamed"
+        await store.close()
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.service.store_tidings.HEARTBEAT", 0.01)
+    revoked = False
+
+    async def still() -> None:
+        if revoked:
+            raise Unauthorized("revoked")
+
+    async with serving(Service(MemoryStore)) as service:
+        body = b"\x94\xa0\x00\xc0\x91\xa1t"
+        lines = service.calls.listen(body, Caller("shop"), still=still)
+        assert await anext(lines) == b"\n"
+        assert await anext(lines) == b"\n"
+        revoked = True
+        assert [line async for line in lines] == []
+
+
+async def test_a_worker_whose_token_is_taken_away_goes_on_and_works_again_when_it_is_given_back() -> None:
+    caller = Caller("shop")
+
+    def caller_of(header: str | None) -> Caller:
+        return only("t", caller)(header)
+
+    done: list[str] = []
+    async with serving(Service(MemoryStore, caller_of=caller_of)) as service:
+        app = Bide(service.url, token="t", max_sleep="50ms")
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            done.append(task.key)
+
+        async with app, app.worker():
+            await app.schedule("work", key="1", delay="0s")
+            await until(lambda: done == ["1"], "the first")
+            caller = Caller("shop", frozenset({Verb.SCHEDULE}))
+            await app.schedule("work", key="2", delay="0s")
+            await until(lambda: service.asked[-3:].count("lease") > 1, "leases that are refused")
+            caller = Caller("shop")
+            await until(lambda: done == ["1", "2"], "the second")
+
+
+async def test_synchronous_code_has_the_same_verbs() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        app = Bide(service.url)
+
+        def script() -> str:
+            app.sync.schedule("work", key="1", delay="1h")
+            answer = app.sync.cancel("work", "1")
+            app.sync.close()
+            return answer.result
+
+        assert await asyncio.to_thread(script) == "cancelled"
+
+
+async def test_a_single_call_is_folded_with_those_of_other_clients() -> None:
+    class Counting(MemoryStore):
+        adds = 0
+
+        async def add(self, tasks: Any, *, now: int) -> Any:
+            Counting.adds += 1
+            await asyncio.sleep(0.01)
+            return await super().add(tasks, now=now)
+
+    async with serving(Service(Counting)) as service:
+        stores = [HttpStore(service.url) for _ in range(20)]
+        for store in stores:
+            await store.open()
+        await asyncio.gather(*(store.add([new(str(n))], now=0) for n, store in enumerate(stores)))
+        assert Counting.adds < 10
+        assert all(await stores[0].get([Ref("t", str(n)) for n in range(20)]))
+        for store in stores:
+            await store.close()
