@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
@@ -238,6 +238,8 @@ class Metrics(Instrument):
 
     def _add_up(self) -> None:
         """What others count, as it is now."""
+        self.polls.add_up()
+        self.streams.add_up()
         wakes = self._wakes
         self._tidings.values[()] = sum(one.tidings for one in wakes)
         for reason, number in (
@@ -258,21 +260,26 @@ class Metrics(Instrument):
 
 
 class Open:
-    """How many are open: `with` it, once for each."""
+    """How many are open: `with` it, once for each; or whoever counts them anyway is asked (`follow`)."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
-        self.number = 0
-        gauge.set(to=0)
+        self._number = 0
+        self._counts: list[Callable[[], int]] = []
 
     def __enter__(self) -> Self:
-        self.number += 1
-        self._gauge.set(to=self.number)
+        self._number += 1
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.number -= 1
-        self._gauge.set(to=self.number)
+        self._number -= 1
+
+    def follow(self, count: Callable[[], int]) -> None:
+        """Ask `count` as well, at each exposition."""
+        self._counts.append(count)
+
+    def add_up(self) -> None:
+        self._gauge.set(to=self._number + sum(count() for count in self._counts))
 
 
 class _Measured:
