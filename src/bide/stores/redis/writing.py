@@ -21,6 +21,7 @@ from bide.core.records import (
     Redrive,
     Result,
     Settlement,
+    Token,
     Verdict,
 )
 from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, flags_of, packed_id, record_of, seed_of
@@ -42,6 +43,8 @@ _CHANGED = {
 }  # fmt: skip
 _VERDICTS = {Verdict.DONE: 0, Verdict.RETRY: 2, Verdict.DEFER: 3, Verdict.DEAD: 4}
 _NOTHING = b"+0"
+_NOBODYS: Token = 2**56 - 1
+"""Larger than any token ever is."""
 
 
 Places = list[int]
@@ -144,8 +147,15 @@ async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str
     return answers
 
 
+def _condition(if_token: Token | None) -> Token:
+    """0 is no condition to the script; what cannot be a token is one that no task has."""
+    if if_token is None:
+        return 0
+    return if_token if 0 < if_token < _NOBODYS else _NOBODYS
+
+
 def write_change(change: Change) -> Arguments:
-    token = (change.if_token or 0).to_bytes(7, "big")
+    token = _condition(change.if_token).to_bytes(7, "big")
     if type(change) is Cancel:
         keep = min(max(change.keep_until, 0), NO_DEADLINE).to_bytes(6, "big")
         return [change.key, b"".join((b"\1", token, keep, b"\0" * 6, b"\2", _NOTHING))]
