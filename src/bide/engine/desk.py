@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from bide.core.errors import StoreError
@@ -52,58 +52,53 @@ class _Group:
     def __init__(self, holder: str, lease_for: Millis) -> None:
         self.holder = holder
         self.lease_for = lease_for
-        self.queues: dict[Topic, deque[_Waiting]] = {}
+        self.queues: dict[Topic, OrderedDict[_Waiting, None]] = {}
+        """Who waits for a topic, the longest first. Whoever leaves is taken out at once: where nothing comes due for
+        days, those who ask again and again would pile up."""
         self.wanted: Counter[Topic] = Counter()
         self.impatient: list[_Waiting] = []
 
     def put(self, waiting: _Waiting) -> None:
         for topic, count in waiting.room.items():
-            self.queues.setdefault(topic, deque()).append(waiting)
+            self.queues.setdefault(topic, OrderedDict())[waiting] = None
             self.wanted[topic] += count
         if not waiting.patient:
             self.impatient.append(waiting)
 
     def drop(self, waiting: _Waiting) -> None:
-        """It wants no more. Its places in the queues are passed over when their turn comes."""
+        """It wants no more."""
         for topic, count in waiting.room.items():
-            self._want_less(topic, count)
+            self._leave(waiting, topic, count)
         waiting.room = {}
 
     def next_for(self, topic: Topic) -> _Waiting | None:
         """Who has waited longest and has room for one more of `topic`."""
-        queue = self.queues.get(topic)
-        while queue:
-            waiting = queue[0]
-            if topic in waiting.room and not waiting.future.done():
+        for waiting in self.queues.get(topic, ()):
+            if not waiting.future.done():
                 return waiting
-            queue.popleft()
         return None
 
     def hand(self, record: Record, waiting: _Waiting) -> None:
         topic = record.topic
         waiting.taken.append(record)
         if waiting.room[topic] == 1:
+            self._leave(waiting, topic, 1)
             del waiting.room[topic]
         else:
             waiting.room[topic] -= 1
-        self._want_less(topic, 1)
+            self.wanted[topic] -= 1
 
-    def _want_less(self, topic: Topic, count: int) -> None:
+    def _leave(self, waiting: _Waiting, topic: Topic, count: int) -> None:
+        queue = self.queues[topic]
+        del queue[waiting]
         self.wanted[topic] -= count
-        if self.wanted[topic] <= 0:
-            del self.wanted[topic]
-            self.queues.pop(topic, None)
+        if not queue:
+            del self.queues[topic], self.wanted[topic]
 
     def asked(self) -> dict[Topic, int]:
-        """What one lease asks for."""
-        left = _MOST
-        asked: dict[Topic, int] = {}
-        for topic, count in self.wanted.items():
-            asked[topic] = min(count, left)
-            left -= asked[topic]
-            if not left:
-                break
-        return asked
+        """What one lease asks for: of every topic something, so that none waits for another."""
+        share = max(1, _MOST // max(1, len(self.wanted)))
+        return {topic: min(count, share) for topic, count in self.wanted.items()}
 
 
 class Desk:
@@ -181,8 +176,8 @@ class Desk:
             if timer is not None:
                 timer.cancel()
             group.drop(waiting)
-            if not group.wanted:
-                self._groups.pop((holder, lease_for), None)
+            if not group.wanted and self._groups.get((holder, lease_for)) is group:
+                del self._groups[holder, lease_for]
 
     def give_back(self, records: Sequence[Record]) -> None:
         """These were not begun: due again at once, counting nothing."""
@@ -224,12 +219,13 @@ class Desk:
             now = self._clock.now()
             until = now + self._clock.span(group.lease_for)
             leased = await self._store.lease(asked, now=now, until=until, holder=group.holder)
+            got = Counter(record.topic for record in leased.tasks)
+            if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
+                self._waker.kick()  # it got all that one call asks for, and more is wanted
             self._hand_out(group, leased.tasks, leased.now)
             for waiting in looking:
                 self._answer(group, waiting)
             wakes += [wake for wake in (leased.next_wake, leased.again_by) if wake is not None]
-            if sum(asked.values()) >= _MOST:
-                self._waker.kick()  # there are more who wait than one call asks for
         return min(wakes, default=None)
 
     def _hand_out(self, group: _Group, tasks: Sequence[Record], now: Millis) -> None:
@@ -298,7 +294,7 @@ class Desk:
         for topic in topics:
             self._unasked.pop(topic, None)
             listening = self._listening.get(topic)
-            if listening is None:
+            if listening is None or (listening.done() and listening.exception() is not None):
                 listening = self._loop.create_task(self._store.listen([topic], self._heard))
                 self._listening[topic] = listening
             elif listening.done():
@@ -306,7 +302,8 @@ class Desk:
             try:
                 await asyncio.shield(listening)
             except StoreError:
-                self._listening.pop(topic, None)
+                if self._listening.get(topic) is listening:
+                    del self._listening[topic]
                 raise
 
     def _heard(self, topic: Topic, wake: Millis) -> None:
