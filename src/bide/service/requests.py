@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -15,6 +16,7 @@ from bide.service.callers import Caller
 from bide.service.problems import Problem, bad_body, bad_input, too_large
 
 Ask = TypeVar("Ask")
+_HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class Gone(Exception):
@@ -88,6 +90,8 @@ class Request:
                 field="content-type", accepted="application/json",
             )  # fmt: skip
         try:
+            if not self.body.isascii():
+                self.body.decode()  # the decoder passes over a payload without looking into its text
             return decoder.decode(self.body)
         except (ValueError, RecursionError) as error:
             raise bad_body(error, accepted) from None
@@ -95,6 +99,7 @@ class Request:
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """The parameters after the question mark, each at most once. Raises Problem for one that is not known."""
         try:
+            _check_percents(self._query)
             pairs = parse_qsl(
                 self._query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(self._query), errors="strict"
             )
@@ -126,6 +131,13 @@ class Request:
 def segment(raw: bytes, field: str) -> str:
     """One part of a path, percent-decoded. Raises Problem."""
     try:
+        _check_percents(raw)
         return unquote_to_bytes(raw).decode()
-    except UnicodeDecodeError:
+    except ValueError:
         raise bad_input(BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8")) from None
+
+
+def _check_percents(raw: bytes) -> None:
+    """Decoding would leave them as they are, and so two paths would mean one key. Raises ValueError."""
+    if _HALF_ENCODED.search(raw):
+        raise ValueError("a % that begins no encoded byte")

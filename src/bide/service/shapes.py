@@ -19,7 +19,8 @@ InstantText = Annotated[
 ]
 Whole = Annotated[int, Meta(ge=0)]
 
-_is_json = msgspec.json.Decoder().decode
+_checked = msgspec.json.Decoder(Raw).decode
+"""Says whether it is JSON, and reads no number: any that JSON can write may be in a payload, such as 1e400."""
 
 
 class TaskShape(Struct, frozen=True, gc=False):
@@ -91,7 +92,8 @@ def task_shape(record: Record) -> TaskShape:
     raw: Raw | UnsetType = UNSET
     encoded: str | UnsetType = UNSET
     try:
-        _is_json(record.payload)
+        record.payload.decode()
+        _checked(record.payload)
         raw = Raw(record.payload)
     except (ValueError, RecursionError):
         encoded = base64.b64encode(record.payload).decode()
