@@ -1,0 +1,176 @@
+"""A client of the HTTP API for tests: what is sent goes out exactly as it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from tests.service.instance import Instance, served
+
+from bide.core.instants import instant
+from bide.service.config import ServeConfig
+
+T = TypeVar("T")
+JSON = {"content-type": "application/json"}
+
+
+class Reply:
+    """What came back."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"{self.status} {self.body[:500]!r}"
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def answer(self) -> tuple[int, str]:
+        """The status and the word."""
+        return self.status, self.json["answer"]
+
+    @property
+    def task(self) -> Any:
+        return self.json["task"]
+
+
+class Api:
+    """Calls one instance, over one connection that is kept."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url = url
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __call__(
+        self, method: str, path: str, ask: Any = None, *, body: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:  # fmt: skip
+        """`ask` is sent as JSON, `body` as it is."""
+        sent = {**self._headers, **(headers or {})}
+        if ask is not None:
+            body = json.dumps(ask).encode()
+        if body is not None:
+            sent = {**JSON, **sent}
+        try:
+            self._connection.request(method, path, body, sent)
+            got = self._connection.getresponse()
+            reply = Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
+        except BaseException:
+            self._connection.close()
+            raise
+        kind = reply.headers.get("content-type", "")
+        if reply.status >= 400 and kind == "application/problem+json":
+            assert reply.json["status"] == reply.status
+            assert reply.json["type"].startswith("urn:bide:")
+            assert reply.json["title"]
+            assert reply.json["detail"]
+        return reply
+
+    def done(self, method: str, path: str, ask: Any = None, **more: Any) -> Any:
+        """The JSON of a call that must succeed."""
+        reply = self(method, path, ask, **more)
+        assert reply.status in (200, 201), reply
+        return reply.json
+
+    def put(self, topic: str, key: str, **ask: Any) -> Any:
+        """Schedule; the task."""
+        return self.done("PUT", at(topic, key), {"delay": "1h", **ask})["task"]
+
+    def lease(self, topic: str, room: int = 1, **ask: Any) -> Any:
+        """The tasks that are due."""
+        return self.done("POST", "/v1/lease", {"topics": {topic: room}, **ask})["tasks"]
+
+    def settle(self, task: Any, outcome: str, **ask: Any) -> bool:
+        """Settle one lease."""
+        [settled] = self.done("POST", "/v1/settle", [{**held(task), "outcome": outcome, **ask}])["settled"]
+        assert isinstance(settled, bool)
+        return settled
+
+    def get(self, topic: str, key: str) -> Any:
+        """The task as it is; None where there is none."""
+        reply = self("GET", at(topic, key))
+        return reply.json if reply.status == 200 else None
+
+    def dead(self, topic: str, key: str) -> Any:
+        """Make a task and let it die; the task."""
+        self.put(topic, key, delay="0s")
+        [task] = self.lease(topic)
+        assert self.settle(task, "dead", error="broken")
+        return self.get(topic, key)
+
+
+def at(topic: str, key: str) -> str:
+    """The path of a task."""
+    return f"/v1/topics/{quote(topic, safe='')}/tasks/{quote(key, safe='')}"
+
+
+def held(task: Any) -> dict[str, Any]:
+    """The lease of a task."""
+    return {name: task[name] for name in ("topic", "key", "token")}
+
+
+def millis(text: str) -> int:
+    """An instant of an answer."""
+    return instant(text)
+
+
+class Running:
+    """An instance in a loop and a thread of its own."""
+
+    def __init__(self, instance: Instance, loop: asyncio.AbstractEventLoop) -> None:
+        self.url = instance.url
+        self.app = instance.app
+        self.serving = instance.serving
+        self.loop = loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do this in the instance's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+
+@contextmanager
+def running(store: Any, config: ServeConfig | None = None, **settings: Any) -> Iterator[Running]:
+    """An instance in a thread, for as long as the block lasts."""
+    up, over = threading.Event(), threading.Event()
+    found: list[Running] = []
+    failed: list[BaseException] = []
+
+    async def run() -> None:
+        async with served(store, config, **settings) as instance:
+            found.append(Running(instance, asyncio.get_running_loop()))
+            up.set()
+            await asyncio.to_thread(over.wait)
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where somebody sees it
+            failed.append(error)
+            up.set()
+
+    thread = threading.Thread(target=work, name="instance")
+    thread.start()
+    try:
+        assert up.wait(30)
+        if not failed:
+            yield found[0]
+    finally:
+        over.set()
+        thread.join(30)
+    if failed:
+        raise failed[0]

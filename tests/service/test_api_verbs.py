@@ -1,0 +1,437 @@
+"""One task by its path: every verb, every answer with its status, conditions, names, payloads, times, policies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.service.calling import Api, Running, at, millis
+
+HOUR = 3_600_000
+
+# --- every verb and every answer
+
+
+def test_schedule_creates_and_replaces(api: Api, topic: str) -> None:
+    first = api("PUT", at(topic, "42"), {"delay": "1h", "payload": {"number": 42}, "group": "user-7"})
+    assert first.answer == (201, "created")
+    assert first.headers["etag"] == f'"{first.task["token"]}"'
+    second = api("PUT", at(topic, "42"), {"delay": "2h"})
+    assert second.answer == (200, "replaced")
+    assert second.task["token"] > first.task["token"]
+    assert second.task["id"] != first.task["id"]
+
+
+def test_a_task_shows_all_of_its_fields(api: Api, topic: str) -> None:
+    before = time.time() * 1000
+    api.put(topic, "42", delay="1h", payload={"number": 42}, group="user-7")
+    task = api.get(topic, "42")
+    assert abs(millis(task.pop("created_at")) - before) < 10_000
+    assert abs(millis(task["due_at"]) - before - HOUR) < 10_000
+    assert task.pop("due_at") == task.pop("wake_at")
+    assert len(task.pop("id")) == 36
+    assert task.pop("token") > 0
+    assert task == {
+        "topic": topic, "key": "42", "group": "user-7", "state": "waiting", "attempt": 0, "payload": {"number": 42},
+        "error": None, "finished_at": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("on_conflict", "delay", "status", "answer"),
+    [
+        ("replace", "2h", 200, "replaced"),
+        ("keep", "2h", 200, "kept"),
+        ("earliest", "2h", 200, "kept"),
+        ("earliest", "10m", 200, "replaced"),
+        ("latest", "2h", 200, "replaced"),
+        ("latest", "10m", 200, "kept"),
+        ("refuse", "2h", 409, "refused"),
+    ],
+)
+def test_what_happens_to_a_key_that_is_taken(
+    api: Api, topic: str, on_conflict: str, delay: str, status: int, answer: str
+) -> None:
+    before = api.put(topic, "42")
+    reply = api("PUT", at(topic, "42"), {"delay": delay, "on_conflict": on_conflict})
+    assert reply.answer == (status, answer)
+    assert (reply.task["token"] == before["token"]) is (answer != "replaced")
+
+
+def test_reschedule_moves(api: Api, topic: str) -> None:
+    before = api.put(topic, "42")
+    reply = api("PATCH", at(topic, "42"), {"delay": "3h"})
+    assert reply.answer == (200, "moved")
+    assert abs(millis(reply.task["wake_at"]) - millis(before["wake_at"]) - 2 * HOUR) < 10_000
+    assert reply.headers["etag"] == f'"{reply.task["token"]}"' != f'"{before["token"]}"'
+    exact = api("PATCH", at(topic, "42"), {"at": "2030-01-31T08:00:00.125+01:00"})
+    assert exact.task["due_at"] == exact.task["wake_at"] == "2030-01-31T07:00:00.125Z"
+
+
+def test_cancel(api: Api, topic: str) -> None:
+    api.put(topic, "42")
+    reply = api("DELETE", at(topic, "42"))
+    assert reply.answer == (200, "cancelled")
+    assert reply.task["state"] == "cancelled"
+    assert reply.task["finished_at"] is not None
+    again = api("DELETE", at(topic, "42"))
+    assert again.answer == (409, "finished")
+    assert again.task["state"] == "cancelled"
+    assert api("PATCH", at(topic, "42"), {"delay": "1h"}).answer == (409, "finished")
+
+
+def test_what_is_not_there(api: Api, topic: str) -> None:
+    for reply in (
+        api("GET", at(topic, "42")),
+        api("PATCH", at(topic, "42"), {"delay": "1h"}),
+        api("DELETE", at(topic, "42")),
+        api("DELETE", at(topic, "42"), headers={"if-match": '"7"'}),
+    ):
+        assert reply.answer == (404, "not_found")
+        assert reply.task is None
+        assert "etag" not in reply.headers
+
+
+def test_what_is_being_delivered_is_not_moved_and_can_be_cancelled(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [task] = api.lease(topic)
+    assert api("PATCH", at(topic, "42"), {"delay": "1h"}).answer == (409, "under_way")
+    kept = api("PUT", at(topic, "42"), {"delay": "1h", "on_conflict": "keep"})
+    assert kept.answer == (200, "kept")
+    assert kept.task["state"] == "leased"
+    assert api("DELETE", at(topic, "42")).answer == (200, "cancelled_while_leased")
+    assert not api.settle(task, "done")
+
+
+def test_what_is_done_stays_for_a_while(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [task] = api.lease(topic)
+    assert api.settle(task, "done")
+    done = api.get(topic, "42")
+    assert done["state"] == "done"
+    assert api("PUT", at(topic, "42"), {"delay": "1h", "on_conflict": "keep"}).answer == (200, "kept")
+    assert api("DELETE", at(topic, "42")).answer == (409, "finished")
+    assert api("PUT", at(topic, "42"), {"delay": "1h"}).answer == (200, "replaced")
+
+
+# --- conditions
+
+
+def test_put_only_if_it_is_new(api: Api, topic: str) -> None:
+    only_new = {"if-none-match": "*"}
+    assert api("PUT", at(topic, "42"), {"delay": "1h"}, headers=only_new).answer == (201, "created")
+    before = api.get(topic, "42")
+    reply = api("PUT", at(topic, "42"), {"delay": "2h"}, headers=only_new)
+    assert reply.answer == (412, "refused")
+    assert reply.task == before == api.get(topic, "42")
+
+
+@pytest.mark.parametrize("headers", [{"if-none-match": '"7"'}, {"if-match": '"7"'}, {"if-match": "*"}])
+def test_put_takes_no_other_condition(plain: Api, topic: str, headers: dict[str, str]) -> None:
+    reply = plain("PUT", at(topic, "42"), {"delay": "1h"}, headers=headers)
+    assert reply.status == 422
+    assert reply.json["field"] in headers
+    assert plain.get(topic, "42") is None
+
+
+def test_get_only_if_it_has_changed(api: Api, topic: str) -> None:
+    api.put(topic, "42")
+    tag = api("GET", at(topic, "42")).headers["etag"]
+    same = api("GET", at(topic, "42"), headers={"if-none-match": tag})
+    assert (same.status, same.body, same.headers["etag"]) == (304, b"", tag)
+    api.done("PATCH", at(topic, "42"), {"delay": "2h"})
+    assert api("GET", at(topic, "42"), headers={"if-none-match": tag}).status == 200
+
+
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+def test_change_only_what_was_seen(api: Api, topic: str, method: str) -> None:
+    ask = {"delay": "2h"} if method == "PATCH" else None
+    task = api.put(topic, "42")
+    old = f'"{task["token"] - 1}"'
+    reply = api(method, at(topic, "42"), ask, headers={"if-match": old})
+    assert reply.answer == (412, "stale_token")
+    assert reply.task == task == api.get(topic, "42")
+    assert api(method, at(topic, "42"), ask, headers={"if-match": f'"{task["token"]}"'}).status == 200
+
+
+def test_the_token_may_stand_in_the_body(api: Api, topic: str) -> None:
+    task = api.put(topic, "42")
+    stale = api("PATCH", at(topic, "42"), {"delay": "2h", "if_token": task["token"] - 1})
+    assert stale.answer == (409, "stale_token")
+    both = {"if-match": f'"{task["token"] - 1}"'}
+    unmet = api("PATCH", at(topic, "42"), {"delay": "2h", "if_token": task["token"]}, headers=both)
+    assert unmet.answer == (412, "stale_token")
+    for other in (0, 1, 2**53, 2**60, 2**63 - 1):
+        stale = api("PATCH", at(topic, "42"), {"delay": "2h", "if_token": other})
+        assert stale.answer == (409, "stale_token"), other
+    assert api("PATCH", at(topic, "42"), {"delay": "2h", "if_token": task["token"]}).answer == (200, "moved")
+
+
+@pytest.mark.parametrize("tag", ['"x"', 'W/"7"', '"7", "8"', '"99999999999999999999"', '"٣"', ""])
+def test_a_condition_that_cannot_be_read_changes_nothing(plain: Api, topic: str, tag: str) -> None:
+    task = plain.put(topic, "42")
+    reply = plain("DELETE", at(topic, "42"), headers={"if-match": tag.encode().decode("latin-1")})
+    assert reply.status == 422
+    assert reply.json["field"] == "if-match"
+    assert plain.get(topic, "42") == task
+
+
+def test_any_token_will_do(api: Api, topic: str) -> None:
+    api.put(topic, "42")
+    assert api("DELETE", at(topic, "42"), headers={"if-match": "*"}).answer == (200, "cancelled")
+
+
+# --- names
+
+KEYS = ["a/b", "a:b", "a?b=c", "%", "%2F", "..", ".", "a b", "a+b", "a&b", "#", "ü€𝄞", "e\u0301", "k" * 200, "ü" * 100,
+        "{key}", "\\", '"', "'; DROP TABLE bide_task; --", "*", "\u202e", "/", "//", "tasks"]  # fmt: skip
+
+
+def test_keys_are_what_was_sent(api: Api, topic: str) -> None:
+    for key in KEYS:
+        assert api("PUT", at(topic, key), {"delay": "1h"}).answer == (201, "created"), key
+        assert api.get(topic, key)["key"] == key
+    found = api.done("GET", f"/v1/tasks?topic={topic}")["tasks"]
+    assert {task["key"] for task in found} == set(KEYS)
+    for key in KEYS:
+        assert api("DELETE", at(topic, key)).answer == (200, "cancelled"), key
+
+
+def test_topics_and_groups_are_what_was_sent(api: Api, topic: str) -> None:
+    for name in ("a/b", "a:b", "%", "..", "ü€𝄞", "{topic}"):
+        full = group = f"{topic}{name}"
+        api.put(full, "42", group=group)
+        [found] = api.done("GET", f"/v1/tasks?group={quote(group, safe='')}")["tasks"]
+        assert (found["topic"], found["group"]) == (full, group)
+
+
+def test_keys_with_more_or_fewer_letters_encoded_are_the_same(plain: Api, topic: str) -> None:
+    plain.put(topic, "a.b~c")
+    assert plain("GET", f"/v1/topics/{topic}/tasks/%61%2Eb%7ec").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/topics/{}/tasks/" + "k" * 201, "key"),
+        ("/v1/topics/{}/tasks/" + "%C3%BC" * 101, "key"),
+        ("/v1/topics/{}/tasks/%00", "key"),
+        ("/v1/topics/{}/tasks/a%0Ab", "key"),
+        ("/v1/topics/{}/tasks/a%E2%80%A8b", "key"),
+        ("/v1/topics/{}/tasks/%FF", "key"),
+        ("/v1/topics/{}/tasks/%ED%A0%80", "key"),
+        ("/v1/topics/{}/tasks/%C0%AF", "key"),
+        ("/v1/topics/{}/tasks/a%zz", "key"),
+        ("/v1/topics/{}/tasks/a%", "key"),
+        ("/v1/topics/{}/tasks/a%4", "key"),
+        ("/v1/topics/%FF{}/tasks/a", "topic"),
+        ("/v1/topics/%0D%0A{}/tasks/a", "topic"),
+    ],
+)
+def test_names_that_cannot_be(plain: Api, topic: str, path: str, field: str) -> None:
+    for method, ask in (("PUT", {"delay": "1h"}), ("GET", None), ("PATCH", {"delay": "1h"}), ("DELETE", None)):
+        reply = plain(method, path.format(topic), ask)
+        assert reply.status == 422
+        assert reply.json["field"] == field
+        assert reply.json["accepted"]
+
+
+def test_the_topic_of_settings_is_nobodys(plain: Api) -> None:
+    for method, ask in (("PUT", {"delay": "1h"}), ("GET", None), ("PATCH", {"delay": "1h"}), ("DELETE", None)):
+        assert plain(method, at("bide:settings", "a"), ask).status == 422
+
+
+# --- payloads
+
+PAYLOADS = [
+    "null", "true", "0", "-0", "1.0", "1e2", "1E+2", "123456789012345678901234567890", "0.1000000000000000055511151231",
+    "1e400", "-9223372036854775809", '""', '"ü€𝄞"', r'"\u00fc\ud834\udd1e\/"', "[]", "{}", "[1,  2,\n\t3 ]",
+    '{"b": 1, "a": 2, "b": 3}', '{"a": {"a": {"a": [[[[[{"a": null}]]]]]}}}', '"' + "x" * 10_000 + '"',
+]  # fmt: skip
+
+
+def test_json_is_kept_byte_for_byte(api: Api, topic: str) -> None:
+    for payload in PAYLOADS:
+        reply = api("PUT", at(topic, "42"), body=f'{{"delay": "0s", "payload":  {payload} }}'.encode())
+        written = f'"payload":{payload},'.encode()
+        assert written in reply.body
+        assert written in api("GET", at(topic, "42")).body
+        assert written in api("POST", "/v1/lease", {"topics": {topic: 1}}).body
+
+
+def test_bytes_are_kept_as_they_are(api: Api, topic: str) -> None:
+    for payload in (b"\x00\xff", b"", b"no JSON", b'"\xff"', b"\xff\xfe", bytes(range(256)) * 40):
+        encoded = base64.b64encode(payload).decode()
+        api.put(topic, "42", payload_base64=encoded)
+        task = api.get(topic, "42")
+        assert task["payload_base64"] == encoded
+        assert "payload" not in task
+
+
+def test_bytes_that_are_json_are_shown_as_such(api: Api, topic: str) -> None:
+    api.put(topic, "42", payload_base64=base64.b64encode(b'{"a": 1}').decode())
+    assert api.get(topic, "42")["payload"] == {"a": 1}
+
+
+def test_without_a_payload_it_is_null(api: Api, topic: str) -> None:
+    api.put(topic, "42")
+    task = api.get(topic, "42")
+    assert "payload" in task
+    assert task["payload"] is None
+
+
+def test_a_payload_nested_as_deep_as_it_may(plain: Api, topic: str) -> None:
+    reply = plain("PUT", at(topic, "42"), body=b'{"delay": "1h", "payload": %b}' % (b"[" * 200 + b"]" * 200))
+    assert reply.status == 201
+    assert plain("GET", at(topic, "42")).body.count(b"[") == 200
+
+
+# --- when
+
+
+@pytest.mark.parametrize(
+    ("delay", "length"),
+    [("15m", 900_000), ("1h30m", 5_400_000), ("PT15M", 900_000), ("250ms", 250), ("2d", 48 * HOUR), (90, 90_000),
+     (0.25, 250), (0, 0), ("1.5s", 1_500), (1e9, 10**12)],
+)  # fmt: skip
+def test_a_delay_is_text_or_seconds(plain: Api, topic: str, delay: Any, length: int) -> None:
+    before = time.time() * 1000
+    task = plain.put(topic, "42", delay=delay)
+    assert -1_000 <= millis(task["due_at"]) - before - length <= 10_000
+
+
+def test_an_instant_has_its_offset(api: Api, topic: str) -> None:
+    reply = api("PUT", at(topic, "42"), {"at": "2030-01-31T08:00:00+01:00"})
+    assert reply.task["due_at"] == "2030-01-31T07:00:00.000Z"
+    past = api("PUT", at(topic, "43"), {"at": "2001-01-01T00:00:00Z"})
+    assert past.task["due_at"] == "2001-01-01T00:00:00.000Z"
+    assert millis(past.task["wake_at"]) > millis(past.task["due_at"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        ({}, "delay"),
+        ({"delay": "1h", "at": "2030-01-31T08:00:00Z"}, "delay"),
+        ({"delay": None}, "delay"),
+        ({"delay": "soon"}, "delay"),
+        ({"delay": "-1h"}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"delay": 1e30}, "delay"),
+        ({"delay": True}, "delay"),
+        ({"delay": []}, "delay"),
+        ({"delay": ""}, "delay"),
+        ({"delay": "90000000d"}, "delay"),
+        ({"at": "2030-01-31T08:00:00"}, "at"),
+        ({"at": "2030-02-31T08:00:00Z"}, "at"),
+        ({"at": "1969-01-01T00:00:00Z"}, "at"),
+        ({"at": 1700000000}, "at"),
+        ({"at": "9999-12-31T23:59:59-12:00"}, "at"),
+        ({"delay": "1h", "group": ""}, "group"),
+        ({"delay": "1h", "group": "g" * 201}, "group"),
+        ({"delay": "1h", "group": "a\nb"}, "group"),
+        ({"delay": "1h", "group": 7}, "group"),
+        ({"delay": "1h", "on_conflict": "merge"}, "on_conflict"),
+        ({"delay": "1h", "deadline": "10m"}, "deadline"),
+        ({"delay": "1h", "deadline": "2001-01-01T00:00:00Z"}, "deadline"),
+        ({"delay": "1h", "retry": "often"}, "retry"),
+        ({"delay": "1h", "retry": []}, "retry"),
+        ({"delay": "1h", "retry": ["1s", "soon"]}, "rungs[1]"),
+        ({"delay": "1h", "retry": {"policy": "fixed", "pause": "1s"}}, "retry"),
+        ({"delay": "1h", "retry": {"policy": "fixed", "pause": "1s", "tries": 0}}, "retry"),
+        ({"delay": "1h", "retry": {"policy": "cubic"}}, "retry"),
+        ({"delay": "1h", "retry": {"policy": "exponential", "jitter": 2}}, "retry"),
+        ({"delay": "1h", "headers": {"a": "b\nc"}}, "headers"),
+        ({"delay": "1h", "headers": {"": "b"}}, "headers"),
+        ({"delay": "1h", "headers": {"a": 1}}, "headers"),
+        ({"delay": "1h", "headers": {f"h{n}": "x" * 60 for n in range(100)}}, "headers"),
+        ({"delay": "1h", "payload": 1, "payload_base64": "MQ=="}, "payload"),
+        ({"delay": "1h", "payload_base64": "no base64"}, "payload_base64"),
+        ({"delay": "1h", "payload_base64": "MQ"}, "payload_base64"),
+        ({"delay": "1h", "payload_base64": 1}, "payload_base64"),
+        ({"delay": "1h", "priority": 1}, "body"),
+        ([], "body"),
+        ("text", "body"),
+        (17, "body"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_wrong_is_named(plain: Api, topic: str, ask: Any, field: str) -> None:
+    reply = plain("PUT", at(topic, "42"), ask)
+    assert reply.status == 422
+    assert reply.json["field"].startswith((field, f"at, {field}"))
+    assert reply.json["accepted"]
+    assert plain.get(topic, "42") is None
+
+
+def test_a_payload_may_be_so_large_and_no_larger(api: Api, topic: str, service: Running) -> None:
+    largest = "x" * (service.app.terms.payload_limit - 2)
+    assert api.put(topic, "42", payload=largest)["payload"] == largest
+    reply = api("PUT", at(topic, "43"), {"delay": "1h", "payload": largest + "x"})
+    assert reply.status == 422
+    assert reply.json["field"] == "payload"
+
+
+# --- policies, deadlines, headers
+
+RETRIES = [
+    ("never", []),
+    (["20m", 90], [20 * 60, 90]),
+    ({"policy": "ladder", "rungs": ["20m", 90]}, [20 * 60, 90]),
+    ({"policy": "fixed", "pause": 600, "tries": 3}, [600, 600]),
+    ({"policy": "exponential", "first": "10m", "factor": 3, "tries": 3, "jitter": 0}, [600, 1800]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("retry", "pauses"), RETRIES, ids=str)
+def test_a_policy_travels_with_the_task(api: Api, topic: str, retry: Any, pauses: list[int]) -> None:
+    api.put(topic, "42", delay="0s", retry=retry)
+    for attempt, pause in enumerate(pauses, 1):
+        [task] = api.lease(topic)
+        assert task["attempt"] == attempt
+        before = time.time() * 1000
+        assert api.settle(task, "retry", error="out of paper")
+        found = api.get(topic, "42")
+        assert (found["state"], found["error"], found["id"]) == ("waiting", "out of paper", task["id"])
+        assert -1_000 <= millis(found["wake_at"]) - before - 1000 * pause <= 10_000
+        assert found["due_at"] == task["due_at"]
+        api.done("POST", "/v1/fire", [{"topic": topic, "key": "42"}])
+    [task] = api.lease(topic)
+    assert api.settle(task, "retry", error="out of paper")
+    found = api.get(topic, "42")
+    assert (found["state"], found["error"]) == ("dead", "out of paper")
+
+
+def test_a_deadline_kills_what_would_come_after_it(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s", deadline="10m", retry=["20m"])
+    [task] = api.lease(topic)
+    assert api.settle(task, "retry", error="out of paper")
+    dead = api.get(topic, "42")
+    assert dead["state"] == "dead"
+    assert dead["error"].startswith("deadline")
+    api.put(topic, "43", delay="1m", deadline="10m")
+    assert api("PATCH", at(topic, "43"), {"delay": "20m"}).answer == (409, "refused")
+    assert api("PATCH", at(topic, "43"), {"delay": "20m", "deadline": "30m"}).answer == (200, "moved")
+
+
+def test_headers_travel_with_the_task(api: Api, topic: str, service: Running) -> None:
+    api.put(topic, "42", headers={"webhook": "https://shop.example/hooks", "x-trace": "ü"})
+    task = service.run(service.app.get(topic, "42"))
+    assert task.headers == {"webhook": "https://shop.example/hooks", "x-trace": "ü"}
+
+
+def test_a_body_goes_with_no_delete(plain: Api, topic: str) -> None:
+    task = plain.put(topic, "42")
+    assert plain("DELETE", at(topic, "42"), {"if_token": task["token"]}).status == 422
+    assert plain.get(topic, "42") == task
+
+
+def test_answers_are_compact_json(plain: Api, topic: str) -> None:
+    reply = plain("PUT", at(topic, "42"), {"delay": "1h"})
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.body == json.dumps(reply.json, separators=(",", ":")).encode()
