@@ -3,7 +3,7 @@
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench import-time generate clean
+.PHONY: help run test contract lint bench import-time generate clean
 
 ARGS ?=
 SETUP := sh scripts/setup
@@ -21,6 +21,10 @@ test: ## run every test
 	@$(SETUP) test
 	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: tests that need these are skipped"; }
 	@.venv/bin/python -m pytest $(AT_ONCE) $(ARGS)
+
+contract: ## play 2,000 cases of every HTTP call in each phase: make contract ARGS="-k sqlite"
+	@$(SETUP) test
+	@CASES=$${CASES:-2000} .venv/bin/python -m pytest tests/service/test_contract.py $(ARGS)
 
 lint: ## check style, format and types
 	@$(SETUP) lint

@@ -27,18 +27,15 @@ class Instance:
 
 
 @asynccontextmanager
-async def served(
-    store: Any, config: ServeConfig | None = None, *, anonymous: bool = True, **settings: Any
-) -> AsyncIterator[Instance]:
+async def served(store: Any, config: ServeConfig | None = None, **settings: Any) -> AsyncIterator[Instance]:
     """An instance on `store`, in the running loop."""
     app = Bide(store, **settings)
-    with socket.socket() as listening:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # as `running` does
         listening.bind(("127.0.0.1", 0))
-        async with Serving(app, config or ServeConfig(), anonymous=anonymous) as serving:
+        listening.listen(2048)  # who calls before the server is up waits for it
+        async with Serving(app, config or ServeConfig(), host="127.0.0.1") as serving:
             server = uvicorn.Server(under_uvicorn(serving.service))
             running = asyncio.ensure_future(server.serve(sockets=[listening]))
-            while not server.started:
-                await asyncio.sleep(0.005)
             try:
                 yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
             finally:

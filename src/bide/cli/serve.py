@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import click
 
 from bide.cli.exits import Exit
+from bide.cli.loops import run_loop
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
@@ -44,16 +46,19 @@ def serve(
     one, or --insecure. The first SIGTERM or Ctrl-C drains, as `bide work` does; the second ends at once.
     """
     try:
-        from bide.service.running import run
+        from bide.service import logs, running
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "prometheus_client", "opentelemetry"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise MissingExtra("serve", "bide serve") from error
-    run(
-        _settings(surroundings.store), host=host, port=port, path=path, webhooks=webhooks, allow=allow,
-        insecure=insecure, json_logs=log_format == "json", log_level=log_level, uvloop=uvloop,
+    config = running.config_of(path, webhooks, allow)
+    logs.setup(log_level, json=log_format == "json")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
+    serving = running.serve(
+        _settings(surroundings.store), config, host=host, port=port, insecure=insecure,
         shown_store=surroundings.shown_store,
     )  # fmt: skip
+    run_loop(serving, uvloop=uvloop)
     return Exit.DONE
 
 

@@ -8,17 +8,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import click
 
 from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.loading import load_app
+from bide.cli.loops import run_loop
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
-from bide.core.errors import BadInput, MissingExtra, SetupError
+from bide.core.errors import BadInput, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import Record, Settlement, Verdict
 
@@ -75,7 +75,7 @@ def work(
     talks = not (quiet or supervised)
     if talks:
         click.echo(f"{start}, pid {os.getpid()}", err=True)
-    _run(_work(app, topics, supervised), uvloop=uvloop)
+    run_loop(_work(app, topics, supervised), uvloop=uvloop)
     if talks:
         click.echo(f"bide work: pid {os.getpid()} has stopped", err=True)
     return Exit.DONE
@@ -121,19 +121,6 @@ def _when_input_ends(call: Callable[[], object]) -> None:
             call()
 
     threading.Thread(target=wait, name="bide supervised", daemon=True).start()
-
-
-def _run(working: Coroutine[Any, Any, None], *, uvloop: bool) -> None:
-    if not uvloop:
-        asyncio.run(working)
-        return
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        working.close()
-        raise MissingExtra("uvloop", "--uvloop") from None
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(working)
 
 
 def _store_of(app: Bide) -> str:

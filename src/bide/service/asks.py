@@ -10,13 +10,17 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from bide.core.errors import BadInput
-from bide.core.instants import Length, When
+from bide.core.instants import Length
 from bide.core.retry import FOREVER, Exponential, Fixed, Ladder, RetryPolicy, policy
 
 MOST_AT_ONCE = 10_000
 """Items that one batch may have."""
 
+BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 NAME_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+Base64: TypeAlias = Annotated[
+    str, Meta(extra_json_schema={"contentEncoding": "base64", "pattern": BASE64_PATTERN, "example": "aGVsbG8="})
+]
 INSTANT_PATTERN = r"^(19[7-9][0-9]|[2-9][0-9]{3})-"
 Name: TypeAlias = Annotated[
     str,
@@ -94,7 +98,7 @@ class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """A task to be registered. One of `at` and `delay`; at most one of `payload` (any JSON) and `payload_base64`."""
 
     payload: Raw | UnsetType = UNSET
-    payload_base64: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
+    payload_base64: Base64 | UnsetType = UNSET
     at: Instant | None = None
     delay: Span | None = None
     group: Name | None = None
@@ -217,17 +221,17 @@ class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
 
 def length(value: str | float | None, field: str) -> Length | None:
     """What the verbs take for a length: text as it is, a number as so many seconds. Raises BadInput."""
-    if value is None or isinstance(value, str):
+    return None if value is None else span(value, field)
+
+
+def span(value: str | float, field: str) -> Length:
+    """The same of one that is given."""
+    if isinstance(value, str):
         return value
     try:
         return timedelta(seconds=value)
     except (OverflowError, ValueError):
         raise BadInput(field, value, "a number of seconds that ends before the year 10000") from None
-
-
-def when(value: str | float | None, field: str) -> When | Length | None:
-    """An instant, or a length from now."""
-    return length(value, field)
 
 
 def payload(ask: Schedule) -> bytes:
@@ -247,18 +251,12 @@ def retries(value: str | list[str | float] | Terms | None, field: str = "retry")
     if value is None or isinstance(value, str):
         return None if value is None else policy(value)
     if isinstance(value, list):
-        return Ladder(*[_given(rung, f"{field}[{place}]") for place, rung in enumerate(value)])
+        return Ladder(*[span(rung, f"{field}[{place}]") for place, rung in enumerate(value)])
     if isinstance(value, LadderTerms):
         return retries(value.rungs, f"{field}.rungs")
     if isinstance(value, FixedTerms):
-        return Fixed(_given(value.pause, f"{field}.pause"), tries=value.tries)
+        return Fixed(span(value.pause, f"{field}.pause"), tries=value.tries)
     return Exponential(
-        _given(value.first, f"{field}.first"), factor=value.factor, longest=_given(value.longest, f"{field}.longest"),
+        span(value.first, f"{field}.first"), factor=value.factor, longest=span(value.longest, f"{field}.longest"),
         tries=value.tries, jitter=value.jitter,
     )  # fmt: skip
-
-
-def _given(value: str | float, field: str) -> Length:
-    found = length(value, field)
-    assert found is not None
-    return found

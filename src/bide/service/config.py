@@ -71,6 +71,8 @@ class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
     allow: list[str] = field(default_factory=list)
     per_host: int = 20
+    plain_http: bool = False
+    """Whether webhooks may go to public addresses unencrypted."""
 
 
 class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):

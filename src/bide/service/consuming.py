@@ -13,7 +13,7 @@ from bide.engine.desk import Desk
 from bide.engine.settling import Settling
 from bide.engine.verdicts import LONGEST_ERROR
 from bide.service import asks
-from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE, length
+from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE, length, span
 from bide.service.callers import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
 from bide.service.problems import bad_input
@@ -82,9 +82,7 @@ class Consuming:
 
 
 def _bounded(given: str | float, field: str, least: int, most: int) -> Millis:
-    text = length(given, field)
-    assert text is not None
-    millis = duration(text, field=field)
+    millis = duration(span(given, field), field=field)
     if not 1_000 * least <= millis <= 1_000 * most:
         raise BadInput(field, given, f"from {least} to {most} seconds")
     return millis

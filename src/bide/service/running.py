@@ -7,20 +7,16 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 
 from bide.app import Bide
-from bide.core.errors import BadInput, MissingExtra, SetupError
-from bide.engine.kept import Kept
-from bide.service.access import check_start
+from bide.core.errors import BadInput, SetupError
 from bide.service.config import ServeConfig, TopicConfig, read_config
 from bide.service.server import Service
 from bide.service.serving import Serving
-from bide.service.tokens import Tokens
 from bide.settings import Settings
 
 _log = logging.getLogger("bide.serve")
@@ -29,54 +25,19 @@ _KEEP_ALIVE = 75
 """Seconds that an idle connection of a client is kept: longer than proxies keep theirs, so that they close first."""
 
 
-def run(
-    settings: Settings,
-    *,
-    host: str,
-    port: int,
-    path: str | None,
-    webhooks: Sequence[str],
-    allow: Sequence[str],
-    insecure: bool,
-    json_logs: bool,
-    log_level: str,
-    uvloop: bool,
-    shown_store: str,
+async def serve(
+    settings: Settings, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str
 ) -> None:
     """Serve until told to stop. Raises BadInput, SetupError, StoreError."""
-    config = _config(path, webhooks, allow)
-    _set_up_logs(log_level, json_logs)
-    working = _serve(settings, config, host, port, insecure, shown_store)
-    if not uvloop:
-        asyncio.run(working)
-        return
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        working.close()
-        raise MissingExtra("uvloop", "--uvloop") from None
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(working)
-
-
-async def _serve(
-    settings: Settings, config: ServeConfig, host: str, port: int, insecure: bool, shown_store: str
-) -> None:
-    app = Bide(settings=settings)
     listening = _bind(host, port)
     try:
-        async with app:
-            tokens = await Tokens(Kept(app.store, app.clock)).all(lambda _: None)
-            anonymous = check_start([host], tokens=bool(tokens), insecure=insecure)
-            async with Serving(app, config, anonymous=anonymous) as serving:
-                shown, number = listening.getsockname()[:2]
-                where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
-                _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
-                if anonymous and not tokens:
-                    _log.warning(
-                        "no token is made yet: whoever can reach %s may do anything (bide token add NAME)", where
-                    )
-                await _run_server(serving, listening)
+        async with Serving(Bide(settings=settings), config, host=host, insecure=insecure) as serving:
+            shown, number = listening.getsockname()[:2]
+            where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
+            _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
+            if serving.anonymous:
+                _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
+            await _run_server(serving, listening)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())
@@ -124,7 +85,8 @@ class _Server(uvicorn.Server):
         self._stopping()
 
 
-def _config(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
+def config_of(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
+    """What the file says, and the options. Raises BadInput."""
     config = ServeConfig() if path is None else read_config(path)
     for given in webhooks:
         topic, equals, url = given.partition("=")
@@ -140,7 +102,7 @@ def _config(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> 
 def _bind(host: str, port: int) -> socket.socket:
     """A socket that is bound, so that a wrong address is said before anything is opened. Raises SetupError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio sets no TCP_NODELAY
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
@@ -149,10 +111,3 @@ def _bind(host: str, port: int) -> socket.socket:
         raise SetupError(f"--host {host} --port {port}: cannot listen there: {error}") from None
     listening.set_inheritable(True)
     return listening
-
-
-def _set_up_logs(level: str, json: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
-    )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says

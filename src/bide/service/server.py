@@ -13,10 +13,11 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from bide.core.errors import BideError
+from bide.core.errors import BideError, OutcomeUnknown
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
-from bide.service.audit import audit, refused
+from bide.ports.wire import CONTENT_TYPE as CONTENT_TYPE_OF_STORES
+from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.consuming import Consuming
 from bide.service.contract import CALLS, TASK_PATH
@@ -24,6 +25,7 @@ from bide.service.openapi import document
 from bide.service.problems import CONTENT_TYPE, Problem, of_error
 from bide.service.replies import Reply
 from bide.service.requests import Gone, Request, segment
+from bide.service.store_calls import StoreCalls
 from bide.service.streaming import AdmitsEvent, Following
 from bide.service.verbs import Verbs
 
@@ -33,6 +35,7 @@ BODY_LIMIT = 16 * 2**20
 BODY_PATIENCE = 30.0
 """Seconds that a request's body may take."""
 _TASK = (b"v1", b"topics", b"tasks")
+_STORE = b"/v1/store/"
 
 Answers = Callable[[Request], Awaitable[Reply]]
 
@@ -48,7 +51,7 @@ class Streamed:
 class Callers(Protocol):
     """Finds out who calls; see `access.Access`."""
 
-    async def caller_of(self, authorization: str | None) -> Caller: ...
+    async def caller_behind(self, header: Callable[[bytes], str | None]) -> Caller: ...
 
 
 class Counts(Protocol):
@@ -69,6 +72,7 @@ class Service:
         access: Callers,
         consuming: Consuming,
         following: Following,
+        stores: StoreCalls,
         *,
         counts: Counts | None = None,
         pages: Mapping[tuple[str, str], Page] | None = None,
@@ -77,6 +81,7 @@ class Service:
     ) -> None:
         self._access = access
         self._following = following
+        self._stores = stores
         self._counts = counts
         self._open_pages = open_pages
         self._body_limit = body_limit
@@ -96,6 +101,7 @@ class Service:
         self._calls[b"/openapi.json"] = {"GET": ("openapi", self._document)}
         self._open = {*open_pages, "/openapi.json"}
         self._of_task = self._calls[TASK_PATH.encode()]
+        self._of_store: dict[str, tuple[str, Page]] = {"POST": ("store", self._store)}
         self._written: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,7 +135,10 @@ class Service:
         """The call that is meant. Raises Problem."""
         path, method = request.path, request.method
         calls = self._calls.get(path)
-        if calls is None or path == TASK_PATH.encode():
+        if calls is None and path.startswith(_STORE):
+            request.segments = (segment(path.removeprefix(_STORE), "operation"),)
+            calls = self._of_store
+        elif calls is None or path == TASK_PATH.encode():
             parts = path.split(b"/")
             if len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
                 raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
@@ -145,7 +154,7 @@ class Service:
         return found
 
     async def _authenticate(self, request: Request) -> None:
-        request.caller = await self._access.caller_of(request.header(b"authorization"))
+        request.caller = await self._access.caller_behind(request.header)
 
     def _problem(self, request: Request, name: str, error: Exception) -> Reply:
         if isinstance(error, AccessRefused):
@@ -159,6 +168,9 @@ class Service:
         else:
             if not isinstance(error, BideError):
                 _log.exception("a defect in %s", name, exc_info=error)
+            if isinstance(error, OutcomeUnknown):
+                topic, key = request.segments if len(request.segments) == 2 else (None, None)
+                unknown(request.caller.name, name, topic, key)
             problem = of_error(error)
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
 
@@ -190,11 +202,32 @@ class Service:
 
     # --- calls of its own
 
+    async def _store(self, request: Request) -> Reply | Streamed:
+        """What bide's own clients ask: see `store_calls`."""
+        [operation] = request.segments
+        if operation == "listen":
+            self._stores.check_listen(request.body, request.caller)
+
+            async def still() -> None:
+                await self._authenticate(request)
+
+            lines = self._stores.listen(request.body, request.caller, still=still)
+            return Streamed(lines, CONTENT_TYPE_OF_STORES)
+        answered = await self._stores.answer(operation, request.body, request.caller)
+        headers = {name: value for name, value in answered.headers.items() if name != "content-type"}
+        return Reply(answered.status, answered.body, answered.headers["content-type"], headers)
+
     async def _events(self, request: Request) -> Streamed:
         topic = request.query(("topic",)).get("topic")
         request.caller.check(Verb.EVENTS, topic)
         last = request.header(b"last-event-id")
-        return Streamed(self._following.stream(last, AdmitsEvent(topic)), "text/event-stream; charset=utf-8")
+
+        async def still() -> None:
+            await self._authenticate(request)
+            request.caller.check(Verb.EVENTS, topic)
+
+        stream = self._following.stream(last, AdmitsEvent(topic), still)
+        return Streamed(stream, "text/event-stream; charset=utf-8")
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

@@ -9,38 +9,52 @@ from types import TracebackType
 from typing import Self
 
 from bide.app import Bide
-from bide.core.errors import BadInput
 from bide.core.names import new_id
 from bide.core.records import Topic
 from bide.core.retry import policy
 from bide.engine.desk import Desk
+from bide.engine.kept import Kept
 from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
-from bide.service.access import Access
+from bide.service.access import Access, check_start, is_loopback
+from bide.service.audit import audit
 from bide.service.config import PER_TASK, ServeConfig
 from bide.service.consuming import Consuming
-from bide.service.server import Service
+from bide.service.health import Health
+from bide.service.metrics import Metrics
+from bide.service.pages import OPEN, pages_of
+from bide.service.server import BODY_LIMIT, Service
+from bide.service.store_calls import StoreCalls
 from bide.service.streaming import Following
-from bide.wiring import webhook_post
+from bide.service.tokens import Tokens
+from bide.wiring import is_traced, webhook_post
 
 
 class Serving:
     """One instance. Use it as `async with`: then `service` is the ASGI application."""
 
-    def __init__(self, app: Bide, config: ServeConfig, *, anonymous: bool) -> None:
+    def __init__(self, app: Bide, config: ServeConfig, *, host: str, insecure: bool = False) -> None:
         self.app = app
         self.config = config
         self.instance = f"{socket.gethostname()}:{new_id()[-8:]}"
+        self.metrics = Metrics(app)
         self.service: Service
-        self.access: Access
-        self._anonymous = anonymous
+        self.anonymous = False
+        """Whether whoever shows no token may do everything, as long as there is none."""
+        self._host = host
+        self._insecure = insecure
         self._desk: Desk
         self._following: Following
         self._stack = AsyncExitStack()
         self._policies: dict[Topic, Policy] = {}
         self._default = TopicPolicy(policy(None), app.settings.losses)
         hooks = {topic: one for topic, one in config.topics.items() if one.webhook is not None}
-        self._post = webhook_post(allow=config.webhooks.allow, per_host=config.webhooks.per_host) if hooks else None
+        self._post = None
+        if hooks:
+            self._post = webhook_post(
+                allow=config.webhooks.allow, per_host=config.webhooks.per_host,
+                plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
+            )  # fmt: skip
         for topic, one in config.topics.items():
             where = f"topics.{topic}"
             retry = one.policy(where)
@@ -72,23 +86,34 @@ class Serving:
     async def _open(self) -> None:
         app, stack = self.app, self._stack
         await stack.enter_async_context(app)
+        tokens = await Tokens(Kept(app.store, app.clock)).all(lambda _: None)
+        self.anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
+        if is_traced():
+            app.trace()
         if self._post is not None:
             await stack.enter_async_context(self._post)
         await stack.enter_async_context(app.worker(name=self.instance))
         self._desk = Desk(
-            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
-        )
-        settling = Settling(
-            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
-        )
+            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
+            started=self.metrics.started,
+        )  # fmt: skip
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
         self._following = Following(app)
         stack.push_async_callback(self._following.close)
-        self.access = Access(app, anonymous=self._anonymous)
-        stack.push_async_callback(self.access.close)
+        beyond = self._insecure and not is_loopback(self._host)
+        access = Access(app, anonymous=self.anonymous, any_name=beyond)
+        stack.push_async_callback(access.close)
+        stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT)
+        stack.push_async_callback(stores.close)
+        settling = Settling(
+            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
+        )
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
-        self.service = Service(app, self.access, consuming, self._following)
+        self.service = Service(
+            app, access, consuming, self._following, stores, counts=self.metrics,
+            pages=pages_of(Health(app), self.metrics), open_pages=OPEN,
+        )  # fmt: skip
 
     async def let_go(self) -> None:
         """Answer everybody who waits, so that their connections end: the instance is about to stop."""
@@ -98,10 +123,3 @@ class Serving:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, traceback)
-
-
-def check_port(value: int) -> int:
-    """Raises BadInput."""
-    if not 0 <= value <= 65_535:
-        raise BadInput("--port", value, "a whole number from 0 to 65535; 0 takes a free one")
-    return value

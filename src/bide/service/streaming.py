@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -42,8 +42,13 @@ class Following:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    async def stream(self, last: str | None, admits: AdmitsEvent) -> AsyncIterator[bytes]:
-        """The events after `last` that are admitted, then those to come; a comment every 15 s."""
+    async def stream(
+        self, last: str | None, admits: AdmitsEvent, still: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[bytes]:
+        """The events after `last` that are admitted, then those to come; a comment every 15 s.
+
+        Before each comment `still` is called, and raises if the listener may not listen any more: the stream ends.
+        """
         queue: asyncio.Queue[tuple[str, Event] | None] = asyncio.Queue(_MOST_WAITING)
         log = await self._log()
         if self._looking is None or self._looking.done():
@@ -67,6 +72,7 @@ class Following:
                     async with asyncio.timeout(_HEARTBEAT):
                         got = await queue.get()
                 except TimeoutError:
+                    await still()
                     yield b": still here\n\n"
                     continue
                 if got is None:

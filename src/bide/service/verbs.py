@@ -11,11 +11,11 @@ import msgspec
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.records import Move, NewTask, Page, Result
-from bide.engine.arguments import filter_of
+from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.service import asks
-from bide.service.asks import length, payload, retries
+from bide.service.asks import length, payload, retries, span
 from bide.service.callers import Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape
 from bide.service.problems import bad_input, of_error
@@ -27,7 +27,9 @@ _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     call.name: msgspec.json.Decoder(call.ask) for call in CALLS if call.ask is not None
 }
-_TAG = re.compile(r'\s*"([0-9]{1,19})"\s*', re.ASCII)
+_TAG = re.compile(r'\s*("?)([0-9]{1,19})\1\s*', re.ASCII)
+_NO_TOKEN = 0
+"""No task ever has it."""
 
 
 def asked(request: Request, call: str) -> Any:
@@ -54,6 +56,7 @@ class Verbs:
         if only_new is not None:
             if only_new.strip() != "*":
                 raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
+            conflict_of(ask.on_conflict)  # said, though not used
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = Result.REFUSED
         return reply_to(await self._client.schedule_new(self._new(topic, key, ask)), condition=condition)
@@ -128,7 +131,7 @@ class Verbs:
             lambda ask: new_redrive(
                 ask.topic,
                 ask.key,
-                delay=length(ask.delay, "delay") or "0s",
+                delay="0s" if ask.delay is None else span(ask.delay, "delay"),
                 if_token=ask.if_token,
                 clock=self._client.clock,
             ),
@@ -138,8 +141,7 @@ class Verbs:
     async def shift(self, request: Request) -> Reply:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
-        by = length(ask.by, "by")
-        assert by is not None
+        by = span(ask.by, "by")
         return _items(await self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines))
 
     async def find(self, request: Request) -> Reply:
@@ -176,9 +178,10 @@ class Verbs:
         found = _TAG.fullmatch(given)
         if found is None:
             raise bad_input(BadInput("if-match", given, 'the ETag of one answer, such as "1700000000000000", or *'))
-        if if_token is not None and if_token != int(found[1]):
-            raise bad_input(BadInput("if_token", if_token, "the same as If-Match, or one of the two"))
-        return int(found[1]), Result.STALE_TOKEN
+        token = int(found[2])
+        if if_token is not None and if_token != token:
+            token = _NO_TOKEN  # two conditions, of which one does not hold
+        return token, Result.STALE_TOKEN
 
     async def _answered(self, answering: Awaitable[Sequence[Answer]], count: int) -> Reply:
         """A batch: where a part of the store was away, the items of that part say so."""

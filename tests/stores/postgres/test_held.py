@@ -133,7 +133,7 @@ async def test_a_lock_on_the_whole_table_is_waited_for(url: str, open_store: Ope
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute(f'LOCK TABLE "{address.schema}".task IN SHARE MODE')
-    writing = [
+    writing: list[asyncio.Future[Any]] = [
         asyncio.ensure_future(one)
         for one in (
             store.change([Move("t", "050", At(NOW + HOUR)), Move("t", "051", At(NOW + HOUR))], now=NOW),

@@ -1,0 +1,77 @@
+"""schemathesis plays every call by the OpenAPI document: no 5xx, and nothing that the document does not say.
+
+CASES=2000 plays as many of each call in each phase; `make contract` does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.service.instance import served_beside
+
+from bide.service.contract import CALLS
+from bide.service.openapi import contents
+from bide.stores.postgres import schema
+
+CASES = os.environ.get("CASES")
+_SHORT = ["--max-examples", "8"]
+"""Within all other tests: every phase on memory, and random cases alone on the others."""
+HERE = Path(__file__).parent
+STORES = ("memory", "sqlite", "redis", "postgres")
+_SETTINGS = """\
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "3xx", 401, 403, 404, 409, 412, 429]
+"""
+"""412: a condition of the headers was not met. 5xx is not among them: there is no excuse for one."""
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store."""
+    if request.param == "memory":
+        yield "memory:"
+    elif request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/contract.db"
+    elif request.param == "redis":
+        url, namespace = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_namespace")
+        yield f"{url}?namespace={namespace}"
+    else:
+        url, name = request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
+        url = f"{url}?schema={name}"
+        asyncio.run(schema.migrate(url))
+        yield url
+
+
+def test_nothing_breaks_the_contract(store: str, tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(_SETTINGS)
+    played = [*_SHORT, *(["--phases", "fuzzing"] if store != "memory:" else [])]
+    if CASES is not None:
+        played = ["--max-examples", CASES]
+    with served_beside(store) as instance:
+        done = subprocess.run(
+            [
+                str(Path(sys.executable).with_name("st")), "run", f"{instance.url}/openapi.json", "--checks", "all",
+                *played, "--exclude-path", "/v1/events", "--no-color", "--request-timeout", "20",
+                "--suppress-health-check", "all",
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"SCHEMATHESIS_HOOKS": "contract_hooks", "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
+    assert f"Tested: {len(CALLS) - 1}" in done.stdout, done.stdout[-2_000:]
+
+
+def test_the_document_names_every_call() -> None:
+    paths = contents()["paths"]
+    assert {(call.path, call.method.lower()) for call in CALLS} == {
+        (path, method) for path, calls in paths.items() for method in calls
+    }
