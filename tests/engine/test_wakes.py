@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bide import Task
+from bide.core.retry import policy
+from bide.engine.desk import Desk
+from bide.engine.verdicts import TopicPolicy
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -56,5 +60,25 @@ def test_what_was_due_during_a_whole_sleep_was_missed(virtual: Tell) -> None:
             assert worker.wakes.tidings == 0
             await world.pause(20)
             assert worker.wakes.missed == 1
+
+    virtual(story)
+
+
+def test_the_desk_counts_its_sleeps_too(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        world.store.deaf = True
+        app = world.app(max_sleep="10s")
+        async with app:
+            desk = Desk(
+                app.store, clock=app.clock, terms=app.terms, recorder=app.recorder,
+                policy_of=lambda _: TopicPolicy(policy(None), 10),
+            )  # fmt: skip
+            await desk.start()
+            leasing = asyncio.ensure_future(desk.lease({"post": 1}, holder="me", lease_for=10_000, wait=60))
+            await world.pause(1)
+            await app.schedule("post", key="a", delay="2s")
+            assert [record.key for record in await leasing] == ["a"]
+            assert (desk.wakes.by_cap, desk.wakes.missed) == (1, 1)
+            await desk.close()
 
     virtual(story)

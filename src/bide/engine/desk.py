@@ -122,6 +122,7 @@ class Desk:
         self._started = started
         self._loop = asyncio.get_running_loop()
         self._waker = Waker(clock, terms.cap)
+        self.wakes = self._waker.wakes
         self._groups: dict[tuple[str, Millis], _Group] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
@@ -219,6 +220,8 @@ class Desk:
             now = self._clock.now()
             until = now + self._clock.span(group.lease_for)
             leased = await self._store.lease(asked, now=now, until=until, holder=group.holder)
+            if self._waker.capped and leased.tasks:
+                self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
             got = Counter(record.topic for record in leased.tasks)
             if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
                 self._waker.kick()  # it got all that one call asks for, and more is wanted
