@@ -27,7 +27,7 @@ from bide.service import store_checks as checks
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.store_operations import Act, Operations
 from bide.service.store_repeats import Answered, PassedOver, Repeats
-from bide.service.store_tidings import Still, tidings
+from bide.service.store_tidings import Still, Streams, tidings
 
 __all__ = ["Answered", "StoreCalls"]
 
@@ -52,6 +52,7 @@ class StoreCalls:
         self._body_limit = body_limit
         self._trusting = trusting
         self._repeats = Repeats()
+        self._streams = Streams()
         self._operations = Operations(client, trusting=trusting)
 
     async def answer(self, operation: str, body: bytes, caller: Caller) -> Answered:
@@ -82,14 +83,14 @@ class StoreCalls:
 
         `still` is called every few seconds, and raises when the caller may listen no longer, which ends the stream.
         """
-        lines = tidings(self._client.store, self.check_listen(body, caller), still)
+        lines = tidings(self._client.store, self.check_listen(body, caller), still, self._streams)
         try:
             async for line in lines:
                 yield line
         except AccessRefused as refused:
             _log.info("%s listens no longer: %s", caller.name, refused)
         finally:
-            await lines.aclose()  # type: ignore[attr-defined]  # an async generator
+            await lines.aclose()
 
     def check_listen(self, body: bytes, caller: Caller) -> list[Topic]:
         """What they want to listen to. Raises BadInput, Forbidden."""
@@ -102,8 +103,13 @@ class StoreCalls:
         caller.check_all(Verb.WORK, topics)
         return topics
 
+    def let_go(self) -> None:
+        """End the streams, so that their connections end; whoever listened subscribes again, here or elsewhere."""
+        self._streams.end()
+
     async def close(self) -> None:
-        """Wait for what is under way. Streams are ended by whoever reads them."""
+        """End the streams, and wait for what is under way."""
+        self.let_go()
         await self._repeats.close()
         await self._operations.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
@@ -14,9 +14,25 @@ Still = Callable[[], Awaitable[object]]
 """Raises when the caller may listen no longer."""
 
 
-async def tidings(store: Store, topics: Sequence[Topic], still: Still | None) -> AsyncIterator[bytes]:
+class Streams:
+    """Those that are open, so that they can be ended together."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self.open: set[asyncio.Event] = set()
+
+    def end(self) -> None:
+        """Each ends as soon as it is looked at; those that come are ended at once."""
+        self.ending = True
+        for news in self.open:
+            news.set()
+
+
+async def tidings(
+    store: Store, topics: Sequence[Topic], still: Still | None, streams: Streams
+) -> AsyncGenerator[bytes, None]:
     """Lines of JSON, the first as soon as it is subscribed. Of a topic only the earliest wake waits to be sent, so a
-    client that reads slowly costs no more memory than its topics. Ends by being closed, or when `still` raises."""
+    client that reads slowly costs no more memory than its topics. Ends with `streams`, or when `still` raises."""
     earliest: dict[Topic, Millis] = {}
     news = asyncio.Event()
 
@@ -27,9 +43,10 @@ async def tidings(store: Store, topics: Sequence[Topic], still: Still | None) ->
         news.set()
 
     listening = await store.listen(topics, heard) if isinstance(store, Notifies) else None
+    streams.open.add(news)
     try:
         yield b"\n"
-        while True:
+        while not streams.ending:
             try:
                 async with asyncio.timeout(HEARTBEAT):
                     await news.wait()
@@ -39,9 +56,12 @@ async def tidings(store: Store, topics: Sequence[Topic], still: Still | None) ->
                 yield b"\n"
                 continue
             news.clear()
+            if not earliest:
+                continue
             told = b"".join(tiding((topic, wake)) + b"\n" for topic, wake in earliest.items())
             earliest.clear()
             yield told
     finally:
+        streams.open.discard(news)
         if listening is not None:
             await listening.close()

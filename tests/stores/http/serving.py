@@ -80,12 +80,12 @@ class Service:
         assert self._client is not None
         if abrupt:
             for connection in list(self._server.server_state.connections):
-                connection.transport.abort()  # type: ignore[union-attr]
+                connection.transport.abort()
         self._server.should_exit = True
         self._server.force_exit = True
         await self._task
         for connection in list(self._server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()
         await self.calls.close()
         await self._client.close()
 

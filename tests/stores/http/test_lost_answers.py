@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec import Raw
 from starlette.responses import Response
 from tests.stores.http.serving import Service
 
@@ -216,7 +217,7 @@ async def test_garbage_for_ever_is_unknown(service: Service, store: HttpStore) -
 
 async def test_an_answer_of_the_wrong_shape_is_unknown(service: Service, store: HttpStore) -> None:
     async def instead(operation: str) -> Response | None:
-        told = wire.encode(wire.Told(1, wire.Raw(wire.encode([True, False]))))
+        told = wire.encode(wire.Told(1, Raw(wire.encode([True, False]))))
         return Response(told, media_type=wire.CONTENT_TYPE)
 
     service.before = instead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Raw
 from starlette.responses import RedirectResponse, Response
 from tests.stores.http.serving import HOST, Service, only, serving
 
@@ -245,7 +246,7 @@ async def test_a_session_is_its_callers_alone() -> None:
         assert one._opened is not None
         assert two._opened is not None
         await one.add([new()], now=NOW)
-        call = wire.Call(one._opened.calls._session, 1, None, wire.Raw(wire.encode([Cancel("t", "k")])))
+        call = wire.Call(one._opened.calls._session, 1, None, Raw(wire.encode([Cancel("t", "k")])))
         answered = await service.calls.answer("change", wire.encode(call), callers["Bearer two"])
         assert wire.read_failure(answered.body).kind == wire.SESSION
         assert (await one.get([Ref("t", "k")]))[0] is not None

@@ -192,6 +192,18 @@ async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.Monke
         assert [line async for line in lines] == []
 
 
+async def test_streams_end_when_the_service_is_about_to_stop() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        store = HttpStore(service.url)
+        await store.open()
+        listening = await store.listen(["t"], lambda topic, wake: None)
+        assert store._opened is not None
+        service.calls.let_go()
+        await until(lambda: store._opened is not None and store._opened.hearing.replaced > 0, "the stream to end")
+        await listening.close()
+        await store.close()
+
+
 async def test_a_worker_whose_token_is_taken_away_goes_on_and_works_again_when_it_is_given_back() -> None:
     caller = Caller("shop")
 

@@ -128,7 +128,7 @@ class Hearing:
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Raises NotAllowed for good, Lost for what may pass."""
-        if response.status == 200 and response.content_type == wire.STREAM_TYPE:
+        if response.status == 200 and response.content_type in (wire.STREAM_TYPE, wire.CONTENT_TYPE):
             return
         body = await response.read()
         text = said(body, response.content_type)
