@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.servers.fixtures import StartsRedis
+from tests.servers.server_clock import ServerClock
 
 from bide import Bide, Dead, Event, EventKind, Task
 from bide.cli.exits import Exit
@@ -87,6 +89,15 @@ def test_a_clock_that_was_set_back(line: CommandLine) -> None:
 
     asyncio.run(record())
     assert any(level == "warning" and "from the future: in 1h" in what for level, what in notes(line))
+
+
+def test_a_server_whose_clock_is_an_hour_ahead(
+    line: CommandLine, redis_server: StartsRedis, server_clock: ServerClock
+) -> None:
+    server_clock.shift(3_600)
+    server = redis_server(environment=server_clock.environment)
+    found = line.json("doctor", "--store", server.url)
+    assert any("differs from the store's by 1h" in one["what"] for one in found if one["level"] == "warning"), found
 
 
 def test_a_store_that_does_not_open(line: CommandLine) -> None:

@@ -13,7 +13,7 @@ from bide.core.options import decode_options, encode_options
 from bide.core.records import Record
 from bide.core.retry import RetryPolicy
 
-_TRACE = ("traceparent", "tracestate", "baggage")
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 _running: ContextVar[Record | None] = ContextVar("bide_running", default=None)
 
 set_running = _running.set
@@ -28,7 +28,7 @@ def inherited_headers() -> Mapping[str, str] | None:
         headers = decode_options(record.options).headers
     except DecodeError:
         return None
-    return {name: headers[name] for name in _TRACE if name in headers} or None
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers} or None
 
 
 def options_with(

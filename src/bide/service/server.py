@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from bide.core.errors import BideError, OutcomeUnknown
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
+from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import CONTENT_TYPE as CONTENT_TYPE_OF_STORES
 from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
@@ -79,6 +81,7 @@ class Service:
         open_pages: frozenset[str] = frozenset(),
         body_limit: int = BODY_LIMIT,
     ) -> None:
+        self._client = client
         self._access = access
         self._following = following
         self._stores = stores
@@ -116,7 +119,7 @@ class Service:
             if request.path.decode("latin-1") not in self._open:
                 await self._authenticate(request)
             await request.read(self._body_limit, BODY_PATIENCE)
-            with acting_as(request.caller.name, audit):
+            with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
         except Gone:
             return
@@ -130,6 +133,14 @@ class Service:
             self._counts.request(name, reply.status, self._loop.time() - started)
 
     # --- the way of a request
+
+    def _traced(self, request: Request) -> AbstractContextManager[None]:
+        """The trace of the caller goes on, where the app is traced."""
+        carrier = self._client.carrier
+        if carrier is None:
+            return nullcontext()
+        given = {name: request.header(name.encode()) for name in TRACE_HEADERS}
+        return carrier.received({name: value for name, value in given.items() if value is not None})
 
     def _route(self, request: Request) -> tuple[str, Page]:
         """The call that is meant. Raises Problem."""

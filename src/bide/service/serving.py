@@ -97,9 +97,12 @@ class Serving:
             app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
             started=self.metrics.started,
         )  # fmt: skip
+        self.metrics.working(self._desk.wakes)
+        self.metrics.polls.follow(lambda: self._desk.waiting)
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
         self._following = Following(app)
+        self.metrics.streams.follow(lambda: self._following.listeners)
         stack.push_async_callback(self._following.close)
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=self.anonymous, any_name=beyond)
@@ -107,7 +110,12 @@ class Serving:
         stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT)
         stack.push_async_callback(stores.close)
         settling = Settling(
-            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of
+            app.store,
+            clock=app.clock,
+            terms=app.terms,
+            recorder=app.recorder,
+            policy_of=self.policy_of,
+            settled=self.metrics.settled,
         )
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
