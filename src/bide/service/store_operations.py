@@ -12,13 +12,13 @@ passed its time; whoever may not WORK on all topics is told that there was nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, PartlyFailed
+from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPIC, check_name
@@ -39,16 +39,13 @@ from bide.core.records import (
 from bide.engine.client import Client
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
-from bide.ports.wire import Failure
 from bide.service import store_checks as checks
-from bide.service.callers import AccessRefused, Caller, Verb
+from bide.service.callers import Caller, Verb
+from bide.service.store_items import Reply, each, merged, sifted
 
 _PAGE_BYTES = 8 << 20
 """Of payloads, in one page: a page that would have more is read again with a lower limit."""
 
-T = TypeVar("T")
-Reply = tuple[Any, dict[int, Failure]]
-"""What an operation answers, and which items of it failed."""
 Act = Callable[[Millis], Coroutine[Any, Any, Reply]]
 """Does what was asked, which has been found to be in order; told what time it is."""
 Prepare = Callable[[Raw, Caller, Millis], Act]
@@ -63,6 +60,8 @@ class Operations:
         self._trusting = trusting
         self._session = Session(client.store, client.clock, None)
         """Folds the single calls of many clients into batches, and notes who changed what."""
+        self._holders: dict[str, Millis] = {}
+        """Who announced here, and until when they are taken to live."""
         self.all: Mapping[str, Prepare] = {
             "add": self._add,
             "change": self._change,
@@ -93,12 +92,12 @@ class Operations:
             checks.check_tasks(tasks, limit, options=options)
             caller.check_all(Verb.SCHEDULE, {task.topic for task in tasks})
 
-        good, wrong = _sifted(tasks, check)
+        good, wrong = sifted(tasks, check)
 
         async def act(now: Millis) -> Reply:
             if len(good) == 1 and not self._trusting:
-                return _merged(([await self._session.add(good[0])], {}), wrong)
-            return _merged(await _each(self._client.store.add(good, now=now), self._note_adds), wrong)
+                return merged(([await self._session.add(good[0])], {}), wrong)
+            return merged(await each(self._client.store.add(good, now=now), self._note_adds), wrong)
 
         return act
 
@@ -110,13 +109,13 @@ class Operations:
             for verb, topic in {(_needed(change), change.topic) for change in changes}:
                 caller.check(verb, topic)
 
-        good, wrong = _sifted(changes, check)
+        good, wrong = sifted(changes, check)
 
         async def act(now: Millis) -> Reply:
             if len(good) == 1 and not self._trusting:
-                return _merged(([await self._session.change(good[0])], {}), wrong)
+                return merged(([await self._session.change(good[0])], {}), wrong)
             changed = self._client.store.change(good, now=now)
-            return _merged(await _each(changed, lambda answers: self._note_changes(good, answers)), wrong)
+            return merged(await each(changed, lambda answers: self._note_changes(good, answers)), wrong)
 
         return act
 
@@ -216,10 +215,10 @@ class Operations:
             checks.check_leases(leases)
             caller.check_all(Verb.WORK, {lease.topic for lease in leases})
 
-        good, wrong = _sifted(ask.leases, check)
+        good, wrong = sifted(ask.leases, check)
 
         async def act(now: Millis) -> Reply:
-            return _merged(await _each(self._client.store.extend(good, now=now, until=_until(now, ask.lasts))), wrong)
+            return merged(await each(self._client.store.extend(good, now=now, until=_until(now, ask.lasts))), wrong)
 
         return act
 
@@ -230,10 +229,10 @@ class Operations:
             checks.check_settlements(outcomes)
             caller.check_all(Verb.WORK, {one.topic for one in outcomes})
 
-        good, wrong = _sifted(outcomes, check)
+        good, wrong = sifted(outcomes, check)
 
         async def act(now: Millis) -> Reply:
-            return _merged(await _each(self._client.store.settle(good, now=now)), wrong)
+            return merged(await each(self._client.store.settle(good, now=now)), wrong)
 
         return act
 
@@ -260,7 +259,15 @@ class Operations:
             store = self._client.store
             if not isinstance(store, Shares):
                 return {}, {}
-            live = await store.announce(ask.holder, ask.topics, _until(now, ask.lasts), now=now)
+            until = _until(now, ask.lasts)
+            live = await store.announce(ask.holder, ask.topics, until, now=now)
+            if ask.topics:
+                self._holders[ask.holder] = until
+            else:
+                self._holders.pop(ask.holder, None)
+            for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
+                del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
+                live = await store.announce(gone, [], now, now=now)
             seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
             return {holder: its for holder, its in seen.items() if its}, {}
 
@@ -307,66 +314,6 @@ class Operations:
             return None, {}
 
         return act
-
-
-def _sifted(items: list[T], check: Callable[[Sequence[T]], None]) -> tuple[list[T], dict[int, Failure]]:
-    """Those that are in order, and by place what is wrong with the others: clients fold the calls of many into one.
-
-    Raises BadInput, AccessRefused where nothing is left, or there is too much of it.
-    """
-    checks.check_count("items", items)
-    try:
-        check(items)
-    except (BadInput, AccessRefused):
-        if len(items) == 1:
-            raise
-    else:
-        return items, {}
-    good: list[T] = []
-    wrong: dict[int, Failure] = {}
-    for place, item in enumerate(items):
-        try:
-            check([item])
-        except AccessRefused as error:
-            wrong[place] = Failure(wire.REFUSED, str(error))
-        except BadInput as error:
-            wrong[place] = wire.failure_of(error)[1]
-        else:
-            good.append(item)
-    if not good:
-        check(items)
-    return good, wrong
-
-
-def _merged(reply: Reply, wrong: Mapping[int, Failure]) -> Reply:
-    """The answers to those in order, with what was wrong with the others in their places."""
-    if not wrong:
-        return reply
-    answers, failed = reply
-    rest, failures = iter(enumerate(answers)), dict(wrong)
-    merged: list[object] = []
-    for place in range(len(answers) + len(wrong)):
-        if place in wrong:
-            merged.append(None)
-            continue
-        was, answer = next(rest)
-        merged.append(answer)
-        if was in failed:
-            failures[place] = failed[was]
-    return merged, failures
-
-
-async def _each(
-    verb: Coroutine[Any, Any, Sequence[object]], note: Callable[[Sequence[object]], None] = lambda _: None
-) -> Reply:
-    """The answers of a batch, also of one that partly failed; noted."""
-    try:
-        answers = await verb
-    except PartlyFailed as partly:
-        note(partly.answers)
-        return wire.split(partly.answers)
-    note(answers)
-    return answers, {}
 
 
 def _until(now: Millis, lasts: Millis) -> Millis:

@@ -59,16 +59,23 @@ class Session:
 
     __slots__ = ("lanes", "used", "who")
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, now: float) -> None:
         self.who = who
-        self.used = time.monotonic()
+        self.used = now
         self.lanes: dict[str, _Lane] = {}
 
 
 class Repeats:
     """All sessions of this instance. Belongs to one event loop."""
 
-    def __init__(self, *, most_bytes: int = MOST_BYTES, most_sessions: int = MOST_SESSIONS) -> None:
+    def __init__(
+        self,
+        *,
+        most_bytes: int = MOST_BYTES,
+        most_sessions: int = MOST_SESSIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
         """Answers, the oldest first: when each was given, and where it is remembered."""
@@ -83,7 +90,7 @@ class Repeats:
         while len(self._sessions) >= self._most_sessions:
             self._sessions.popitem(last=False)
         name = secrets.token_urlsafe(16)
-        self._sessions[name] = Session(who)
+        self._sessions[name] = Session(who, self._clock())
         return name
 
     def session(self, name: str, who: str) -> Session | None:
@@ -91,7 +98,7 @@ class Repeats:
         session = self._sessions.get(name)
         if session is None or session.who != who:
             return None
-        session.used = time.monotonic()
+        session.used = self._clock()
         self._sessions.move_to_end(name)
         return session
 
@@ -124,7 +131,7 @@ class Repeats:
     def _keep(self, lane: _Lane, done: asyncio.Task[Answered]) -> None:
         self._under_way.discard(done)
         if lane.work is done and not done.cancelled() and done.exception() is None:
-            self._kept[done] = (time.monotonic(), lane)
+            self._kept[done] = (self._clock(), lane)
             self._bytes += len(done.result().body)
 
     def _drop(self, done: asyncio.Task[Answered] | None) -> None:
@@ -133,7 +140,7 @@ class Repeats:
 
     def _forget(self) -> None:
         """What is older than it need be."""
-        now = time.monotonic()
+        now = self._clock()
         while self._kept:
             oldest, (given, lane) = next(iter(self._kept.items()))
             if self._bytes <= self._most_bytes and now - given < ANSWER_LASTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from msgspec import Raw
 from starlette.responses import RedirectResponse, Response
@@ -18,7 +20,7 @@ from bide.stores.http import HttpStore
 from bide.stores.http.address import address_of
 from bide.stores.http.errors import NotAllowed
 from bide.stores.memory import MemoryStore
-from bide.testing.store_suite.acts import NOW, new
+from bide.testing.store_suite.acts import NOW, new, retry, see, settle, take
 
 TOKEN = "bide_abcdefgh_secret"
 
@@ -297,3 +299,39 @@ async def test_a_transaction_cannot_be_joined_over_http(service: Service) -> Non
 def test_the_error_of_a_token_is_a_store_error_too() -> None:
     assert issubclass(NotAllowed, SetupError)
     assert issubclass(NotAllowed, StoreError), "so that a worker goes on"
+
+
+async def test_what_no_wire_can_say_is_said_otherwise(service: Service) -> None:
+    store = HttpStore(service.url, clock="caller")
+    await store.open()
+    for token in (0, -1, 2**63, 2**64, 10**40):
+        await store.add([new()], now=NOW)
+        [answer] = await store.change([Cancel("t", "k", if_token=token)], now=NOW)
+        assert answer.result == "stale_token"
+    held = await take(store)
+    assert await settle(store, retry(held, In(0), error="half a pair: \ud83d"))
+    assert (await see(store, held)).error == "half a pair: \\ud83d"
+    event = Event(at=NOW, topic="t", key="k", id="", kind=EventKind.RETRY, what="\ud83d")
+    await store.record([event])
+    assert [event.what for event in await store.events()] == ["\\ud83d"]
+    await store.close()
+
+
+async def test_the_presence_of_a_worker_that_died_is_taken_back() -> None:
+    said: list[tuple[str, list[str]]] = []
+
+    class Listed(MemoryStore):
+        async def announce(self, holder: str, topics: Collection[str], until: int, *, now: int) -> dict[str, list[str]]:
+            said.append((holder, list(topics)))
+            return await super().announce(holder, topics, until, now=now)
+
+    async with serving(Service(Listed, trusting=True)) as service:
+        store = HttpStore(service.url, clock="caller")
+        await store.open()
+        await store.announce("dies", ["t"], NOW + 1_000, now=NOW)
+        await store.announce("lives", ["t"], NOW + 9_000, now=NOW)
+        assert set(await store.announce("lives", ["t"], NOW + 9_000, now=NOW + 2_000)) == {"lives"}
+        assert said[-1] == ("dies", [])
+        await store.announce("lives", ["t"], NOW + 9_000, now=NOW + 2_000)
+        assert said.count(("dies", [])) == 1
+        await store.close()

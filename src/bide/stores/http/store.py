@@ -42,6 +42,7 @@ from bide.stores.server_time import ServerTime, StoreClock
 
 T = TypeVar("T")
 _log = logging.getLogger("bide.http")
+_LAST_TOKEN = 2**63 - 1
 
 
 class _Opened(NamedTuple):
@@ -121,6 +122,8 @@ class HttpStore:
         return await self._batch("add", tasks, wire.read_answers, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        if any(change.if_token is not None and not 0 <= change.if_token <= _LAST_TOKEN for change in changes):
+            changes = [_that_can_be_said(change) for change in changes]
         return await self._batch("change", changes, wire.read_answers, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
@@ -290,6 +293,12 @@ def _gathered(answers: list[Any]) -> list[Any]:
     if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
         raise failed[0]
     raise PartlyFailed(answers)
+
+
+def _that_can_be_said(change: Change) -> Change:
+    """A token that is too large for any number of the wire is one that no task has, as 0 is."""
+    token = change.if_token
+    return change if token is None or 0 <= token <= _LAST_TOKEN else replace(change, if_token=0)
 
 
 def _too_large(limit: int) -> BadInput:
