@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 
 import pytest
@@ -10,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from tests.stores.http.serving import HOST, Service, only, serving
 
 from bide import Bide, SetupError
-from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
+from bide.core.errors import BadInput, MissingExtra, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Cancel, Filter, In, Move, NewTask, Page, Ref, State
@@ -70,6 +71,14 @@ def test_an_app_shows_no_token() -> None:
     app = Bide("https://bide.example", token=TOKEN)
     assert app.settings.token == TOKEN
     assert TOKEN not in f"{app!r} {app.settings!r} {app._make_store()!r}"
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("bide.stores.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtra, match=r"bide\[http\]"):
+        Bide("http://localhost:8420")
 
 
 async def test_nobody_there(service: Service) -> None:

@@ -27,7 +27,6 @@ class Reply(NamedTuple):
     kind: str
     """The content type, without parameters."""
     body: bytes
-    retry_after: str
 
 
 class Link:
@@ -57,12 +56,7 @@ class Link:
                 timeout=_timeout(silence),
                 allow_redirects=False,
             ) as response:
-                return Reply(
-                    response.status,
-                    response.content_type,
-                    await response.read(),
-                    response.headers.get("Retry-After", ""),
-                )
+                return Reply(response.status, response.content_type, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotSent(f"{self.where}: {_said(error)}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
