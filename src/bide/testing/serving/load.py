@@ -126,7 +126,7 @@ class Load:
         for state in ("waiting", "leased", "waiting", "dead"):  # twice: one may go back while we look
             body = await self._get(f"/v1/tasks?topic={TOPIC}&state={state}&limit=1000")
             found += [f"{task.id} is {task.state}, and wakes at {task.wake_at}" for task in _found(body).tasks]
-        return found
+        return list(dict.fromkeys(found))
 
     async def _get(self, path: str) -> bytes:
         problem: Exception | None = None
