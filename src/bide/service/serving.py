@@ -21,6 +21,7 @@ from bide.service.audit import audit
 from bide.service.config import PER_TASK, ServeConfig
 from bide.service.consuming import Consuming
 from bide.service.health import Health
+from bide.service.keeping import counted
 from bide.service.metrics import Metrics
 from bide.service.pages import OPEN, pages_of
 from bide.service.server import BODY_LIMIT, Service
@@ -70,6 +71,8 @@ class Serving:
             )  # fmt: skip
             slots = one.concurrency or 5 * sink.concurrency
             app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses, **keep)
+
+        app.terms = counted(app.terms)
 
     def policy_of(self, topic: Topic) -> Policy:
         """By what the tasks of `topic` are decided."""
