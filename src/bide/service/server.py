@@ -15,6 +15,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from bide.core.errors import BideError, OutcomeUnknown
+from bide.core.names import check_topic
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
@@ -38,6 +39,7 @@ BODY_PATIENCE = 30.0
 """Seconds that a request's body may take."""
 _TASK = (b"v1", b"topics", b"tasks")
 _STORE = b"/v1/store/"
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 Answers = Callable[[Request], Awaitable[Reply]]
 
@@ -80,6 +82,7 @@ class Service:
         pages: Mapping[tuple[str, str], Page] | None = None,
         open_pages: frozenset[str] = frozenset(),
         body_limit: int = BODY_LIMIT,
+        body_patience: float = BODY_PATIENCE,
     ) -> None:
         self._client = client
         self._access = access
@@ -88,6 +91,7 @@ class Service:
         self._counts = counts
         self._open_pages = open_pages
         self._body_limit = body_limit
+        self._body_patience = body_patience
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
         answers: dict[str, Page] = {
@@ -118,7 +122,7 @@ class Service:
             name, page = self._route(request)
             if request.path.decode("latin-1") not in self._open:
                 await self._authenticate(request)
-            await request.read(self._body_limit, BODY_PATIENCE)
+            await request.read(self._body_limit, self._body_patience)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
         except Gone:
@@ -228,17 +232,20 @@ class Service:
         headers = {name: value for name, value in answered.headers.items() if name != "content-type"}
         return Reply(answered.status, answered.body, answered.headers["content-type"], headers)
 
-    async def _events(self, request: Request) -> Streamed:
+    async def _events(self, request: Request) -> Reply | Streamed:
         topic = request.query(("topic",)).get("topic")
         request.caller.check(Verb.EVENTS, topic)
+        if topic is not None:
+            check_topic(topic)
         last = request.header(b"last-event-id")
 
         async def still() -> None:
             await self._authenticate(request)
             request.caller.check(Verb.EVENTS, topic)
 
-        stream = self._following.stream(last, AdmitsEvent(topic), still)
-        return Streamed(stream, "text/event-stream; charset=utf-8")
+        if request.method == "HEAD":
+            return Reply(200, b"", _EVENT_STREAM)
+        return Streamed(await self._following.stream(last, AdmitsEvent(topic), still), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

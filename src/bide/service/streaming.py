@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -25,7 +26,11 @@ _PAGE = 1_000
 _MOST_WAITING = 10_000
 """Events that a listener may be behind, before it is told of a gap."""
 
+_GAP = b"event: gap\ndata: {}\n\n"
+
 _encode = msgspec.json.encode
+_Told: TypeAlias = tuple[str, Event | None] | None
+"""An event with its id; without the event: some were lost. None: it is over."""
 
 
 class Following:
@@ -33,7 +38,7 @@ class Following:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._listeners: set[asyncio.Queue[tuple[str, Event] | None]] = set()
+        self._listeners: set[asyncio.Queue[_Told]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._seen: list[tuple[str, Event]] = []
         self._closing = False
@@ -47,14 +52,30 @@ class Following:
     ) -> AsyncIterator[bytes]:
         """The events after `last` that are admitted, then those to come; a comment every 15 s.
 
-        Before each comment `still` is called, and raises if the listener may not listen any more: the stream ends.
+        What is noted once this has returned is in the stream. Before each comment `still` is called, and raises if the
+        listener may not listen any more: the stream ends. Raises StoreError.
         """
-        queue: asyncio.Queue[tuple[str, Event] | None] = asyncio.Queue(_MOST_WAITING)
-        log = await self._log()
+        queue: asyncio.Queue[_Told] = asyncio.Queue(_MOST_WAITING)
+        self._listeners.add(queue)  # before the log is read, so that nothing falls in between
+        try:
+            log = await self._log()
+        except BaseException:
+            self._listeners.discard(queue)
+            raise
         if self._looking is None or self._looking.done():
             self._seen = log
             self._looking = asyncio.get_running_loop().create_task(self._look(), name="bide events")
-        self._listeners.add(queue)
+        return self._parts(queue, log, last, admits, still)
+
+    async def _parts(
+        self,
+        queue: asyncio.Queue[_Told],
+        log: list[tuple[str, Event]],
+        last: str | None,
+        admits: AdmitsEvent,
+        still: Callable[[], Awaitable[None]],
+    ) -> AsyncIterator[bytes]:
+        told = {id for id, _ in log}
         try:
             yield b": bide events\nretry: 1000\n\n"
             if last is not None:
@@ -62,11 +83,10 @@ class Following:
                 if last in ids:
                     log = log[ids.index(last) + 1 :]
                 else:
-                    yield b"event: gap\ndata: {}\n\n"
+                    yield _GAP
                 for id, event in log:
                     if admits(event):
                         yield _written(id, event)
-            told = {id for id, _ in log}
             while not self._closing:
                 try:
                     async with asyncio.timeout(_HEARTBEAT):
@@ -77,8 +97,11 @@ class Following:
                     continue
                 if got is None:
                     return
-                if got[0] not in told and admits(got[1]):
-                    yield _written(*got)
+                id, event_or_gap = got
+                if event_or_gap is None:
+                    yield _GAP
+                elif id not in told and admits(event_or_gap):
+                    yield _written(id, event_or_gap)
         finally:
             self._listeners.discard(queue)
 
@@ -102,7 +125,9 @@ class Following:
             except StoreError:
                 continue  # the heartbeat goes on, and so does the log once the store is back
             known = {id for id, _ in self._seen}
-            fresh = [one for one in log if one[0] not in known]
+            fresh: list[_Told] = [one for one in log if one[0] not in known]
+            if known and len(fresh) == len(log) >= _PAGE:
+                fresh.insert(0, ("", None))  # there were more than one look shows
             self._seen = log
             for queue in list(self._listeners):
                 for one in fresh:
@@ -132,7 +157,7 @@ def _written(id: str, event: Event) -> bytes:
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), event.kind.value.encode(), _encode(event_shape(event)))
 
 
-def _put(queue: asyncio.Queue[tuple[str, Event] | None], one: tuple[str, Event] | None) -> None:
+def _put(queue: asyncio.Queue[_Told], one: _Told) -> None:
     """Who is too far behind loses its stream, and comes back with the last id that it saw."""
     try:
         queue.put_nowait(one)
