@@ -74,7 +74,7 @@ class Api:
             self._connection.close()
             raise
         kind = reply.headers.get("content-type", "")
-        if reply.status >= 400 and kind == "application/problem+json":
+        if reply.status >= 400 and kind == "application/problem+json" and method != "HEAD":
             assert reply.json["status"] == reply.status
             assert reply.json["type"].startswith("urn:bide:")
             assert reply.json["title"]
@@ -89,7 +89,7 @@ class Api:
 
     def put(self, topic: str, key: str, **ask: Any) -> Any:
         """Schedule; the task."""
-        return self.done("PUT", at(topic, key), {"delay": "1h", **ask})["task"]
+        return self.done("PUT", at(topic, key), ask if "at" in ask else {"delay": "1h", **ask})["task"]
 
     def lease(self, topic: str, room: int = 1, **ask: Any) -> Any:
         """The tasks that are due."""

@@ -6,13 +6,14 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.servers.keyspace import delete_keys
 from tests.servers.postgres_server import ask
 from tests.service.calling import Api, Running, running
 
-KEPT = {"keep_done": "1h", "keep_cancelled": "1h"}
+KEPT: dict[str, Any] = {"keep_done": "1h", "keep_cancelled": "1h"}
 """As `bide serve` has it."""
 
 

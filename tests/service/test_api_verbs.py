@@ -421,6 +421,7 @@ def test_a_deadline_kills_what_would_come_after_it(api: Api, topic: str) -> None
 def test_headers_travel_with_the_task(api: Api, topic: str, service: Running) -> None:
     api.put(topic, "42", headers={"webhook": "https://shop.example/hooks", "x-trace": "ü"})
     task = service.run(service.app.get(topic, "42"))
+    assert task is not None
     assert task.headers == {"webhook": "https://shop.example/hooks", "x-trace": "ü"}
 
 
