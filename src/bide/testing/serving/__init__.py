@@ -12,11 +12,12 @@ answers and the deliveries say. Wrong is
 - lost: acknowledged, not cancelled, and without an effect of the life that was acknowledged last (P2)
 - early: arrived before the time that was acknowledged last (P1, P5)
 - fired_after_cancel: arrived after the answer `cancelled`, or leased after either answer of a cancel (P4)
-- fired_after_move: arrived after the answer `moved`, and leased before it (P5)
+- fired_after_move: arrived after the answer `moved`, and leased before it; fired_after_replace: a life that was leased
+  after another had replaced it (P5)
 - applied_twice, stale_applied: the effect of one id twice, or with an older token than one seen before (P12)
 - strange_life: an id that no answer named, though every call about its key was answered (P12)
 - redelivered_unkilled: answered with 200, and delivered again though the instance had not been killed (P3)
-- not_rising: an attempt or a token of one life that came again, from instances of which none was killed (P12)
+- not_rising: delivered again without a higher token and a later attempt (P12)
 - bad_delivery: a signature, a header or a payload that is not as it was scheduled
 - left: at the end still waiting or leased, or dead (P10)
 - failed_call: refused, or without an answer for too long; instance_ended: by itself, or not when it was told to
