@@ -1,0 +1,129 @@
+"""The stream of events: what callers and deliveries did, once each, also for who comes back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.service.calling import Api, Running, at, running
+from tests.service.conftest import KEPT
+
+from bide.service import streaming
+
+
+class Stream:
+    """An open stream; `next` waits for the next event."""
+
+    def __init__(self, reply: http.client.HTTPResponse) -> None:
+        self._reply = reply
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.headers["cache-control"] == "no-store"
+        assert self.block() == [": bide events", "retry: 1000"]
+
+    def block(self) -> list[str]:
+        lines: list[str] = []
+        while line := self._reply.readline().decode().rstrip("\n"):
+            lines.append(line)
+        return lines
+
+    def next(self) -> tuple[str, str, Any]:
+        """Its id, kind and data."""
+        fields = dict(line.split(": ", 1) for line in self.block())
+        return fields.get("id", ""), fields["event"], json.loads(fields["data"])
+
+
+@contextmanager
+def streamed(service: Running, topic: str | None = None, last: str | None = None) -> Iterator[Stream]:
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=10)
+    headers = {} if last is None else {"last-event-id": last}
+    connection.request("GET", "/v1/events" + ("" if topic is None else f"?topic={topic}"), headers=headers)
+    reply = connection.getresponse()
+    try:
+        yield Stream(reply)
+    finally:
+        reply.close()
+        connection.close()
+
+
+def test_changes_retries_and_deaths_are_told(api: Api, service: Running, topic: str) -> None:
+    with streamed(service, topic) as stream:
+        api.put(topic, "42")
+        api.done("PATCH", at(topic, "42"), {"delay": "0s"})
+        [task] = api.lease(topic)
+        api.settle(task, "retry", delay="0s", error="out of paper")
+        [task] = api.lease(topic, wait="5s")
+        api.settle(task, "dead", error="no such order")
+        kinds = []
+        for _ in range(3):
+            id, kind, data = stream.next()
+            kinds.append((kind, data["who"], data["what"]))
+            assert id
+            assert (data["topic"], data["key"], data["id"], data["kind"]) == (topic, "42", task["id"], kind)
+    assert kinds == [
+        ("change", "anonymous", "fire_now: moved"),
+        ("retry", "anonymous", "out of paper"),
+        ("dead", "anonymous", "no such order"),
+    ]
+
+
+def test_who_comes_back_misses_nothing_and_hears_nothing_twice(api: Api, service: Running, topic: str) -> None:
+    api.put(topic, "42")
+    heard: list[str] = []
+    with streamed(service, topic) as stream:
+        for delay in ("2h", "3h"):
+            api.done("PATCH", at(topic, "42"), {"delay": delay})
+            heard.append(stream.next()[0])
+    api.done("PATCH", at(topic, "42"), {"delay": "4h"})
+    with streamed(service, topic, heard[-1]) as stream:
+        heard.append(stream.next()[0])
+        api.done("PATCH", at(topic, "42"), {"delay": "5h"})
+        heard.append(stream.next()[0])
+    assert len(set(heard)) == 4
+    with streamed(service, topic, heard[0]) as stream:
+        assert [stream.next()[0] for _ in range(3)] == heard[1:]
+    with streamed(service, topic, "1-00000000") as stream:
+        assert stream.next()[1] == "gap"
+        assert [stream.next()[0] for _ in range(4)] == heard
+
+
+def test_only_the_topic_that_is_asked_for(api: Api, service: Running, topic: str) -> None:
+    for one in (topic, f"{topic}.other"):
+        api.put(one, "42")
+    with streamed(service, topic) as stream:
+        api.done("DELETE", at(f"{topic}.other", "42"))
+        api.done("DELETE", at(topic, "42"))
+        assert stream.next()[2]["topic"] == topic
+
+
+def test_a_heartbeat_and_the_end(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_HEARTBEAT", 0.1)
+    with running("memory:", **KEPT) as service, streamed(service) as stream:
+        assert stream.block() == [": still here"]
+        service.run(service.serving.let_go())
+        while block := stream.block():
+            assert block == [": still here"]
+
+
+def test_more_than_one_look_shows_is_a_gap(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_PAGE", 5)
+    with running("memory:", **KEPT) as service, streamed(service) as stream:
+        api = Api(service.url)
+        api.put(topic, "first")
+        api.done("DELETE", at(topic, "first"))
+        assert stream.next()[1] == "change"
+        api.done("POST", "/v1/schedule", [{"topic": topic, "key": str(key), "delay": "1h"} for key in range(20)])
+        api.done("POST", "/v1/cancel", [{"topic": topic, "key": str(key)} for key in range(20)])
+        assert stream.next()[1] == "gap"
+        assert [stream.next()[1] for _ in range(5)] == ["change"] * 5
+        api.close()
+
+
+def test_a_query_that_cannot_be(plain: Api) -> None:
+    for query in ("topic=", "topics=a", "topic=a&topic=b", "topic=%FF"):
+        assert plain("GET", f"/v1/events?{query}").status == 422

@@ -1,0 +1,334 @@
+"""Consumers over HTTP: lease at once and by waiting, settle, extend; who dies, hangs up, or comes by the hundred."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from tests.service.calling import Api, Running, at, millis, running
+from tests.service.conftest import KEPT
+from yarl import URL
+
+from bide.service.config import ServeConfig, TopicConfig
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
+
+SOON = 0.3
+"""Seconds: what comes due while somebody waits."""
+
+
+class Many:
+    """Calls one instance, many at once."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._session = session
+
+    async def post(self, path: str, ask: Any) -> Any:
+        async with self._session.post(URL(self._url + path, encoded=True), json=ask) as reply:
+            assert reply.status == 200, await reply.text()
+            return await reply.json()
+
+    async def put(self, topic: str, key: str, **ask: Any) -> None:
+        async with self._session.put(URL(self._url + at(topic, key), encoded=True), json=ask) as reply:
+            assert reply.status in (200, 201), await reply.text()
+
+    async def lease(self, topic: str, room: int = 1, **ask: Any) -> list[Any]:
+        tasks: list[Any] = (await self.post("/v1/lease", {"topics": {topic: room}, **ask}))["tasks"]
+        return tasks
+
+
+@contextlib.asynccontextmanager
+async def calling(url: str) -> AsyncIterator[Many]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield Many(url, session)
+
+
+@pytest_asyncio.fixture
+async def many(service: Running) -> AsyncIterator[Many]:
+    async with calling(service.url) as found:
+        yield found
+
+
+async def waiting(service: Running, count: int) -> None:
+    """Until so many wait at the desk."""
+    async with asyncio.timeout(10):
+        while service.serving._desk.waiting != count:  # noqa: ASYNC110 - it is another loop's
+            await asyncio.sleep(0.005)
+
+
+# --- lease
+
+
+def test_lease_at_once(api: Api, topic: str) -> None:
+    assert api.lease(topic) == []
+    api.put(topic, "later")
+    api.put(topic, "42", delay="0s", payload={"number": 42})
+    began = time.time() * 1000
+    [task] = api.lease(topic, 10, lease_for="60s")
+    assert (task["key"], task["state"], task["attempt"], task["payload"]) == ("42", "leased", 1, {"number": 42})
+    assert abs(millis(task["wake_at"]) - began - 60_000) < 10_000
+    assert api.lease(topic, 10) == []
+
+
+def test_lease_takes_as_many_of_each_topic_as_there_is_room_for(api: Api, topic: str) -> None:
+    for one in (topic, f"{topic}.b", f"{topic}.c"):
+        for key in "abcd":
+            api.put(one, key, delay="0s")
+    tasks = api.done("POST", "/v1/lease", {"topics": {topic: 3, f"{topic}.b": 1}})["tasks"]
+    assert sorted(task["topic"] for task in tasks) == [topic] * 3 + [f"{topic}.b"]
+
+
+async def test_a_wait_ends_the_moment_something_is_due(many: Many, topic: str, service: Running) -> None:
+    await many.put(topic, "42", delay=SOON)
+    began = time.time() * 1000
+    [task] = await many.lease(topic, wait="20s")
+    now = time.time() * 1000
+    assert now - began < 5_000
+    assert now >= millis(task["due_at"]) - 50
+
+
+async def test_a_wait_ends_when_somebody_schedules(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.lease(topic, wait="20s"))
+    await waiting(service, 1)
+    await many.put(topic, "42", delay="0s")
+    async with asyncio.timeout(5):
+        [task] = await leasing
+    assert task["key"] == "42"
+
+
+async def test_a_wait_that_runs_out(many: Many, topic: str) -> None:
+    await many.put(topic, "42", delay="1h")
+    began = time.monotonic()
+    assert await many.lease(topic, wait=SOON) == []
+    assert SOON - 0.05 <= time.monotonic() - began < 5
+
+
+async def test_a_wait_sees_another_topic_too(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.post("/v1/lease", {"topics": {topic: 1, f"{topic}.b": 1}, "wait": 20}))
+    await waiting(service, 1)
+    await many.put(f"{topic}.b", "42", delay="0s")
+    async with asyncio.timeout(5):
+        assert [task["topic"] for task in (await leasing)["tasks"]] == [f"{topic}.b"]
+
+
+async def test_who_hangs_up_while_waiting_holds_nothing(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.lease(topic, wait="20s"))
+    await waiting(service, 1)
+    leasing.cancel()
+    await waiting(service, 0)
+    await many.put(topic, "42", delay="0s")
+    [task] = await many.lease(topic)
+    assert task["attempt"] == 1
+
+
+async def test_who_waited_longest_is_first(many: Many, topic: str, service: Running) -> None:
+    leases = []
+    for place in range(1, 5):
+        leases.append(asyncio.ensure_future(many.lease(topic, wait="20s")))
+        await waiting(service, place)
+    for place, leasing in enumerate(leases):
+        await many.put(topic, str(place), delay="0s")
+        async with asyncio.timeout(5):
+            [task] = await leasing
+        assert task["key"] == str(place)
+
+
+async def test_two_hundred_wait_and_each_gets_one(many: Many, topic: str, service: Running) -> None:
+    leases = [asyncio.ensure_future(many.lease(topic, wait="20s")) for _ in range(200)]
+    await waiting(service, 200)
+    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(200)])
+    async with asyncio.timeout(15):
+        got = await asyncio.gather(*leases)
+    assert sorted(int(task["key"]) for tasks in got for task in tasks) == list(range(200))
+    assert {len(tasks) for tasks in got} == {1}
+
+
+async def test_two_consumers_never_have_the_same_task(many: Many, topic: str) -> None:
+    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(300)])
+    seen: list[str] = []
+
+    async def consume() -> None:
+        while tasks := await many.lease(topic, 7, wait="0s"):
+            seen.extend(task["key"] for task in tasks)
+
+    await asyncio.gather(*(consume() for _ in range(8)))
+    assert sorted(seen, key=int) == [str(key) for key in range(300)]
+
+
+async def test_two_instances_on_one_redis(redis_url: str, redis_namespace: str, topic: str) -> None:
+    url = f"{redis_url}?namespace={redis_namespace}&shards=4"
+    with running(url, **KEPT) as one, running(url, **KEPT) as other:
+        async with calling(one.url) as here, calling(other.url) as there:
+            leasing = asyncio.ensure_future(here.lease(topic, wait="20s"))
+            await waiting(one, 1)
+            await there.put(topic, "42", delay="0s")
+            async with asyncio.timeout(5):
+                [task] = await leasing
+            settled = await there.post(
+                "/v1/settle", [{"topic": topic, "key": "42", "token": task["token"], "outcome": "done"}]
+            )
+            assert settled == {"settled": [True]}
+
+
+async def test_who_hangs_up_while_the_store_leases_gives_it_back(topic: str) -> None:
+    slow = FaultyStore(MemoryStore(), latency=lambda name: 0.3 if name == "lease" else 0.0)
+    with running(slow, **KEPT) as service:
+        async with calling(service.url) as many:
+            await many.put(topic, "42", delay="0s")
+            leasing = asyncio.ensure_future(many.lease(topic))
+            while not slow.calls.get("lease"):  # noqa: ASYNC110 - it is another loop's
+                await asyncio.sleep(0.005)
+            await waiting(service, 1)
+            leasing.cancel()
+            [task] = await many.lease(topic, wait="10s", lease_for="1h")
+            assert task["attempt"] == 1
+
+
+async def test_those_who_ask_again_and_again_leave_nothing_at_the_desk(topic: str) -> None:
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            longest = asyncio.ensure_future(many.lease(topic, wait="30s"))
+            await waiting(service, 1)
+            for _ in range(50):
+                assert await many.lease(topic) == []
+            desk = service.serving._desk
+            assert [len(queue) for group in desk._groups.values() for queue in group.queues.values()] == [1]
+            longest.cancel()
+            await waiting(service, 0)
+            assert not desk._groups
+
+
+async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_nothing(topic: str) -> None:
+    store = FaultyStore(MemoryStore())
+    with running(store, **KEPT) as service:
+        async with calling(service.url) as many:
+            big = [asyncio.ensure_future(many.lease(f"{topic}.big", 1_000, wait="20s")) for _ in range(12)]
+            await waiting(service, 12)
+            small = asyncio.ensure_future(many.lease(topic, wait="20s"))
+            await waiting(service, 13)
+            before = store.calls["lease"]
+            await many.put(topic, "42", delay=SOON)
+            async with asyncio.timeout(5):
+                assert [task["key"] for task in await small] == ["42"]
+            assert store.calls["lease"] - before < 10
+            for leasing in big:
+                leasing.cancel()
+            await waiting(service, 0)
+
+
+# --- settle and extend
+
+
+def test_each_outcome(api: Api, topic: str) -> None:
+    for key in ("done", "retry", "defer", "dead", "again"):
+        api.put(topic, key, delay="0s")
+    leased = {task["key"]: task for task in api.lease(topic, 10)}
+    batch = [
+        {"outcome": "done", "key": "done"},
+        {"outcome": "retry", "key": "retry", "delay": "10m", "error": "out of paper"},
+        {"outcome": "defer", "key": "defer", "at": "2031-01-01T00:00:00Z"},
+        {"outcome": "dead", "key": "dead", "error": "no such order"},
+        {"outcome": "done", "key": "again", "delay": 3600},
+        {"outcome": "done", "key": "none", "token": 7},
+    ]
+    batch = [{"topic": topic, "token": leased.get(one["key"], {}).get("token"), **one} for one in batch]
+    assert api.done("POST", "/v1/settle", batch) == {"settled": [True] * 5 + [False]}
+    found = {key: api.get(topic, key) for key in leased}
+    shown = {key: (task["state"], task["attempt"], task["error"]) for key, task in found.items()}
+    assert shown == {
+        "done": ("done", 1, None), "retry": ("waiting", 1, "out of paper"), "defer": ("waiting", 0, None),
+        "dead": ("dead", 1, "no such order"), "again": ("waiting", 0, None),
+    }  # fmt: skip
+    assert found["defer"]["wake_at"] == "2031-01-01T00:00:00.000Z"
+    assert found["again"]["id"] != leased["again"]["id"]
+    assert found["retry"]["id"] == leased["retry"]["id"]
+    assert api.done("POST", "/v1/settle", batch) == {"settled": [False] * 6}
+
+
+def test_a_token_that_is_old_changes_nothing(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [task] = api.lease(topic)
+    for token in (task["token"] - 1, task["token"] + 1, 0, 2**60):
+        for outcome in ("done", "retry", "dead"):
+            assert not api.settle({**task, "token": token}, outcome)
+    held = {"topic": topic, "key": "42", "token": task["token"]}
+    asked = {"leases": [{**held, "token": task["token"] - 1}, held], "lease_for": "1h"}
+    assert api.done("POST", "/v1/extend", asked) == {"extended": [False, True]}
+    extended = api.get(topic, "42")
+    assert millis(extended["wake_at"]) > millis(task["wake_at"]) + 3_000_000
+    assert extended["state"] == "leased"
+    assert api.settle(task, "done")
+    assert api.done("POST", "/v1/extend", asked) == {"extended": [False, False]}
+
+
+def test_a_lease_of_who_died_comes_back(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [lost] = api.lease(topic, lease_for=1)
+    [task] = api.lease(topic, wait="20s")
+    assert task["attempt"] == 2
+    assert task["token"] > lost["token"]
+    assert task["id"] == lost["id"]
+    assert not api.settle(lost, "done")
+    assert api.settle(task, "done")
+
+
+def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:
+    config = ServeConfig(topics={topic: TopicConfig(retry=["20m"], keep_done="0s")})
+    with running("memory:", config, **KEPT) as service:
+        api = Api(service.url)
+        api.put(topic, "42", delay="0s")
+        [task] = api.lease(topic)
+        assert api.settle(task, "retry")
+        waiting = api.get(topic, "42")
+        assert 1_100_000 < millis(waiting["wake_at"]) - millis(waiting["due_at"]) < 1_300_000
+        api.done("POST", "/v1/fire", [{"topic": topic, "key": "42"}])
+        [task] = api.lease(topic)
+        assert api.settle(task, "retry")
+        assert api.get(topic, "42")["state"] == "dead"
+        api.put(topic, "43", delay="0s")
+        [task] = api.lease(topic)
+        assert api.settle(task, "done")
+        assert api.get(topic, "43") is None
+        api.close()
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("lease", {"topics": {}}, "topics"),
+    ("lease", {"topics": {"a": 0}}, "topics[...]"),
+    ("lease", {"topics": {"a": 1_001}}, "topics[...]"),
+    ("lease", {"topics": {"a": 1.5}}, "topics[...]"),
+    ("lease", {"topics": {"": 1}}, "topics"),
+    ("lease", {"topics": ["a"]}, "topics"),
+    ("lease", {"topics": {str(number): 1 for number in range(101)}}, "topics"),
+    ("lease", {"topics": {"a": 1}, "wait": "61s"}, "wait"),
+    ("lease", {"topics": {"a": 1}, "wait": -1}, "wait"),
+    ("lease", {"topics": {"a": 1}, "wait": "long"}, "wait"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "0s"}, "lease_for"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "2d"}, "lease_for"),
+    ("lease", {"topics": {"a": 1}, "lease_for": 0.5}, "lease_for"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "failed"}], "[0].outcome"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "defer"}], "[0].delay"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "dead", "delay": "1h"}], "[0].at, delay"),
+    ("settle", [{"topic": "a", "key": "b", "token": -1, "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "token": 2**63, "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "token": "1", "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "outcome": "done"}], "[0]"),
+    ("settle", [{"topic": "a", "key": "", "token": 1, "outcome": "done"}], "[0].key"),
+    ("extend", {"leases": [{"topic": "a", "key": "b"}]}, "leases[0]"),
+    ("extend", {"leases": [], "lease_for": "1ms"}, "lease_for"),
+]
+
+
+@pytest.mark.parametrize(("call", "ask", "field"), WRONG, ids=str)
+def test_what_is_wrong_is_named(plain: Api, call: str, ask: Any, field: str) -> None:
+    reply = plain("POST", f"/v1/{call}", ask)
+    assert reply.status == 422
+    assert reply.json["field"] == field
+    assert reply.json["accepted"]
