@@ -1,5 +1,7 @@
 """The file of `bide serve`: where the tasks of each topic go, and how they are worked on. TOML.
 
+    keep_most = 10000                                # ended tasks of a topic that are remembered, at most
+
     [webhooks]
     allow = ["10.1.0.0/16", "hooks.internal:8080"]   # besides public addresses
     per_host = 20
@@ -19,14 +21,16 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.retry import RetryPolicy, policy
 from bide.service.asks import Terms, retries
+from bide.service.keeping import MOST
 
 PER_TASK = "per-task"
 
@@ -78,6 +82,8 @@ class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
+    keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
+    """Done, and as many cancelled, tasks of one topic that an instance remembers at most."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from bide.core.names import check_topic
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
-from bide.ports.wire import CONTENT_TYPE as CONTENT_TYPE_OF_STORES
+from bide.ports.wire import STREAM_TYPE
 from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.consuming import Consuming
@@ -227,7 +227,7 @@ class Service:
                 await self._authenticate(request)
 
             lines = self._stores.listen(request.body, request.caller, still=still)
-            return Streamed(lines, CONTENT_TYPE_OF_STORES)
+            return Streamed(lines, STREAM_TYPE)
         answered = await self._stores.answer(operation, request.body, request.caller)
         headers = {name: value for name, value in answered.headers.items() if name != "content-type"}
         return Reply(answered.status, answered.body, answered.headers["content-type"], headers)

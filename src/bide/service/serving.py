@@ -46,6 +46,7 @@ class Serving:
         self._insecure = insecure
         self._desk: Desk
         self._following: Following
+        self._stores: StoreCalls
         self._stack = AsyncExitStack()
         self._policies: dict[Topic, Policy] = {}
         self._default = TopicPolicy(policy(None), app.settings.losses)
@@ -72,7 +73,7 @@ class Serving:
             slots = one.concurrency or 5 * sink.concurrency
             app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses, **keep)
 
-        app.terms = counted(app.terms)
+        app.terms = counted(app.terms, config.keep_most)
 
     def policy_of(self, topic: Topic) -> Policy:
         """By what the tasks of `topic` are decided."""
@@ -110,7 +111,7 @@ class Serving:
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=self.anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT)
+        self._stores = stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT)
         stack.push_async_callback(stores.close)
         settling = Settling(
             app.store,
@@ -128,6 +129,7 @@ class Serving:
 
     async def let_go(self) -> None:
         """Answer everybody who waits, so that their connections end: the instance is about to stop."""
+        self._stores.let_go()
         await asyncio.gather(self._desk.close(), self._following.close())
 
     async def __aexit__(

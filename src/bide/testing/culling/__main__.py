@@ -6,15 +6,13 @@ import argparse
 import asyncio
 import json
 import random
-import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from bide.app import Bide
 from bide.core.errors import BideError
@@ -23,6 +21,7 @@ from bide.testing.culling.crew import LEASE, TOPIC, Crew, app_on
 from bide.testing.culling.judge import Judgement
 from bide.testing.culling.lines import Journal, Left, read
 from bide.testing.culling.load import LONGEST, Load
+from bide.testing.namespace import own_namespace
 from bide.wiring import without_secrets
 
 _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -35,7 +34,7 @@ _SHOWN = 10
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Judgement]:
     """One run on the store that is given; the report, and the judgement in it."""
     journal = Journal(folder / "callers.log")
-    async with _own_namespace(given.url) as url, app_on(url) as app:
+    async with own_namespace(given.url, "cull") as url, app_on(url) as app:
         if await _live(app):
             raise SystemExit(f"the store has tasks of the topic {TOPIC!r} already")
         load, crew, over = Load(app, journal, given.seed), Crew(url, folder, journal), asyncio.Event()
@@ -96,39 +95,6 @@ def _percentiles(lengths: Sequence[float]) -> dict[str, float]:
         return {}
     parts = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
     return {name: round(lengths[min(len(lengths) - 1, int(part * len(lengths)))], 2) for name, part in parts.items()}
-
-
-@asynccontextmanager
-async def _own_namespace(url: str) -> AsyncIterator[str]:
-    """On Redis a fresh namespace, unless `url` names one; its keys are removed at the end."""
-    parts = urlsplit(url)
-    if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
-        yield url
-        return
-    url += f"{'&' if parts.query else '?'}namespace=cull-{secrets.token_hex(6)}"
-    try:
-        yield url
-    finally:
-        await _remove_namespace(url)
-
-
-async def _remove_namespace(url: str) -> None:
-    """Every key of it, on every server that has some."""
-    from bide.stores.redis.address import address_of
-    from bide.stores.redis.layout import Layout
-    from bide.stores.redis.nodes import nodes_of
-
-    address = address_of(url)
-    nodes = nodes_of(address, Layout(address.namespace, address.shards or 16), patience=10)
-    pattern = f"{{{address.namespace}[:}}]*"
-    try:
-        for link in await nodes.masters():
-            cursor = b""
-            while cursor != b"0":
-                [(cursor, keys)] = await link.ask([("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)])
-                await link.ask([("UNLINK", key) for key in keys] or [("PING",)])  # one by one: they differ in slot
-    finally:
-        await nodes.close()
 
 
 def main() -> int:

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from bide.core.errors import BideError
 from bide.ports import HasSchema
 from bide.settings import Settings
+from bide.testing.namespace import own_namespace
 from bide.testing.serving.instances import COUNT, LEASE, Instances
 from bide.testing.serving.judge import Judgement
 from bide.testing.serving.lines import Line, Wrong
 from bide.testing.serving.load import LONGEST_MOVED, Load
-from bide.testing.serving.namespace import own_namespace
 from bide.testing.serving.receiver import Receiver
 from bide.wiring import store_maker, without_secrets
 
@@ -35,7 +35,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     """One run on the store that is given; the report, and the judgement in it."""
     lines: list[Line] = []
     note, over = lines.append, asyncio.Event()
-    async with own_namespace(given.url) as url, Receiver(note, given.seed) as receiver:
+    async with own_namespace(given.url, "serving") as url, Receiver(note, given.seed) as receiver:
         store = store_maker(url, Settings())()
         if isinstance(store, HasSchema) and await store.plan():
             await store.migrate()

@@ -33,6 +33,8 @@ _GUARD = 'trap "" HUP INT TERM; read -r dismissed || kill -KILL "$1"'
 _ERROR = re.compile(r"^\S+ \S+ (ERROR|CRITICAL) |^Traceback ", re.MULTILINE)
 
 _CONFIG = """
+keep_most = 10000000
+
 [webhooks]
 allow = ["{place}"]
 

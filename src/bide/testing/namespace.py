@@ -11,13 +11,13 @@ _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 
 
 @asynccontextmanager
-async def own_namespace(url: str) -> AsyncIterator[str]:
+async def own_namespace(url: str, what: str) -> AsyncIterator[str]:
     """On Redis a fresh namespace, unless `url` names one; its keys are removed at the end."""
     parts = urlsplit(url)
     if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
         yield url
         return
-    url += f"{'&' if parts.query else '?'}namespace=serving-{secrets.token_hex(6)}"
+    url += f"{'&' if parts.query else '?'}namespace={what}-{secrets.token_hex(6)}"
     try:
         yield url
     finally:
