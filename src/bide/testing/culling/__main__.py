@@ -24,7 +24,6 @@ from bide.testing.culling.load import LONGEST, Load
 from bide.testing.namespace import own_namespace
 from bide.wiring import without_secrets
 
-_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 _DRAIN = LONGEST + LEASE + 20
 """Seconds within which everything has to be over after the last was asked for."""
 _SHOWN = 10
