@@ -1,0 +1,216 @@
+"""docs/http.md is true: each of its requests is sent to a running `bide serve`, and what it shows is what came back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.test_docs import ROOT, load_runner, text_of
+
+from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
+from bide.service.contract import CALLS
+from bide.service.openapi import contents
+
+DOCUMENT = ROOT / "docs" / "http.md"
+SHOWN = "localhost:8420"
+MARK = "=== command "
+WITHIN = 60
+"""Seconds for all commands of the document."""
+
+VOLATILE = {
+    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}": "<id>",
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z": "<instant>",
+    r"\b\d{13}-[0-9a-f]{8}\b": "<event>",
+    r"\b1[78]\d{14}\b": "<token>",
+}
+"""What is different each time. Years beyond this century's first half are the document's own."""
+
+
+def needed(program: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{program} is not installed")
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+class Command:
+    """A command of a console block, and the output that it is shown with."""
+
+    def __init__(self, line: int, text: str) -> None:
+        self.line = line
+        self.text = text
+        self.shown = ""
+
+
+def commands_of(text: str) -> list[Command]:
+    """In order. A command goes on in lines that begin with `> `, and while a quote is open."""
+    found: list[Command] = []
+    for block in load_runner().blocks_of(text):
+        if block.language != "console" or block.not_run is not None:
+            continue
+        for number, line in enumerate(block.text.splitlines()):
+            if line.startswith("$ "):
+                found.append(Command(block.line + number, line[2:]))
+            elif line.startswith("> "):
+                found[-1].text += f"\n{line[2:]}"
+            elif not found[-1].shown and found[-1].text.count("'") % 2:
+                found[-1].text += f"\n{line}"
+            else:
+                found[-1].shown += f"{line}\n"
+    return found
+
+
+def _named(found: re.Match[str]) -> str:
+    [name] = [name for pattern, name in VOLATILE.items() if re.fullmatch(pattern, found[0])]
+    return found[0] if name == "<instant>" and found[0] > "205" else name
+
+
+def normal(text: str) -> str:
+    """Without what is volatile, and without spaces, which the document adds for readers."""
+    for pattern in VOLATILE:
+        text = re.sub(pattern, _named, text)
+    return re.sub(r"\s+", "", text)
+
+
+def matches(shown: str, got: str) -> bool:
+    """Whether `got` is what is shown, where `...` stands for anything."""
+    pattern = ".*".join(re.escape(part) for part in normal(shown).split("..."))
+    return re.fullmatch(pattern, normal(got)) is not None
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """One store for the service and the commands; curl shows no progress."""
+    (tmp_path / ".curlrc").write_text("silent\nshow-error\n", encoding="utf-8")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+    return environ | {
+        "BIDE_STORE": f"sqlite:///{tmp_path}/tasks.db", "CURL_HOME": str(tmp_path), "NO_PROXY": "*", "NO_COLOR": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[str]:
+    """Where `bide serve` listens, as HOST:PORT."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "bide", "serve", "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, env=environ, cwd=tmp_path, stderr=log) as run:
+        try:
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert run.poll() is None, (tmp_path / "log").read_text()
+                    assert time.monotonic() < until, "it does not listen"
+                    time.sleep(0.05)
+            yield f"localhost:{port}"
+        finally:
+            run.terminate()
+            assert run.wait(20) == 0, (tmp_path / "log").read_text()
+
+
+def bash(script: str, environ: dict[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [needed("bash"), "-uc", script], env=environ, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=WITHIN, check=False,
+    )  # fmt: skip
+
+
+def test_every_request_has_the_answer_that_is_shown(served: str, environ: dict[str, str], tmp_path: Path) -> None:
+    needed("curl"), needed("jq")
+    commands = commands_of(text_of(DOCUMENT))
+    assert len(commands) > 40
+    script = "".join(
+        f"{command.text.replace(SHOWN, served)}\necho; echo '{MARK}'$?\n" for command in commands
+    )  # one shell, so that variables last
+    done = bash(script, environ, tmp_path)
+    outputs = re.split(rf"\n{MARK}(\d+)\n", done.stdout)
+    wrong = []
+    for command, output, code in zip(commands, outputs[::2], outputs[1::2], strict=False):
+        if code != "0" or not matches(command.shown, output):
+            wrong.append(f"{DOCUMENT.name}:{command.line}: {command.text}\nexit code {code}, shows\n{output}\n")
+    assert not wrong, "\n".join(wrong) + done.stderr
+    assert len(outputs) == 2 * len(commands) + 1
+
+
+def test_the_consumer_consumes(served: str, environ: dict[str, str], tmp_path: Path) -> None:
+    needed("curl"), needed("jq")
+    [block] = [block for block in load_runner().blocks_of(text_of(DOCUMENT)) if block.text.startswith("# consumer.sh")]
+    (tmp_path / "consumer.sh").write_text(block.text.replace(SHOWN, served), encoding="utf-8")
+    asked = '[{"topic": "mail.send", "delay": 0, "payload": {"to": "ann"}}, ' + (
+        '{"topic": "mail.send", "delay": 0.5, "payload": {"to": "bo\\\\u00e9 \\"x\\""}}]'
+    )
+    (tmp_path / "asked").write_text(asked, encoding="utf-8")
+    script = f"curl -sf {served}/v1/schedule --json @asked >&2; timeout 4 bash consumer.sh; "
+    done = bash(f"{script} curl -s '{served}/v1/tasks?topic=mail.send&state=done'", environ, tmp_path)
+    assert done.stdout.count('{"settled":[true]}') == 2, done.stdout + done.stderr
+    assert "sending to ann\n" in done.stdout
+    assert done.stdout.count('"state":"done"') == 2
+
+
+def rows_below(mark: str) -> list[list[str]]:
+    """The rows of the table below a comment."""
+    table = text_of(DOCUMENT).partition(f"<!-- {mark}:")[2].partition("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_table_of_calls_is_the_contracts() -> None:
+    assert rows_below("calls") == [[f"`{call.method} {call.path}`", call.summary] for call in CALLS]
+
+
+def test_the_table_of_statuses_is_the_contracts() -> None:
+    statuses = {
+        int(status)
+        for operations in contents()["paths"].values()
+        for operation in operations.values()
+        for status in operation["responses"]
+    }
+    rows = [int(status) for status, _ in rows_below("statuses")]
+    assert rows == sorted({*statuses, 500})
+
+
+def test_every_call_has_an_example() -> None:
+    shown = "\n".join(command.text for command in commands_of(text_of(DOCUMENT)))
+    for call in CALLS:
+        if call.path.endswith("{key}"):
+            method = "" if call.method == "GET" else f"-X {call.method} "
+            assert f"curl {method}{SHOWN}/v1/topics/" in shown
+        else:
+            assert f"{SHOWN}{call.path}" in shown
+
+
+def test_the_file_has_every_field(tmp_path: Path) -> None:
+    [block] = [block for block in load_runner().blocks_of(text_of(DOCUMENT)) if block.language == "toml"]
+    read: dict[str, Any] = tomllib.loads(block.text)
+    config = msgspec.convert(read, ServeConfig)
+    assert set(read) == set(ServeConfig.__struct_fields__)
+    assert set(read["webhooks"]) == set(WebhooksConfig.__struct_fields__)
+    assert set(read["topics"]["order.close"]) == set(TopicConfig.__struct_fields__)
+    for topic, one in config.topics.items():
+        assert one.policy(topic) is not None
+
+
+def test_a_command_that_shows_something_else_is_told() -> None:
+    assert matches('{"a": 1, "b": ...}', '{"a":1,"b":{"c":2}}\n')
+    assert not matches('{"a": 1}', '{"a":2}')
+    assert not matches("", '{"a":2}')
+    assert matches('"2026-02-03T10:00:00.000Z"', '"2027-01-01T00:00:00.123Z"')
+    assert not matches('"2099-02-03T10:00:00.000Z"', '"2099-02-03T10:00:00.001Z"')
