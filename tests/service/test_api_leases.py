@@ -230,7 +230,7 @@ def test_each_outcome(api: Api, topic: str) -> None:
     for key in ("done", "retry", "defer", "dead", "again"):
         api.put(topic, key, delay="0s")
     leased = {task["key"]: task for task in api.lease(topic, 10)}
-    batch = [
+    batch: list[dict[str, Any]] = [
         {"outcome": "done", "key": "done"},
         {"outcome": "retry", "key": "retry", "delay": "10m", "error": "out of paper"},
         {"outcome": "defer", "key": "defer", "at": "2031-01-01T00:00:00Z"},

@@ -1,0 +1,164 @@
+"""Who may call what: every call needs its verb on its topic, and a batch with one forbidden topic does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.service.calling import Api, Running, at, running
+from tests.service.conftest import KEPT
+
+from bide.engine.kept import Kept
+from bide.service.callers import ALL_VERBS, Verb
+from bide.service.contract import CALLS
+from bide.service.tokens import Tokens
+
+MINE, OTHERS = "order.close", "mail.send"
+REF = {"topic": MINE, "key": "42"}
+OTHER = {"topic": OTHERS, "key": "42"}
+
+
+def lease(*topics: str) -> dict[str, Any]:
+    return {"topics": dict.fromkeys(topics, 1)}
+
+
+NEEDS: list[tuple[str, Verb, str, str, Any]] = [
+    ("schedule", Verb.SCHEDULE, "PUT", at(MINE, "42"), {"delay": "1h"}),
+    ("get", Verb.READ, "GET", at(MINE, "42"), None),
+    ("reschedule", Verb.RESCHEDULE, "PATCH", at(MINE, "42"), {"delay": "1h"}),
+    ("cancel", Verb.CANCEL, "DELETE", at(MINE, "42"), None),
+    ("schedule_many", Verb.SCHEDULE, "POST", "/v1/schedule", [{**REF, "delay": "1h"}]),
+    ("reschedule_many", Verb.RESCHEDULE, "POST", "/v1/reschedule", [{**REF, "delay": "1h"}]),
+    ("fire_many", Verb.FIRE, "POST", "/v1/fire", [REF]),
+    ("cancel_many", Verb.CANCEL, "POST", "/v1/cancel", [REF]),
+    ("cancel_many", Verb.CANCEL, "POST", "/v1/cancel", {"group": "user-7", "topic": MINE}),
+    ("redrive_many", Verb.REDRIVE, "POST", "/v1/redrive", [REF]),
+    ("shift", Verb.SHIFT, "POST", "/v1/shift", {"group": "user-7", "topic": MINE, "by": "1h"}),
+    ("find", Verb.READ, "GET", f"/v1/tasks?topic={MINE}", None),
+    ("lease", Verb.WORK, "POST", "/v1/lease", lease(MINE)),
+    ("settle", Verb.WORK, "POST", "/v1/settle", [{**REF, "token": 1, "outcome": "done"}]),
+    ("extend", Verb.WORK, "POST", "/v1/extend", {"leases": [{**REF, "token": 1}]}),
+    ("events", Verb.EVENTS, "HEAD", f"/v1/events?topic={MINE}", None),
+]
+
+
+class Door:
+    """An instance that lets in whoever has a token, and the tokens."""
+
+    def __init__(self, service: Running) -> None:
+        self.service = service
+        self.apis: dict[str, Api] = {}
+        verbs = {verb.value: frozenset({verb}) for verb in Verb}
+        verbs |= {f"all but {verb}": ALL_VERBS - {verb} for verb in Verb}
+        for name, given in verbs.items():
+            self.apis[name] = self.make(name, given, "order.*")
+        self.apis["all"] = self.make("all", ALL_VERBS, "*")
+
+    def make(self, name: str, verbs: frozenset[Verb], topic: str) -> Api:
+        app = self.service.app
+        tokens = Tokens(Kept(app.store, app.clock))
+        _, text = self.service.run(tokens.add(name, verbs=verbs, topics=(topic,), now=app.clock.now()))
+        return Api(self.service.url, text)
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    with running("memory:", **KEPT) as service:
+        found = Door(service)
+        yield found
+        for api in found.apis.values():
+            api.close()
+
+
+def test_every_call_is_here() -> None:
+    assert {name for name, *_ in NEEDS} == {call.name for call in CALLS}
+
+
+@pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
+def test_each_call_needs_its_verb(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
+    assert door.apis[verb.value](method, path, ask).status in (200, 201, 404, 409)
+    reply = door.apis[f"all but {verb}"](method, path, ask)
+    assert reply.status == 403
+    assert reply.headers["www-authenticate"].startswith('Bearer realm="bide", error="insufficient_scope"')
+
+
+@pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
+def test_each_call_needs_its_topic(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
+    other = path.replace(MINE, OTHERS)
+    asked = None if ask is None else eval(repr(ask).replace(MINE, OTHERS))
+    assert door.apis[verb.value](method, other, asked).status == 403
+    assert door.apis["all"](method, other, asked).status in (200, 201, 404, 409)
+
+
+@pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
+def test_nobody_is_refused(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
+    for token in (None, "bide_00000000_" + "A" * 43, "nonsense"):
+        api = Api(door.service.url, token)
+        reply = api(method, path, ask)
+        api.close()
+        assert reply.status == 401
+        assert reply.headers["www-authenticate"].startswith('Bearer realm="bide"')
+        assert ("invalid_token" in reply.headers["www-authenticate"]) is (token is not None)
+
+
+def test_over_all_topics_needs_all_topics(door: Door) -> None:
+    for verb, method, path, ask in (
+        ("read", "GET", "/v1/tasks", None),
+        ("read", "GET", "/v1/tasks?group=user-7", None),
+        ("cancel", "POST", "/v1/cancel", {"group": "user-7"}),
+        ("shift", "POST", "/v1/shift", {"group": "user-7", "by": "1h"}),
+        ("events", "HEAD", "/v1/events", None),
+        ("metrics", "GET", "/metrics", None),
+    ):
+        assert door.apis[verb](method, path, ask).status == 403
+        assert door.apis["all"](method, path, ask).status == 200
+
+
+def test_a_batch_with_one_forbidden_topic_does_nothing(door: Door) -> None:
+    everywhere = door.apis["all"]
+    for topic in (MINE, OTHERS):
+        everywhere.put(topic, "42")
+    everywhere.dead(MINE, "dead")
+    before = everywhere.done("GET", "/v1/tasks")
+    delayed = [{**REF, "delay": "2h"}, {**OTHER, "delay": "2h"}]
+    dead = [{**REF, "key": "dead"}, {**OTHER, "key": "dead"}]
+    for verb, path, ask in (
+        ("schedule", "/v1/schedule", delayed),
+        ("reschedule", "/v1/reschedule", delayed),
+        ("fire", "/v1/fire", [REF, OTHER]),
+        ("cancel", "/v1/cancel", [REF, OTHER]),
+        ("redrive", "/v1/redrive", dead),
+        ("work", "/v1/lease", lease(MINE, OTHERS)),
+        ("work", "/v1/settle", [{**one, "token": 1, "outcome": "done"} for one in (REF, OTHER)]),
+        ("work", "/v1/extend", {"leases": [{**one, "token": 1} for one in (REF, OTHER)]}),
+    ):
+        reply = door.apis[verb]("POST", path, ask)
+        assert reply.status == 403
+        assert OTHERS in reply.json["detail"]
+    assert everywhere.done("GET", "/v1/tasks") == before
+
+
+def test_who_is_refused_learns_nothing_of_the_task(door: Door) -> None:
+    door.apis["all"].put(OTHERS, "there", payload="secret")
+    for key in ("there", "not there"):
+        reply = door.apis["read"]("GET", at(OTHERS, key))
+        assert reply.status == 403
+        assert b"secret" not in reply.body
+        assert "etag" not in reply.headers
+
+
+def test_what_is_for_everybody(door: Door) -> None:
+    api = Api(door.service.url)
+    for path in ("/healthz", "/readyz", "/openapi.json"):
+        assert api("GET", path).status == 200
+    assert api("GET", "/metrics").status == 401
+    assert api("GET", "/none").status == 404
+    api.close()
+
+
+def test_who_it_was_stands_in_the_log(door: Door) -> None:
+    door.apis["all"].put(MINE, "logged")
+    door.apis["reschedule"].done("PATCH", at(MINE, "logged"), {"delay": "2h"})
+    [event] = door.service.run(door.service.app.events(MINE, "logged"))
+    assert (event.who, event.what) == ("reschedule", "reschedule: moved")
