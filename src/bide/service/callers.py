@@ -194,8 +194,9 @@ class Caller(Struct, frozen=True):
 
 
 ANONYMOUS = "anonymous"
+_ANYBODY = Caller(ANONYMOUS)
 
 
 def anonymous() -> Caller:
     """Whoever it is, where that is allowed: everything."""
-    return Caller(ANONYMOUS)
+    return _ANYBODY

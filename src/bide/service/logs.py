@@ -22,6 +22,8 @@ AUDIT = "bide.audit"
 _LONGEST = 8_192
 """Characters of one text: a line stays below the 16 KiB at which container runtimes cut."""
 _MOST = 100
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+_one_word = re.compile(r"[^\s\"'=]+").fullmatch
 _DEEPEST = 4
 _OWN = frozenset({"time", "level", "logger", "message", "exception", "trace_id", "span_id"})
 _OF_A_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
@@ -56,7 +58,7 @@ class JsonLines(logging.Formatter):
         exception = _exception(self, record)
         if exception:
             line["exception"] = _cut(exception)
-        return json.dumps(line, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        return _encode(line)
 
 
 class Lines(logging.Formatter):
@@ -139,9 +141,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 def _shown(value: Any) -> str:
     """A value for people: quoted where it would not be one word."""
+    if value is None:
+        return "null"
     plain = _plain(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
-    return text if text and re.fullmatch(r"[^\s\"'=]+", text) and text.isprintable() else f'"{_quoted(text)}"'
+    return text if text and _one_word(text) and text.isprintable() else f'"{_quoted(text)}"'
 
 
 def _quoted(text: str) -> str:

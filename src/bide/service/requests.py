@@ -17,6 +17,7 @@ from bide.service.problems import Problem, bad_body, bad_input, too_large
 
 Ask = TypeVar("Ask")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_NOBODY = Caller("nobody", verbs=frozenset(), topics=())
 
 
 class Gone(Exception):
@@ -37,7 +38,7 @@ class Request:
         client = scope.get("client")
         self.peer: str = client[0] if client else "local"
         self.body = b""
-        self.caller = Caller("nobody", verbs=frozenset(), topics=())
+        self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
 
     def header(self, name: bytes) -> str | None:

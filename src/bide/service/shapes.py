@@ -97,10 +97,11 @@ def task_shape(record: Record) -> TaskShape:
         raw = Raw(record.payload)
     except (ValueError, RecursionError):
         encoded = base64.b64encode(record.payload).decode()
+    due = instant_text(record.due_at)
+    wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
     return TaskShape(
-        record.topic, record.key, record.id, record.group, record.state.value, instant_text(record.due_at),
-        instant_text(record.wake_at), record.attempt, record.token, raw, encoded, record.error,
-        instant_text(record.created_at), _optional(record.finished_at),
+        record.topic, record.key, record.id, record.group, record.state.value, due, wake, record.attempt, record.token,
+        raw, encoded, record.error, instant_text(record.created_at), _optional(record.finished_at),
     )  # fmt: skip
 
 
