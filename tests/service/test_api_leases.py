@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.service.calling import Api, Running, at, millis, running
 from tests.service.conftest import KEPT
+from tests.service.instance import served
 from yarl import URL
 
 from bide.service.config import ServeConfig, TopicConfig
@@ -221,6 +222,35 @@ async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_no
             for leasing in big:
                 leasing.cancel()
             await waiting(service, 0)
+
+
+async def test_who_comes_as_the_last_two_leave_is_served(topic: str) -> None:
+    async with served("memory:", **KEPT) as instance:
+        desk = instance.serving._desk
+
+        def lease(wait: float) -> asyncio.Task[list[Any]]:
+            return asyncio.create_task(desk.lease({topic: 1}, holder="a", lease_for=60_000, wait=wait))
+
+        leaving = [lease(20), lease(20)]
+        while desk.waiting != 2:  # noqa: ASYNC110 - there is no event of it
+            await asyncio.sleep(0)
+        [group] = desk._groups.values()
+        first, second = group.queues[topic]
+        desk._answer(group, first)
+        coming = lease(0)  # its turn is between those of the two
+        desk._answer(group, second)
+        async with asyncio.timeout(5):
+            assert await asyncio.gather(coming, *leaving) == [[], [], []]
+
+
+async def test_who_waits_is_answered_when_the_instance_drains(topic: str) -> None:
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            leasing = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 1)
+            await asyncio.to_thread(service.run, service.serving.let_go())
+            async with asyncio.timeout(5):
+                assert await leasing == []
 
 
 # --- settle and extend
