@@ -147,6 +147,15 @@ def test_get_only_if_it_has_changed(api: Api, topic: str) -> None:
     assert api("GET", at(topic, "42"), headers={"if-none-match": tag}).status == 200
 
 
+@pytest.mark.parametrize("form", ["*", " * ", "W/{}", '"1", {}', 'W/"1",W/{}', " {} "])
+def test_what_was_seen_may_be_written_in_each_of_the_standards_ways(plain: Api, topic: str, form: str) -> None:
+    plain.put(topic, "42")
+    tag = plain("GET", at(topic, "42")).headers["etag"]
+    assert plain("GET", at(topic, "42"), headers={"if-none-match": form.format(tag)}).status == 304
+    other = f'"{int(tag[1:-1]) + 1}"'
+    assert plain("GET", at(topic, "42"), headers={"if-none-match": f'W/{other}, "x", {tag[:-2]}"'}).status == 200
+
+
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 def test_change_only_what_was_seen(api: Api, topic: str, method: str) -> None:
     ask = {"delay": "2h"} if method == "PATCH" else None

@@ -68,7 +68,7 @@ class Verbs:
         if task is None:
             return Reply(404, encode(AnswerShape(Result.NOT_FOUND.value, None)))
         headers = etag(Answer(Result.KEPT, task.record))
-        if request.header(b"if-none-match") == headers["etag"]:
+        if _seen(request.header(b"if-none-match"), headers["etag"]):
             return Reply(304, b"", headers=headers)
         return Reply(200, encode(task_shape(task.record)), headers=headers)
 
@@ -190,6 +190,13 @@ class Verbs:
         except PartlyFailed as partly:
             answers = partly.answers
         return _items(answers)
+
+
+def _seen(given: str | None, tag: str) -> bool:
+    """Whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
+    if given is None:
+        return False
+    return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
 def _items(answers: Sequence[object]) -> Reply:
