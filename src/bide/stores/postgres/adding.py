@@ -124,6 +124,10 @@ async def _apart(
             await _apart(tasks, [place for part in half for place in part], attempt, answers, tries)
 
 
+_OFTEN_ALIKE = (0, 3, 7)
+"""Topic, relative, options: a value that is the same throughout is sent once, since the driver looks at each."""
+
+
 def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
     rows = []
     for place in places:
@@ -133,7 +137,12 @@ def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
             (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
              new.payload)
         )  # fmt: skip
-    return [[] if column.count(None) == len(rows) else column for column in columns(rows, 9)]
+    given = [[] if column.count(None) == len(rows) else column for column in columns(rows, 9)]
+    for number in _OFTEN_ALIKE:
+        column = given[number]
+        if column and column.count(column[0]) == len(rows):
+            given[number] = column[:1]
+    return given
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

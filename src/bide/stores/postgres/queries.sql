@@ -12,7 +12,8 @@
 
 -- name: insert_tasks
 -- What is already there is left alone, and the answer says which; as `insert_tasks_all_new` it fails where something is,
--- which is a sixth quicker. $4.. one array per column, empty where it is null throughout; $13 what to tell.
+-- which is a sixth quicker. $4.. one array per column, empty where it is null throughout, and of one element where
+-- topic, relative or options are the same throughout; $13 what to tell.
 -- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
 -- rows before it were written, with a token of that time: so the clock is looked at for each row.
 WITH {clock}, {gate},
@@ -25,7 +26,10 @@ inserted AS (
             {new_token}, CASE WHEN $1::bigint IS NULL THEN (date_part('epoch', clock_timestamp()) * 1000000)::bigint END
         ), 0, 0, 0, 0, now, deadline, id, group_name, options, payload
     FROM gate, clock, LATERAL (
-        SELECT *, least(greatest(CASE WHEN relative THEN due + now ELSE due END, 0), 253402300799999) AS due_at
+        SELECT coalesce(topic, ($4::text[])[1]) AS topic, key, deadline, id, group_name,
+            coalesce(options, ($11::bytea[])[1]) AS options, payload, least(greatest(
+                CASE WHEN coalesce(relative, ($7::boolean[])[1]) THEN due + now ELSE due END, 0
+            ), 253402300799999) AS due_at
         FROM unnest(
             $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
             $12::bytea[]
