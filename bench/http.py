@@ -15,6 +15,8 @@ Workloads, each on a service and an empty store of its own:
                 percent of one core, and the same before they were there
     webhooks    20,000 tasks due at one instant, signed, to a receiver that answers 204 at once; deliveries a second
                 from that instant to the last one
+    webhooks_stall
+                the same, but the receiver stands still once, for half a second, after a fifth of them
     hanging     200 tasks a second each to two receivers; the lateness at the first, while the second answers (without),
                 and while it takes 30 s for every answer (with)
     hanging_in_topic

@@ -8,7 +8,8 @@ as well; every payload holds the millisecond `due` before which nobody wants it.
               reports by itself when that is done
     consume   hold `polls` long-polls for `topic` open, and settle what comes
     wait      hold `polls` long-polls for `topic` open, of 60 s each; the first ones end one after another
-    receive   be a receiver of webhooks, which answers 204 after `hang` seconds
+    receive   be a receiver of webhooks, which answers 204 after `hang` seconds; with `stall`, it once does nothing for
+              so many seconds, when `stall_after` requests have come
 """
 
 from __future__ import annotations
@@ -289,9 +290,11 @@ class Wait(_Client):
 class _Connection(asyncio.Protocol):
     """One connection of HTTP/1.1: takes requests with a content-length, and looks at nothing but the body."""
 
-    def __init__(self, arrivals: Arrivals, hang: float) -> None:
+    def __init__(self, arrivals: Arrivals, hang: float, stall: float = 0.0, stall_after: int = 0) -> None:
         self._arrivals = arrivals
         self._hang = hang
+        self._stall = stall
+        self._stall_after = stall_after
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -309,6 +312,8 @@ class _Connection(asyncio.Protocol):
                 return
             self._arrivals.note(rest[:size])
             self._read = rest[size:]
+            if self._stall and self._arrivals.count == self._stall_after:
+                time.sleep(self._stall)  # as a pause of its garbage collector, or of its machine
             if self._hang:
                 asyncio.get_running_loop().call_later(self._hang, self._answer)
             else:
@@ -325,7 +330,7 @@ class Receive(Role):
     async def begin(self) -> dict[str, Any]:
         self.arrivals = Arrivals()
         self.server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self.arrivals, self.given["hang"]), "127.0.0.1", 0, backlog=1024
+            lambda: _Connection(self.arrivals, **self.given), "127.0.0.1", 0, backlog=1024
         )
         return {"port": self.server.sockets[0].getsockname()[1]}
 

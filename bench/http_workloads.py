@@ -33,6 +33,7 @@ _PAGE = 1_000
 _AHEAD = 1_000
 _FILLERS = 4
 _HANG = 30.0
+_STALL = 0.5
 _NANOSECONDS = 1_000_000
 
 
@@ -242,9 +243,18 @@ def _hook(port: int) -> str:
 
 async def webhooks(plan: Plan) -> Found:
     """Tasks that are due at one instant, to one receiver that answers at once."""
+    return await _backlog(plan, bar=Bar(least=1_500), stall=0)
+
+
+async def webhooks_stall(plan: Plan) -> Found:
+    """The same to a receiver that stands still once, for half a second, after a fifth of them."""
+    return await _backlog(plan, bar=None, stall=_STALL)
+
+
+async def _backlog(plan: Plan, *, bar: Bar | None, stall: float) -> Found:
     found = Found()
     with _empty_store(plan) as store:
-        async with actor("receive", hang=0) as receiver:
+        async with actor("receive", hang=0, stall=stall, stall_after=plan.n // 5) as receiver:
             port = receiver.began["port"]
             async with _service(plan, store, _config(plan, [port], {TOPIC: _hook(port)})) as instance:
                 lead = 2_000 + plan.n // 5
@@ -264,7 +274,10 @@ async def webhooks(plan: Plan) -> Found:
     found.check("tasks that never came", plan.n - seen["distinct"])
     found.check("tasks that came again", seen["count"] - seen["distinct"])
     lasted = max(1, seen["last_ns"] - due * _NANOSECONDS) / 1e9
-    found.add("deliveries_per_s", seen["count"] / lasted, Bar(least=1_500))
+    found.add("deliveries_per_s", seen["count"] / lasted, bar)
+    found.add("half_after_ms", seen["p50_ms"])
+    found.add("99_percent_after_ms", seen["p99_ms"])
+    found.add("last_after_ms", seen["max_ms"])
     found.add("service_cpu_percent", 100 * busy / lasted)
     found.add("early", seen["early"], Bar(most=0))
     return found
@@ -351,6 +364,7 @@ WORKLOADS: Mapping[str, Callable[[Plan], Awaitable[Found]]] = {
     "long_poll": long_poll,
     "idle_polls": idle_polls,
     "webhooks": webhooks,
+    "webhooks_stall": webhooks_stall,
     "hanging": hanging,
     "hanging_in_topic": hanging_in_topic,
 }

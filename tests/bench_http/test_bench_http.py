@@ -1,0 +1,98 @@
+"""`bench/http.py` without its figures: what its parts agree on, one short run, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the benchmark by name. The folder is no part of the package, so it is put on the path."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"bench.http_{name}")
+
+
+def _run(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) if path is None else {**os.environ, "PATH": path}
+    return subprocess.run(
+        [sys.executable, "bench/http.py", *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_payload_has_its_size(part: Any) -> None:
+    failed, tried = doctest.testmod(part("actors"))
+    assert (failed, tried > 0) == (0, True)
+
+
+def test_a_bar_is_a_least_or_a_most(part: Any) -> None:
+    bar = part("workloads").Bar
+    assert (bar(least=3).met(3), bar(least=3).met(2.9)) == (True, False)
+    assert (bar(most=2).met(2), bar(most=2).met(2.1)) == (True, False)
+    assert (str(bar(least=3_000)), str(bar(most=0))) == (">= 3,000", "<= 0")
+
+
+def test_arrivals_tell_what_came_twice_and_what_came_early(part: Any) -> None:
+    actors = part("actors")
+    arrivals = actors.Arrivals()
+    for number, due in ((1, 0), (1, 0), (2, 2**45)):
+        arrivals.note(json.dumps(actors.payload_of(number, due)).encode())
+    found = arrivals.report()
+    assert (found["count"], found["distinct"], found["early"]) == (3, 2, 1)
+    assert found["p50_ms"] > 0
+    assert found["first_ns"] <= found["last_ns"]
+
+
+async def test_the_receiver_reads_requests_however_they_are_cut(part: Any) -> None:
+    actors = part("actors")
+    receiver = actors.Receive({"hang": 0})
+    port = (await receiver.begin())["port"]
+    payloads = [json.dumps(actors.payload_of(number, 1)).encode() for number in (1, 2)]
+    sent = b"".join(
+        b"POST /hook HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(payload), payload) for payload in payloads
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for place in (10, 130, len(sent)):
+        writer.write(sent[:place])
+        sent = sent[place:]
+        await writer.drain()
+    for _ in payloads:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204 ")
+    writer.close()
+    await receiver.end()
+    assert (receiver.report()["distinct"], receiver.report()["early"]) == (2, 0)
+
+
+def test_it_says_when_wrk_is_missing() -> None:
+    refused = _run("--only", "single", path="/nowhere")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "wrk is not installed; on Debian: apt-get install wrk" in refused.stderr
+
+
+def test_it_refuses_a_store_that_no_other_process_sees() -> None:
+    refused = _run("memory:", "--only", "webhooks")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no other process can see such a store" in refused.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.real_time
+def test_each_figure_is_a_line_of_json() -> None:
+    ran = _run("--only", "webhooks", "--only", "long_poll", "--n", "50", "--seconds", "0.5", "--rate", "20")
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert {line["workload"] for line in lines} == {"webhooks", "long_poll"}, ran.stderr
+    assert [line["faults"] for line in lines] == [[]] * len(lines)
+    early = [line["value"] for line in lines if line["figure"] == "early"]
+    assert early == [0, 0]
