@@ -138,6 +138,9 @@ async def _settle_done(
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
     arguments = columns(asked, _LEASE_COLUMNS)
+    topics = arguments[0]
+    if topics.count(topics[0]) == len(topics):
+        arguments[0] = topics[:1]
 
     async def delete(call: Call, query: str = "settle_done") -> Any:
         rows = await call.timed(query, now, call.caller, call.number, *arguments)

@@ -300,11 +300,12 @@ WHERE (
 ) AND NOT EXISTS (SELECT FROM free WHERE free.topic = l.topic AND free.key = l.key)
 
 -- name: settle_done
--- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours.
+-- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours. $4: the
+-- topics, one alone where it is that of all.
 WITH {clock}, {gate},
 deleted AS (
     DELETE FROM {task} AS t USING gate, unnest($4::text[], $5::text[], $6::bigint[]) AS l (topic, key, token)
-    WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
+    WHERE t.topic = coalesce(l.topic, ($4::text[])[1]) AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
     RETURNING t.topic, t.key, t.token
 ),
 answer AS MATERIALIZED (
@@ -324,7 +325,8 @@ SELECT now, micros, tokens, topics, keys FROM gate, clock, answer
 -- The same, passing over what others have locked, see `extend_leases_past`. `held`: the places of those.
 WITH {clock}, {gate},
 asked AS MATERIALIZED (
-    SELECT * FROM unnest($4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY AS l (topic, key, token, place)
+    SELECT coalesce(topic, ($4::text[])[1]) AS topic, key, token, place
+    FROM unnest($4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY AS l (topic, key, token, place)
 ),
 free AS MATERIALIZED (
     SELECT found.row, l.place FROM gate, asked AS l CROSS JOIN LATERAL (
