@@ -9,14 +9,17 @@ Three numbers are kept per host, and the rest is arithmetic:
 - `allowed`: its places. Halved, down to one, by each delivery that was not answered at all (no connection, no answer in
   time), doubled by each that was, whatever the status: a host that is down costs one slot and not twenty, and one that
   comes back has all its places after five answers.
-- `typical`: how long a delivery holds a place, a moving average; or the age of the oldest one under way, if that is
-  more, so that a host that has just begun to hang is known for it before its first timeout.
+- `typical`: how long a delivery holds a place, a moving average. The age of the oldest one under way, if that is more,
+  counts in its place where it is asked how soon a place becomes free: so a host that has just begun to hang is known
+  for it before its first timeout.
 - `ahead`: how many are deferred and not back yet, by this arithmetic.
 
 `typical / allowed` is how often a place becomes free. A delivery whose turn comes within 20 ms waits for it: deferring
 costs the store two calls. Any other is deferred until the place that is its own by that arithmetic, behind all that
 were deferred before: N deliveries to a host that hangs come back one by one, and not all at once, again and again.
-The distance between two is at most 20 ms, so that a thousand of them are back 20 seconds after a host's recovery.
+The distance between two is at most 20 ms, so that a thousand of them are back 20 seconds after a host's recovery. And
+none comes back before it has waited for as long as the host has been silent: so each is deferred a few times more as a
+silence doubles, and a host that stood still for half a second has its whole backlog back about as soon.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ PATIENCE = 0.02
 """Seconds that a delivery may wait for a place, holding a slot of its topic."""
 FARTHEST = 600.0
 """Seconds: the longest pause, however many are deferred."""
-_CLOSEST, _WIDEST = 0.001, 0.02
+_CLOSEST, _WIDEST = 0.00025, 0.02
 """Seconds between two that come back: so few deferrals that they are no load, and so many that few are late."""
 _FIRST_GUESS = 0.05
 _WEIGHT = 0.2
@@ -51,10 +54,13 @@ class _Host:
         """When each delivery under way began, the oldest first."""
         self.waiting: deque[asyncio.Future[Place | None]] = deque()
 
+    def oldest(self, now: float) -> float:
+        """Seconds since the oldest delivery under way began."""
+        return now - next(iter(self.started.values())) if self.started else 0.0
+
     def spacing(self, now: float) -> float:
         """Seconds between two places that become free."""
-        oldest = now - next(iter(self.started.values())) if self.started else 0.0
-        return max(self.typical, oldest) / self.allowed
+        return max(self.typical, self.oldest(now)) / self.allowed
 
 
 class Place:
@@ -118,10 +124,10 @@ class Hosts:
         host, now = self._hosts.get(name), self._now()
         if host is None:
             return PATIENCE  # all its places were left meanwhile, and it was forgotten
-        spacing = min(max(host.spacing(now), _CLOSEST), _WIDEST)
+        spacing = min(max(host.typical / host.allowed, _CLOSEST), _WIDEST)
         still_ahead = max(host.ahead - (now - host.counted_at) / spacing, 0.0)
         host.ahead, host.counted_at = min(still_ahead + 1.0, FARTHEST / spacing), now
-        return max(host.ahead * spacing, PATIENCE) * (1.0 + 0.25 * self._chance())
+        return max(host.ahead * spacing, host.oldest(now), PATIENCE) * (1.0 + 0.25 * self._chance())
 
     def allowed(self, name: str) -> int:
         """How many deliveries the host is given at once, as of now."""
