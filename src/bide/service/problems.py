@@ -99,20 +99,29 @@ def bad_body(error: Exception, accepted: str) -> Problem:
 
 
 def of_error(error: Exception) -> Problem:
-    """What any error of the engine or the store means to a caller over HTTP."""
+    """What any error of the engine or the store means to a caller over HTTP.
+
+    Where the store is and what its driver said is for the log, and not for callers.
+    """
     if isinstance(error, BadInput):
         return bad_input(error)
     if isinstance(error, StoreFull):
-        return Problem(507, "store-full", "The store is full", f"nothing was done: {error}", headers=_retry(_FULL))
+        return Problem(
+            507,
+            "store-full",
+            "The store is full",
+            "nothing was done; what is there still drains",
+            headers=_retry(_FULL),
+        )
     if isinstance(error, OutcomeUnknown):
         return Problem(
-            504, "outcome-unknown", "The answer was lost",
-            f"it was done once or not at all; look before you try again: {error}",
+            504, "outcome-unknown", "The answer was lost", "it was done once or not at all; look before you try again",
         )  # fmt: skip
     if isinstance(error, StoreCorrupt | StoreMismatch):
-        return Problem(503, "store-damaged", "The store is damaged", str(error), headers=_retry(_FULL))
+        what = "the log of the service says what is wrong"
+        return Problem(503, "store-damaged", "The store is damaged", what, headers=_retry(_FULL))
     if isinstance(error, StoreError):
-        return Problem(503, "store-away", "The store is away", f"not done: {error}", headers=_retry(_AWAY))
+        return Problem(503, "store-away", "The store is away", "nothing was done; try again", headers=_retry(_AWAY))
     if isinstance(error, SetupError):
         return Problem(501, "not-here", "Not with this store", str(error))
     if isinstance(error, BideError):

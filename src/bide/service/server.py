@@ -14,7 +14,7 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from bide.core.errors import BideError, OutcomeUnknown
+from bide.core.errors import BideError, OutcomeUnknown, StoreError
 from bide.core.names import check_topic
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
@@ -110,6 +110,7 @@ class Service:
         self._of_task = self._calls[TASK_PATH.encode()]
         self._of_store: dict[str, tuple[str, Page]] = {"POST": ("store", self._store)}
         self._written: bytes | None = None
+        self._complains_again = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -181,13 +182,22 @@ class Service:
         elif isinstance(error, Problem):
             problem = error
         else:
-            if not isinstance(error, BideError):
+            if isinstance(error, StoreError):
+                self._complain(name, error)
+            elif not isinstance(error, BideError):
                 _log.exception("a defect in %s", name, exc_info=error)
             if isinstance(error, OutcomeUnknown):
                 topic, key = request.segments if len(request.segments) == 2 else (None, None)
                 unknown(request.caller.name, name, topic, key)
             problem = of_error(error)
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
+
+    def _complain(self, name: str, error: StoreError) -> None:
+        """Once a second at most: while the store is away every request fails."""
+        now = self._loop.time()
+        if now >= self._complains_again:
+            self._complains_again = now + 1.0
+            _log.warning("%s: %s", name, error)
 
     async def _stream(self, streamed: Streamed, receive: Receive, send: Send) -> None:
         """Until it ends, or the client goes."""
