@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bide.core.names import new_id
-from bide.core.records import Cancel, In, Move, OnConflict, Redrive, Ref
+from bide.core.records import Cancel, In, Move, OnConflict, Redrive, Ref, Result
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     KEPT,
@@ -153,3 +155,15 @@ class Identity(SuiteBase):
         await put(store, *(new(str(number)) for number in range(50)))
         held = (await lease(store, 50)).tasks
         assert await store.settle([done(record) for record in held], now=NOW) == [True] * 50
+
+    @pytest.mark.parametrize("if_token", [0, 1, 2**53, 2**56, 2**60, 2**63 - 1])
+    async def test_a_condition_that_no_token_meets_changes_nothing(self, store: Store, if_token: int) -> None:
+        before = await put_one(store)
+        for change in (
+            Move("t", "k", In(0), if_token),
+            Cancel("t", "k", if_token=if_token),
+            Redrive("t", "k", new_id(), In(0), if_token),
+        ):
+            [answer] = await store.change([change], now=NOW)
+            assert answer.result in (Result.STALE_TOKEN, Result.UNDER_WAY), change
+        assert await see(store, Ref("t", "k")) == before
