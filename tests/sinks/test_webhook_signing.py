@@ -34,8 +34,8 @@ async def headers_of(secrets: list[str], *, now: float | None = None, payload: b
         return receiver.received[0].headers
 
 
-@pytest.mark.parametrize("verifier", [OLD, NEW])
-@pytest.mark.parametrize("secrets", [[NEW, OLD], [OLD, NEW]])
+@pytest.mark.parametrize("verifier", [OLD, NEW], ids=["old", "new"])
+@pytest.mark.parametrize("secrets", [[NEW, OLD], [OLD, NEW]], ids=["new first", "old first"])
 async def test_either_secret_verifies_while_one_replaces_the_other(secrets: list[str], verifier: str) -> None:
     headers = await headers_of(secrets)
     assert Webhook(verifier).verify(PAYLOAD, headers) == {"number": 42, "name": "café"}
