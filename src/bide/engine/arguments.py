@@ -49,12 +49,18 @@ def conflict_of(choice: str) -> OnConflict:
     return found
 
 
-def ref_of(ref: Ref | tuple[str, str]) -> Ref:
-    """A (topic, key) pair."""
+def pair_of(ref: Ref | tuple[str, str]) -> tuple[str, str]:
+    """A (topic, key) pair, its names not looked at."""
     try:
         topic, key = ref
     except (TypeError, ValueError):
         raise BadInput("refs", ref, "pairs of (topic, key)") from None
+    return topic, key
+
+
+def ref_of(ref: Ref | tuple[str, str]) -> Ref:
+    """A (topic, key) pair."""
+    topic, key = pair_of(ref)
     return Ref(check_topic(topic), check_name("key", key))
 
 

@@ -1,4 +1,4 @@
-"""Changes as callers ask for them, checked, for the plural verbs of a client. All raise BadInput."""
+"""Changes as callers ask for them, checked. All raise BadInput."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
     """Never; remembered for as long as the terms say."""
+    check_topic(topic)  # before its retention is asked, which may count
+    check_name("key", key)
     keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
-    return Cancel(check_topic(topic), check_name("key", key), keep_until, if_token)
+    return Cancel(topic, key, keep_until, if_token)
 
 
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:

@@ -23,24 +23,21 @@ from bide.core.records import (
     At,
     Cancel,
     Change,
-    Due,
     Filter,
     Found,
-    In,
     Move,
     NewTask,
     Page,
     Record,
-    Redrive,
     Ref,
-    State,
     Tally,
     Token,
     uncut,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, ref_of
+from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, pair_of, ref_of
+from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.recorder import Recorder
@@ -51,8 +48,6 @@ from bide.ports import Carrier, Clock, Instrument, KeepsEvents, Store, TellsTime
 
 if TYPE_CHECKING:
     from bide.engine.joined_client import JoinedClient
-
-_NOW = In(0)
 
 
 class Client:
@@ -227,23 +222,23 @@ class Client:
 
         Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
         """
-        due = uncut(one_due(at, delay), self.clock.grain)
-        return await self._change(Move(topic, key, due, if_token, deadline_of(deadline, due, self.clock)))
+        move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
+        return await self._session.change(move)
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
-        return await self._change(Move(topic, key, _NOW, if_token))
+        return await self._session.change(new_fire(topic, key, if_token=if_token))
 
     async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """It shall not happen: `cancelled` means that no delivery starts afterwards.
 
         `cancelled_while_leased`: a delivery is running; it is told at its next extend, and no other follows.
         """
-        return await self._change(self._cancel(topic, key, if_token))
+        return await self._session.change(self._cancel(topic, key, if_token))
 
     async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
         """Send a dead task again, as a new life: `redriven`."""
-        return await self._change(Redrive(topic, key, new_id(), self._after(delay), if_token))
+        return await self._session.change(new_redrive(topic, key, delay=delay, if_token=if_token, clock=self.clock))
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
@@ -251,14 +246,15 @@ class Client:
         return await self._session.change_many([Move(*ref_of(ref), due_of(when, grain=grain)) for ref, when in moves])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        return await self._session.change_many([Move(topic, key, _NOW) for topic, key in map(ref_of, refs)])
+        return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        return await self._session.change_many([self._cancel(topic, key, None) for topic, key in map(ref_of, refs)])
+        return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
-        due = self._after(delay)
-        return await self._session.change_many([Redrive(topic, key, new_id(), due) for topic, key in map(ref_of, refs)])
+        clock = self.clock
+        redrives = [new_redrive(*pair_of(ref), delay=delay, if_token=None, clock=clock) for ref in refs]
+        return await self._session.change_many(redrives)
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
         """Make changes (made by `engine.changes`, all of one verb) in one store call; answers in order."""
@@ -372,11 +368,6 @@ class Client:
 
     # --- inside
 
-    async def _change(self, change: Change) -> Answer:
-        check_topic(change.topic)
-        check_name("key", change.key)
-        return await self._session.change(change)
-
     async def _over_group(
         self, verb: str, group: str, topic: str | None, make: Callable[[Record], Change]
     ) -> list[Answer]:
@@ -390,9 +381,5 @@ class Client:
     def _check_payload(self, topic: str, payload: object) -> None:
         """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""
 
-    def _after(self, delay: Length) -> Due:
-        return uncut(In(duration(delay)), self.clock.grain)
-
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
-        keep_until = self.terms.retention_of(topic).keep_until(State.CANCELLED, self.clock.now())
-        return Cancel(topic, key, keep_until, if_token)
+        return new_cancel(topic, key, if_token=if_token, terms=self.terms, clock=self.clock)
