@@ -14,12 +14,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from bide.core.errors import StoreError
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
-from bide.core.records import In, Record, Settlement, Topic, Verdict
+from bide.core.records import Lease, Record, Settlement, Topic
 from bide.engine.recorder import Recorder
 from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy, dead, unfit
+from bide.engine.verdicts import Policy, dead, given_back, unfit
 from bide.engine.waker import Waker
 from bide.ports import Clock, Listening, Notifies, Store
 
@@ -183,8 +183,7 @@ class Desk:
     def give_back(self, records: Sequence[Record]) -> None:
         """These were not begun: due again at once, counting nothing."""
         if records:
-            back = [Settlement(one.topic, one.key, one.token, Verdict.DEFER, In(0)) for one in records]
-            self._settle_later(back, "given back")
+            self._settle_later([given_back(Lease(one.topic, one.key, one.token)) for one in records], "given back")
 
     # --- the loop
 
@@ -283,10 +282,7 @@ class Desk:
         task.add_done_callback(self._afterwards.discard)
 
     def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
-        self._recorder.note(
-            Event(at=self._clock.now(), topic=record.topic, key=record.key, id=record.id, kind=kind,
-                  attempt=record.attempt, who=who, what=what)
-        )  # fmt: skip
+        self._recorder.note(event_of(record, kind, at=self._clock.now(), who=who, what=what))
 
     # --- wake-ups
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive, Ref, Result
 from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
@@ -123,9 +123,8 @@ class Session:
         for answer in answers:
             record = answer.record
             if record is not None and answer.result in _CHANGED and (new_too or answer.result is not Result.CREATED):
-                event = Event(
-                    at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
-                    attempt=record.attempt, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
+                event = event_of(
+                    record, EventKind.CHANGE, at=now, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
                     wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
                 if stays_here(self.store):  # in a thread that is not the loop's

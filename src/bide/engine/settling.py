@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
@@ -73,13 +73,9 @@ class Settling:
 
     def _note(self, record: Record, told: Settlement, who: str) -> None:
         now = self._clock.now()
-        self._recorder.note(
-            Event(
-                at=now, topic=record.topic, key=record.key, id=record.id,
-                kind=EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD, attempt=record.attempt,
-                who=who, what=told.error or "", wake_at=None if told.wake is None else told.wake.resolve(now),
-            )
-        )  # fmt: skip
+        kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
+        wake = None if told.wake is None else told.wake.resolve(now)
+        self._recorder.note(event_of(record, kind, at=now, who=who, what=told.error or "", wake_at=wake))
 
 
 def _plain(outcome: Outcome) -> bool:

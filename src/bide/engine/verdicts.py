@@ -13,7 +13,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.names import new_id
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import In, Record, Settlement, State, Verdict, uncut
+from bide.core.records import In, Lease, Record, Settlement, State, Verdict, uncut
 from bide.core.retry import RetryPolicy
 from bide.engine.terms import Retention
 from bide.ports import Clock
@@ -94,6 +94,11 @@ def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
         keep.keep_until(State.DEAD, now),
         why[:LONGEST_ERROR],
     )
+
+
+def given_back(lease: Lease) -> Settlement:
+    """The end of a lease that was not begun: due again at once, counting nothing."""
+    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, In(0))
 
 
 def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Struct
 
 from bide.core.errors import StoreError
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import In, Lease, Record, Settlement, State, Topic, Verdict
+from bide.core.records import Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.capacity import wants
 from bide.engine.delivery import Delivery
@@ -34,7 +34,7 @@ from bide.engine.settler import Settler
 from bide.engine.sweeper import Sweeper
 from bide.engine.tables import TableLoop, TableLoops
 from bide.engine.terms import Terms
-from bide.engine.verdicts import dead, settlement, unfit
+from bide.engine.verdicts import dead, given_back, settlement, unfit
 from bide.engine.waker import Waker
 from bide.ports import Clock, Listening, Notifies, Route, Store
 
@@ -292,7 +292,7 @@ class Worker:
         if ended is not None:
             if isinstance(ended, asyncio.CancelledError):
                 if self._stopping:
-                    self._settler.put(delivery, _back(delivery.lease))
+                    self._settler.put(delivery, given_back(delivery.lease))
                     return
                 ended = Retry("the handler was cancelled")
             elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
@@ -368,21 +368,14 @@ class Worker:
             mourning.add_done_callback(self._hooks.discard)
 
     def _note(self, kind: EventKind, record: Record, what: str, wake_at: Millis | None = None) -> None:
-        self._recorder.note(
-            Event(at=self.clock.now(), topic=record.topic, key=record.key, id=record.id, kind=kind,
-                  attempt=record.attempt, who=self.holder, what=what, wake_at=wake_at)
-        )  # fmt: skip
+        now = self.clock.now()
+        self._recorder.note(event_of(record, kind, at=now, who=self.holder, what=what, wake_at=wake_at))
 
     def _give_back(self) -> None:
         for lanes in self._lanes.values():
             for delivery in lanes.take_unstarted():
                 delivery.over = True
-                self._settler.put(delivery, _back(delivery.lease))
-
-
-def _back(lease: Lease) -> Settlement:
-    """Give a lease back: due again at once, counting nothing."""
-    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, In(0))
+                self._settler.put(delivery, given_back(delivery.lease))
 
 
 async def _run_hook(hook: Callable[[Task[object]], object], task: Task[object]) -> None:
