@@ -41,8 +41,6 @@ _TASK = (b"v1", b"topics", b"tasks")
 _STORE = b"/v1/store/"
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
-Answers = Callable[[Request], Awaitable[Reply]]
-
 
 class Streamed:
     """A reply that goes on."""
@@ -89,7 +87,6 @@ class Service:
         self._following = following
         self._stores = stores
         self._counts = counts
-        self._open_pages = open_pages
         self._body_limit = body_limit
         self._body_patience = body_patience
         self._loop = asyncio.get_running_loop()
@@ -131,7 +128,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - every error is answered
             reply = self._problem(request, name, error)
         if isinstance(reply, Streamed):
-            await self._stream(reply, receive, send)
+            await self._stream(reply, request, send)
             return
         await _send(reply, send, head=request.method == "HEAD")
         if self._counts is not None:
@@ -199,7 +196,7 @@ class Service:
             self._complains_again = now + 1.0
             _log.warning("%s: %s", name, error)
 
-    async def _stream(self, streamed: Streamed, receive: Receive, send: Send) -> None:
+    async def _stream(self, streamed: Streamed, request: Request, send: Send) -> None:
         """Until it ends, or the client goes."""
         headers = [*_HEADERS, (b"content-type", streamed.content_type.encode()), (b"cache-control", b"no-store"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
@@ -210,11 +207,7 @@ class Service:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
-        async def leave() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        tasks = [asyncio.ensure_future(pump()), asyncio.ensure_future(leave())]
+        tasks = [asyncio.ensure_future(pump()), asyncio.ensure_future(request.gone())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

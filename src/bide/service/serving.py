@@ -61,18 +61,15 @@ class Serving:
             where = f"topics.{topic}"
             retry = one.policy(where)
             self._policies[topic] = TopicPolicy(retry, one.losses or app.settings.losses)
-            keep = {"keep_done": one.keep_done, "keep_cancelled": one.keep_cancelled, "keep_dead": one.keep_dead}
-            if one.webhook is None or self._post is None:
-                app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
-                continue
-            per_task = one.webhook == PER_TASK
-            sink = self._post.sink(
-                None if per_task else one.webhook, per_task=per_task, secrets=one.secrets(where),
-                connect=one.connect_timeout, total=one.timeout, headers=one.headers,
-            )  # fmt: skip
-            slots = one.concurrency or 5 * sink.concurrency
-            app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses, **keep)
-
+            if one.webhook is not None and self._post is not None:
+                per_task = one.webhook == PER_TASK
+                sink = self._post.sink(
+                    None if per_task else one.webhook, per_task=per_task, secrets=one.secrets(where),
+                    connect=one.connect_timeout, total=one.timeout, headers=one.headers,
+                )  # fmt: skip
+                slots = one.concurrency or 5 * sink.concurrency
+                app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
+            app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
         app.terms = counted(app.terms, config.keep_most)
 
     def policy_of(self, topic: Topic) -> Policy:

@@ -116,7 +116,7 @@ class Following:
 
     async def _look(self) -> None:
         """While somebody listens."""
-        while self._listeners or not self._closing:
+        while True:
             await asyncio.sleep(_EVERY)
             if not self._listeners:
                 return

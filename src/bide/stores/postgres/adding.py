@@ -23,7 +23,7 @@ from bide.stores.postgres.operations import (
     encode,
     lock,
 )
-from bide.stores.postgres.rows import columns, record_of
+from bide.stores.postgres.rows import columns, once, record_of
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -125,7 +125,7 @@ async def _apart(
 
 
 _OFTEN_ALIKE = (0, 3, 7)
-"""Topic, relative, options: a value that is the same throughout is sent once, since the driver looks at each."""
+"""Topic, relative, options."""
 
 
 def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
@@ -139,9 +139,7 @@ def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
         )  # fmt: skip
     given = [[] if column.count(None) == len(rows) else column for column in columns(rows, 9)]
     for number in _OFTEN_ALIKE:
-        column = given[number]
-        if column and column.count(column[0]) == len(rows):
-            given[number] = column[:1]
+        given[number] = once(given[number])
     return given
 
 

@@ -31,7 +31,7 @@ from bide.core.records import (
 from bide.stores.batches import Named, earliest, rounds
 from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Runs, Shut
-from bide.stores.postgres.rows import columns, record_of, storable, values_of
+from bide.stores.postgres.rows import columns, once, record_of, storable, values_of
 
 _LEASE_COLUMNS = 3
 
@@ -138,9 +138,7 @@ async def _settle_done(
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
     arguments = columns(asked, _LEASE_COLUMNS)
-    topics = arguments[0]
-    if topics.count(topics[0]) == len(topics):
-        arguments[0] = topics[:1]
+    arguments[0] = once(arguments[0])
 
     async def delete(call: Call, query: str = "settle_done") -> Any:
         rows = await call.timed(query, now, call.caller, call.number, *arguments)

@@ -52,3 +52,8 @@ def storable(text: str | None) -> str | None:
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
     """One list for each column, as `unnest` takes them."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def once(column: list[Any]) -> list[Any]:
+    """One element of a column that is the same throughout: the driver looks at each, and the statement fills it up."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
