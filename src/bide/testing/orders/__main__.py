@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import secrets
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bide.app import Bide
-from bide.core.errors import BideError
-from bide.core.records import State
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.testing.orders.crew import LEASE, TOPIC, Crew, app_on, read
 from bide.testing.orders.databases import EFFECT, PLACED, database_of, tables
 from bide.testing.orders.judge import judge
+from bide.testing.trial import live_tasks, parser_of, tried
 from bide.wiring import store_maker, without_secrets
 
 _DRAIN = LEASE * 11 + 20
@@ -41,13 +37,13 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     await database.run(*tables(name))
     try:
         async with app_on(given.url) as app:
-            if await _live(app):
+            if await live_tasks(app, TOPIC):
                 raise SystemExit(f"the store has tasks of the topic {TOPIC!r} already")
             try:
                 await crew.start(given.orders, given.clients, given.workers)
                 await crew.cull(given.every)
                 placed, kills_at = time.monotonic() - began, time.monotonic()
-                while await _live(app) and time.monotonic() < kills_at + _DRAIN:
+                while await live_tasks(app, TOPIC) and time.monotonic() < kills_at + _DRAIN:
                     await asyncio.sleep(min(0.5, given.every))
                     if time.monotonic() < kills_at + 2 * given.every:
                         await crew.kill_worker()
@@ -76,13 +72,8 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     return report, wrong
 
 
-async def _live(app: Bide) -> int:
-    tally = await app.tally()
-    return tally.number(TOPIC, State.WAITING) + tally.number(TOPIC, State.LEASED)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bide.testing.orders", description=__doc__)
+    parser = parser_of("orders", __doc__)
     parser.add_argument("url", help="a store that shares a database with its callers: postgresql:, mysql: or sqlite:")
     parser.add_argument("--orders", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=3, help="processes that place orders")
@@ -90,17 +81,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=0.7, help="seconds from one kill to the next, about")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bide-orders-") as folder:
-        try:
-            report, wrong = asyncio.run(run(given, Path(folder)))
-        except BideError as error:
-            sys.stderr.write(f"{error}\n")
-            return 2
-    for kind, cases in wrong.items():
-        for case in cases[:_SHOWN]:
-            sys.stderr.write(f"{kind}: {case}\n")
-    sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    return 1 if any(wrong.values()) else 0
+    return tried("orders", lambda folder: run(given, folder))
 
 
 if __name__ == "__main__":
