@@ -27,6 +27,20 @@ _MYSQL = ("mysql", "mariadb")
 _HTTP = ("http", "https")
 
 
+class _Extra:
+    """Around an import that needs an optional package: raises MissingExtra where one of `modules` is not installed."""
+
+    def __init__(self, extra: str, needed_for: str, *modules: str) -> None:
+        self._missing = MissingExtra(extra, needed_for)
+        self._modules = modules
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, ModuleNotFoundError) and error.name in self._modules:
+            raise self._missing from error
+
+
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
     """A function that makes the store that `url` names (without opening it). Raises BadInput, MissingExtra.
 
@@ -57,21 +71,13 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
         return SqliteTable(source, file, stores_own=False)
     if scheme in _POSTGRES:
-        try:
+        with _Extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres.table import PostgresTable
-        except ModuleNotFoundError as error:
-            if error.name != "asyncpg":
-                raise
-            raise MissingExtra("postgres", f"{scheme}:") from error
 
         return PostgresTable(url, source, connections=connections, clock="server" if own_clock else "caller")
     if scheme in _MYSQL:
-        try:
+        with _Extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql.table import MySqlTable
-        except ModuleNotFoundError as error:
-            if error.name != "asyncmy":
-                raise
-            raise MissingExtra("mysql", f"{scheme}:") from error
 
         return MySqlTable(url, source, connections=connections, clock="server" if own_clock else "caller")
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
@@ -80,12 +86,8 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
 
 def webhook_post(**options: Any) -> WebhookPost:
     """What makes the sinks of webhook routes; `options` are those of `WebhookPost`. Raises MissingExtra, BadInput."""
-    try:
+    with _Extra("serve", "webhooks", "aiohttp"):
         from bide.sinks.webhook import WebhookPost
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise MissingExtra("serve", "webhooks") from error
 
     return WebhookPost(**options)
 
@@ -104,12 +106,8 @@ def terms_of(settings: Settings) -> Terms:
 
 def tracer() -> Tracing:
     """What traces an app. Raises MissingExtra."""
-    try:
+    with _Extra("serve", "tracing", "opentelemetry"):
         from bide.sinks.traced import Tracing
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        raise MissingExtra("serve", "tracing") from error
 
     return Tracing()
 
@@ -117,8 +115,9 @@ def tracer() -> Tracing:
 def is_traced() -> bool:
     """Whether this program has set up an OpenTelemetry SDK, so that tracing it records anything."""
     try:
-        from bide.sinks.traced import sdk_is_set_up
-    except ModuleNotFoundError:
+        with _Extra("serve", "tracing", "opentelemetry"):
+            from bide.sinks.traced import sdk_is_set_up
+    except MissingExtra:
         return False
     return sdk_is_set_up()
 
@@ -154,24 +153,16 @@ def _path_of(url: str, field: str) -> str:
 
 
 def _redis(url: str, *, own_clock: bool) -> Callable[[], Store]:
-    try:
+    with _Extra("redis", url.partition(":")[0] + ":", "redis", "hiredis"):
         from bide.stores.redis import RedisStore
-    except ModuleNotFoundError as error:
-        if error.name not in ("redis", "hiredis"):
-            raise
-        raise MissingExtra("redis", url.partition(":")[0] + ":") from error
 
     RedisStore(url)  # what is wrong with the URL is said now, not at the first use
     return lambda: RedisStore(url, clock="server" if own_clock else "caller")
 
 
 def _postgres(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
-    try:
+    with _Extra("postgres", url.partition(":")[0] + ":", "asyncpg"):
         from bide.stores.postgres import PostgresStore
-    except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
-        raise MissingExtra("postgres", url.partition(":")[0] + ":") from error
 
     PostgresStore(url)  # what is wrong with the URL is said now, not at the first use
     # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
@@ -180,12 +171,8 @@ def _postgres(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], 
 
 
 def _mysql(url: str, *, own_clock: bool) -> Callable[[], Store]:
-    try:
+    with _Extra("mysql", url.partition(":")[0] + ":", "asyncmy"):
         from bide.stores.mysql import MySqlStore
-    except ModuleNotFoundError as error:
-        if error.name != "asyncmy":
-            raise
-        raise MissingExtra("mysql", url.partition(":")[0] + ":") from error
 
     MySqlStore(url)  # what is wrong with the URL is said now, not at the first use
     return lambda: MySqlStore(url, clock="server" if own_clock else "caller")
@@ -193,12 +180,8 @@ def _mysql(url: str, *, own_clock: bool) -> Callable[[], Store]:
 
 def _http(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
     """A service, which goes by a clock of its own: one that is told to go by another refuses."""
-    try:
+    with _Extra("http", url.partition(":")[0] + ":", "aiohttp"):
         from bide.stores.http import HttpStore
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise MissingExtra("http", url.partition(":")[0] + ":") from error
 
     HttpStore(url, token=settings.token)  # what is wrong with the URL is said now, not at the first use
     return lambda: HttpStore(url, token=settings.token, clock="server" if own_clock else "caller")

@@ -1,12 +1,11 @@
-"""An instance of the service for tests: real, on a free port of this machine, in this loop or in a thread."""
+"""An instance of the service for tests: real, on a free port of this machine, in this loop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -42,25 +41,3 @@ async def served(store: Any, config: ServeConfig | None = None, **settings: Any)
                 await serving.let_go()
                 server.should_exit = True
                 await running
-
-
-@contextmanager
-def served_beside(store: str, config: ServeConfig | None = None, **settings: Any) -> Iterator[Instance]:
-    """The same in a thread of its own, for tests that are not asynchronous."""
-    up, over = threading.Event(), threading.Event()
-    instances: list[Instance] = []
-
-    async def run() -> None:
-        async with served(store, config, **settings) as instance:
-            instances.append(instance)
-            up.set()
-            await asyncio.to_thread(over.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),), name="instance")
-    thread.start()
-    try:
-        assert up.wait(20)
-        yield instances[0]
-    finally:
-        over.set()
-        thread.join()

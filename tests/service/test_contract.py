@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.service.instance import served_beside
+from tests.service.calling import running
 
 from bide.service.contract import CALLS
 from bide.service.openapi import contents
@@ -53,7 +53,7 @@ def test_nothing_breaks_the_contract(store: str, tmp_path: Path) -> None:
     played = [*_SHORT, *(["--phases", "fuzzing"] if store != "memory:" else [])]
     if CASES is not None:
         played = ["--max-examples", CASES]
-    with served_beside(store) as instance:
+    with running(store) as instance:
         done = subprocess.run(
             [
                 str(Path(sys.executable).with_name("st")), "run", f"{instance.url}/openapi.json", "--checks", "all",
