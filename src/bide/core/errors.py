@@ -48,6 +48,13 @@ class SetupError(BideError):
     """The program is put together wrongly; running it again will not help."""
 
 
+HAS_TO_BE_AWAITED = (
+    "app.sync works on synchronous connections only, and this one has to be awaited: use "
+    "`await app.using(connection)...` in a coroutine"
+)
+"""Of a SetupError."""
+
+
 class DuplicateHandler(SetupError):
     """Two handlers claim one topic."""
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from bide.core.errors import SetupError
+from bide.core.errors import HAS_TO_BE_AWAITED, SetupError
 from bide.ports import Joined, Store
 
 T = TypeVar("T")
@@ -48,7 +48,4 @@ def run_here(verb: Coroutine[Any, Any, T]) -> T:
         answer: T = ended.value
         return answer
     verb.close()
-    raise SetupError(
-        "app.sync works on synchronous connections only, and this one has to be awaited: use "
-        "`await app.using(connection)...` in a coroutine"
-    )
+    raise SetupError(HAS_TO_BE_AWAITED)

@@ -12,12 +12,12 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, ClassVar, Protocol
 
-from bide.core.errors import BadInput, SetupError
+from bide.core.errors import HAS_TO_BE_AWAITED, BadInput, SetupError
 
 _TAKEN = re.compile(r"\$(\d+)")
 _IDLE = 0
@@ -79,11 +79,11 @@ class AsyncpgDriver:
         return not self.raw.is_in_transaction()
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
-        rows: Sequence[Any] = await self.raw.fetch(statement, *arguments, record_class=self._row)
+        rows: Sequence[Any] = await awaited(self.raw.fetch(statement, *arguments, record_class=self._row))
         return rows
 
     async def command(self, *statements: str) -> None:
-        await self.raw.execute("; ".join(statements))
+        await awaited(self.raw.execute("; ".join(statements)))
 
 
 class PsycopgDriver:
@@ -119,17 +119,17 @@ class PsycopgDriver:
         try:
             done = cursor.execute(statement, given)
             if self._asynchronous:
-                await done
+                await awaited(done)
             if cursor.description is None:
                 return ()
             rows = cursor.fetchall()
             if self._asynchronous:
-                rows = await rows
+                rows = await awaited(rows)
             return list(map(row_of(tuple(column.name for column in cursor.description)), rows))
         finally:
             closing = cursor.close()
             if self._asynchronous:
-                await closing
+                await awaited(closing)
 
     async def command(self, *statements: str) -> None:
         await self.run("; ".join(statements))
@@ -174,17 +174,17 @@ class MysqlDriver:
         try:
             done = cursor.execute(statement, tuple(arguments) or None)
             if isawaitable(done):
-                await done
+                await awaited(done)
             if cursor.description is None:
                 return ()
             rows = cursor.fetchall()
             if isawaitable(rows):
-                rows = await rows
+                rows = await awaited(rows)
             return list(map(row_of(tuple(column[0] for column in cursor.description)), rows))
         finally:
             closing = cursor.close()
             if isawaitable(closing):
-                await closing
+                await awaited(closing)
 
     async def command(self, *statements: str) -> None:
         for statement in statements:
@@ -231,12 +231,12 @@ class _Sqlalchemy(Borrowed):
         if not hasattr(connection, "exec_driver_sql"):
             connection = connection.connection()
             if isawaitable(connection):
-                connection = await connection
+                connection = await awaited(connection)
         if connection.closed:
             raise SetupError("the SQLAlchemy connection is closed")
         below = connection
         if hasattr(connection, "get_raw_connection"):
-            pooled = await connection.get_raw_connection()
+            pooled = await awaited(connection.get_raw_connection())
             below = connection.sync_connection
         else:
             pooled = connection.connection
@@ -247,7 +247,7 @@ class _Sqlalchemy(Borrowed):
         if found.alone or not below.in_transaction():
             begun = connection.exec_driver_sql("SELECT 1")
             if isawaitable(begun):
-                begun = await begun
+                begun = await awaited(begun)
             begun.close()
         return found
 
@@ -314,6 +314,21 @@ def _is(given: object, *classes: _Class) -> bool:
         if isinstance(found, type) and isinstance(given, found):
             return True
     return False
+
+
+async def awaited(given: Awaitable[Any]) -> Any:
+    """What an asynchronous driver gives. Raises SetupError in a thread without an event loop.
+
+    There the verb runs for a synchronous caller (`app.sync`), and that it would have to wait does not always show: the
+    answer may have come in already, in the thread of the connection's own loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        if isinstance(given, Coroutine):  # also one that Cython has made
+            given.close()
+        raise SetupError(HAS_TO_BE_AWAITED) from None
+    return await given
 
 
 async def pause(seconds: float) -> None:
