@@ -35,7 +35,7 @@ def _url(name: str, request: pytest.FixtureRequest, directory: Path) -> Iterator
         yield "memory:" if name == "memory" else f"sqlite:///{directory}/tasks.db"
 
 
-@pytest.fixture(scope="session", params=["memory", "sqlite", "redis", "postgres"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "redis", "postgres"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """An instance on each store."""
     for url in _url(request.param, request, tmp_path_factory.mktemp("api")):
@@ -43,7 +43,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def small() -> Iterator[Running]:
     """One on a store in memory, for what has nothing to do with the store."""
     with running("memory:", **KEPT) as found:
