@@ -46,6 +46,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "token": ("bide.cli.token:token", "Make, list and revoke the tokens that callers of the service show."),
         "migrate": ("bide.cli.migrate:migrate", "Make the schema in a database, or bring it up to date."),
         "bench": ("bide.cli.bench:bench", "Measure this machine."),
+        "lab": ("bide.lab.command:lab", "The classic ways of doing something later, measured beside bide."),
     },
 }
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}

@@ -1,0 +1,98 @@
+"""What the processes of a cell write down, each line at once, so that it survives their end by any signal.
+
+    > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
+    < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
+    ! k1 1763800000000 1763800000002000000 4711             an effect began: key, due, at, process
+
+Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Call(NamedTuple):
+    """One verb of one key, as its caller saw it."""
+
+    verb: str
+    key: str
+    due: int | None
+    begun: int
+    answered: int | None
+    """None: it never was, or with an error."""
+    done: bool
+    """Whether the answer says that it was done."""
+
+
+class Firing(NamedTuple):
+    """One effect."""
+
+    key: str
+    due: int
+    at: int
+    process: int
+
+
+class Journal:
+    """One process's file. Lines are short enough to be appended whole, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._number = 0
+        self._process = os.getpid()
+        self.fired = 0
+
+    def begun(self, verb: str, keys: Iterable[tuple[str, int | None]]) -> list[int]:
+        """A call for several keys is begun; the numbers to answer by."""
+        at = time.time_ns()
+        numbers = []
+        lines = []
+        for key, due in keys:
+            self._number += 1
+            numbers.append(self._number)
+            lines.append(f"> {self._number} {verb} {key} {'-' if due is None else due} {at}\n")
+        os.write(self._file, "".join(lines).encode())
+        return numbers
+
+    def answered(self, numbers: Iterable[int], word: str) -> None:
+        at = time.time_ns()
+        os.write(self._file, "".join(f"< {number} {word} {at}\n" for number in numbers).encode())
+
+    def effect(self, key: str, due: int) -> None:
+        at = time.time_ns()
+        os.write(self._file, f"! {key} {due} {at} {self._process}\n".encode())
+        self.fired += 1
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
+    """All calls by their beginning and all firings by their time. A line that was cut off is passed over."""
+    calls: list[Call] = []
+    firings: list[Firing] = []
+    for path in paths:
+        begun: dict[str, Call] = {}
+        for kind, words in _lines(path):
+            if kind == "!":
+                firings.append(Firing(words[0], int(words[1]), int(words[2]), int(words[3])))
+            elif kind == ">":
+                due = None if words[3] == "-" else int(words[3])
+                begun[words[0]] = Call(words[1], words[2], due, int(words[4]), None, False)
+            elif words[1] != "failed":
+                begun[words[0]] = begun[words[0]]._replace(answered=int(words[2]), done=words[1] == "ok")
+        calls += begun.values()
+    return sorted(calls, key=lambda call: call.begun), sorted(firings, key=lambda firing: firing.at)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                kind, *words = line.split()
+                yield kind, words

@@ -1,0 +1,138 @@
+"""Plays cells one after another, and writes each into the results file as soon as it is over."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from bide._version import __version__
+from bide.core.errors import BideError
+from bide.lab.cast import LabFault
+from bide.lab.figures import Figures, Result
+from bide.lab.stage import Stage
+from bide.lab.strategy import Setting, Strategy
+from bide.lab.workload import Workload
+from bide.lab.workloads import WORKLOADS
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One strategy under one workload."""
+
+    strategy: type[Strategy]
+    workload: Workload
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.strategy.name, self.workload.name
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all cells of a run."""
+
+    urls: Mapping[str, str]
+    """By the kind of server: those that there are."""
+    quick: bool
+    minute: float
+
+
+def cells_of(strategies: Sequence[type[Strategy]], workloads: Sequence[str], *, quick: bool) -> list[Cell]:
+    """In the order in which they are played. Without `workloads` all; quick, those that show what must be seen."""
+    cells = []
+    for strategy in strategies:
+        needed = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
+        for name, workload in WORKLOADS.items():
+            if name in workloads if workloads else (not quick or name in needed):
+                cells.append(Cell(strategy, workload))
+    return cells
+
+
+def why_not(cell: Cell, run: Run) -> str:
+    """Why a cell cannot be measured, or makes no sense; empty if it can."""
+    if missing := [kind for kind in cell.strategy.needs if kind not in run.urls]:
+        return f"not measured here: no {' and no '.join(missing)} server was given"
+    return cell.workload.why_not(cell.strategy)
+
+
+async def play(cell: Cell, run: Run) -> Result:
+    """Play it; a cell that could not be played says why."""
+    began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    figures: Figures | None = None
+    reason = why_not(cell, run)
+    if not reason:
+        try:
+            figures = await _played(cell, run)
+        except (LabFault, BideError, OSError) as error:
+            reason = f"failed: {error}"
+    return Result(
+        strategy=cell.strategy.name, workload=cell.workload.name, quick=run.quick, minute=run.minute,
+        version=__version__, at=at, seconds=round(time.monotonic() - began, 2), figures=figures, why_not=reason,
+        machine=machine(),
+    )  # fmt: skip
+
+
+async def _played(cell: Cell, run: Run) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="bide-lab-") as folder:
+        setting = Setting(
+            urls={kind: run.urls[kind] for kind in cell.strategy.needs}, prefix=f"lab_{uuid4().hex[:10]}",
+            folder=Path(folder), minute=run.minute,
+        )  # fmt: skip
+        async with Stage(cell.strategy, setting, relayed=cell.workload.relayed) as stage:
+            return await cell.workload.play(stage, quick=run.quick)
+
+
+def machine() -> dict[str, Any]:
+    return {"cpus": os.cpu_count() or 1, "python": platform.python_version(), "system": platform.system()}
+
+
+class ResultsFile:
+    """JSON lines, one for each cell; a later line of a cell replaces an earlier one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Result]:
+        """The newest of each cell, in the order in which they were first written. A line cut off is passed over."""
+        found: dict[tuple[str, str], Result] = {}
+        if self.path.exists():
+            for line in self.path.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    result = msgspec.json.decode(line, type=Result)
+                    found[result.cell] = result
+        return list(found.values())
+
+    def add(self, result: Result) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+
+    def has(self, cell: Cell, run: Run) -> bool:
+        """Whether this cell was measured already, in the same way."""
+        return any(
+            result.cell == cell.name and result.figures is not None
+            and (result.quick, result.minute, result.version) == (run.quick, run.minute, __version__)
+            for result in self.read()
+        )  # fmt: skip
+
+
+async def play_all(
+    cells: Sequence[Cell], run: Run, results: ResultsFile, *, told: Callable[[int, Cell, Result | None], None]
+) -> list[Result]:
+    """All cells that are not in the results yet. `told` hears of each when it begins (None) and when it is over."""
+    played = []
+    for number, cell in enumerate(cells):
+        if results.has(cell, run):
+            continue
+        told(number, cell, None)
+        result = await play(cell, run)
+        results.add(result)
+        told(number, cell, result)
+        played.append(result)
+    return played

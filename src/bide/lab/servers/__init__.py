@@ -1,0 +1,1 @@
+"""What strategies of one kind of server share: a connection, and names of their own on it."""

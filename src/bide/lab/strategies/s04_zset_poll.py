@@ -1,0 +1,114 @@
+"""ZSET poll: a sorted set of ids by due time, asked again and again for what is due.
+
+**Idea.** The score is the due time and the member the task's id; the body is kept apart. A poller asks every 100 ms for
+all members up to now, takes them out, and does them. Adding, moving and cancelling are one command each.
+
+**Origin.** The answer that most articles on delayed tasks with Redis give; every variant here has been published as
+working. A: range first, remove each when it is done. B: remove index and body, then send. C: only the smallest
+element, and a sleep when it is not due. D: range, then remove the same range.
+
+**Cost.** O(log n) for each command; one question per period and poller while nothing is due; half a period of lateness.
+
+**Flaw.** Reading and removing are two commands, and what happens between them differs by variant: two pollers do a task
+twice (A), a poller that dies loses what it had removed (B), one slow task holds up all others (C), and what is added
+between the two is deleted undone (D).
+
+**Right when.** Losing or repeating a task now and then does no harm, and there is one poller.
+
+**To bide.** Schedule new tasks with bide; let the poller run until the sorted set is empty, or read it once with its
+scores and schedule each member at its score, with its id as the key, so that doing that twice changes nothing.
+
+      client --- ZADD due id ---> [ id:10:00  id:10:01  id:12:30 ]
+                                    ^
+      poller --- ZRANGEBYSCORE 0 now, every 100 ms
+                 A: do it, then ZREM             B: ZREM and DEL, then do it
+                 C: only the first, sleep        D: ZREMRANGEBYSCORE 0 now, then do it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bide.lab.servers.redis import RedisStrategy
+from bide.lab.strategy import Effect, Flaw, Item, now
+
+_PERIOD = 0.1
+
+
+class _ZsetPoll(RedisStrategy):
+    """What the variants share: the sorted set, and its clients."""
+
+    precision = 0.0
+
+    async def open(self) -> None:
+        await super().open()
+        self.due = self.key("due")
+        self.bodies = self.key("bodies")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.hset(self.bodies, mapping={item.key: item.due for item in items})
+        pipeline.zadd(self.due, {item.key: item.due for item in items})
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.zadd(self.due, {item.key: item.due}, xx=True, ch=True)
+        pipeline.hset(self.bodies, item.key, item.due)
+        return bool((await pipeline.execute())[0])
+
+    async def cancel(self, key: str) -> bool:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.zrem(self.due, key)
+        pipeline.hdel(self.bodies, key)
+        return bool((await pipeline.execute())[0])
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def due_now(self) -> list[tuple[str, int]]:
+        found = await self.redis.zrangebyscore(self.due, 0, now(), withscores=True)
+        return [(key.decode(), int(score)) for key, score in found]
+
+
+class RemoveAfter(_ZsetPoll):
+    """Range, do, remove."""
+
+    name = "S4-A"
+    title = "ZSET poll, removed when done"
+    flaws = (
+        Flaw(
+            "two pollers do the same task", "two",
+            lambda seen: f"{seen.duplicated} of {seen.expected} tasks done twice" if seen.duplicated else "",
+        ),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            for key, due in await self.due_now():
+                await effect(key, due)
+                await self.cancel(key)
+            await asyncio.sleep(_PERIOD)
+
+
+class RemoveBefore(_ZsetPoll):
+    """Range, remove index and body of all that is due, then do them."""
+
+    name = "S4-B"
+    title = "ZSET poll, removed before it is done"
+    shows = ()
+    flaws = (
+        Flaw(
+            "a poller that dies takes with it what it had removed", "killed",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+        ),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            found = await self.due_now()
+            mine = [(key, due) for key, due in found if await self.cancel(key)]
+            for key, due in mine:
+                await effect(key, due)
+            await asyncio.sleep(_PERIOD)

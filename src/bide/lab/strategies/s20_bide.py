@@ -1,0 +1,102 @@
+"""bide itself: one index of wake times, leases, and sleeps that are exact.
+
+**Idea.** Everything that has to happen later is one number in one index. A worker sleeps until the smallest that
+concerns it, leases what is due, does it, and settles it; a lease that ends unsettled is due again.
+
+**Origin.** This project; docs/lifecycle.md tells the whole.
+
+**Cost.** O(log n) for each verb; nothing is asked while nothing is due, but for one look per capped sleep; a settle for
+each delivery that a strategy without acknowledgement saves itself.
+
+**Flaw.** It delivers at least once: a worker that dies after the effect and before the settle has it done again, when
+its lease ends, unless the effect is in the task's own transaction or checks the token.
+
+**Right when.** A task must happen, on time, and may have to be moved or cancelled until it does.
+
+**To bide.** You are there. To another store: schedule on the new one, and let the old one run dry.
+
+      client --- schedule ---> [ wake_at index by topic ]  <--- lease what is due --- worker
+                                        |                  --- sleep exactly until the next --->
+                                        +----------------- <--- settle: done, retry, dead -----
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+from bide import Bide, Task
+from bide.core.answers import Answer
+from bide.core.instants import as_datetime
+from bide.lab.strategy import Effect, Item, Setting, Strategy
+from bide.ports import HasSchema
+from bide.settings import Settings
+from bide.wiring import store_maker
+
+_TOPIC = "lab"
+
+
+class _Bide(Strategy):
+    """An app on one kind of store, as a user has it."""
+
+    kind: ClassVar[str]
+    hold = 10.0
+    shows = ("steady", "two", "killed", "away")
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.app = Bide(self.url)
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    async def open(self) -> None:
+        store = store_maker(self.url, Settings())()
+        # the first of a cell's processes makes what the others find; only SQLite would do that by itself
+        if isinstance(store, HasSchema) and await store.plan():
+            await store.migrate()
+        await self.app.open()
+
+    async def close(self) -> None:
+        await self.app.close()
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await self.app.schedule_many(
+            [self.app.new(_TOPIC, item.due, key=item.key, at=as_datetime(item.due)) for item in items]
+        )
+
+    async def reschedule(self, item: Item) -> bool:
+        return _done(await self.app.reschedule(_TOPIC, item.key, at=as_datetime(item.due)))
+
+    async def cancel(self, key: str) -> bool:
+        return _done(await self.app.cancel(_TOPIC, key))
+
+    async def fire_now(self, key: str) -> bool:
+        return _done(await self.app.fire_now(_TOPIC, key))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        @self.app.handler(_TOPIC)
+        async def fire(task: Task[int]) -> None:
+            await effect(task.key, task.record.planned_at)
+
+        async with self.app.worker():
+            await asyncio.Event().wait()
+
+
+def _done(answer: Answer) -> bool:
+    return answer.ok
+
+
+class OnRedis(_Bide):
+    """On Redis."""
+
+    name = "bide-redis"
+    title = "bide on Redis"
+    needs = ("redis",)
+
+    @property
+    def url(self) -> str:
+        url = self.setting.urls["redis"]
+        return f"{url}{'&' if '?' in url else '?'}namespace={self.setting.prefix}"

@@ -1,0 +1,28 @@
+"""The second seam of the lab: what a workload is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bide.lab.figures import Figures
+from bide.lab.stage import Stage
+from bide.lab.strategy import Strategy
+
+
+class Workload:
+    """A few seconds on a stage. It starts the processes that it wants, and reports what they did."""
+
+    name: ClassVar[str]
+    """One word."""
+    about: ClassVar[str]
+    """One sentence."""
+    relayed: ClassVar[bool] = False
+    """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        """Why it makes no sense for this strategy; empty if it does."""
+        return strategy.skips.get(self.name, "")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
+        raise NotImplementedError

@@ -1,0 +1,18 @@
+"""What is asked of a strategy, and what is done to it meanwhile: one file for each family of workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bide.lab.workload import Workload
+from bide.lab.workloads.faults import Away, Cut, Killed, Restarted, TwoAtOnce
+from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
+from bide.lab.workloads.rest import Idle, Verbs
+
+WORKLOADS: Mapping[str, Workload] = {
+    one.name: one
+    for one in (
+        Steady(), Burst(), Horizon(), Churn(), Idle(), Verbs(), Killed(), Cut(), TwoAtOnce(), Away(), Restarted(),
+    )
+}  # fmt: skip
+"""By name, in the order in which they are run and reported."""

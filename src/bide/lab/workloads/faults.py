@@ -1,0 +1,146 @@
+"""Workloads in which something goes wrong: who is killed, cut off, doubled or away, and what becomes of the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bide.lab.figures import Figures
+from bide.lab.stage import Stage, keys_of, steps_at
+from bide.lab.strategy import Strategy, now
+from bide.lab.workload import Workload
+from bide.lab.workloads.load import batches
+
+
+class Killed(Workload):
+    """In the middle of a burst every consumer is killed by SIGKILL; a second later others take their places."""
+
+    name = "killed"
+    about = "500 tasks due at once; every consumer is killed -9 in the middle, and started again"
+    count = 500
+    seconds = 0.002
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        within = "it is one process with its client: see restarted" if strategy.in_process else ""
+        return super().why_not(strategy) or within
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        first = await stage.start(seconds=self.seconds)
+        client = await stage.client()
+        begin, ahead = now(), 1_500
+        stage.sound(await client.play(begin, batches([(key, ahead) for key in keys_of(self.count)]), callers=4))
+        due = (begin + ahead) / 1000
+        under_way = await stage.until_fired(self.count // 3, by=due + stage.patience)
+        for player in first:
+            player.kill()
+        before = stage.fired()
+        await asyncio.sleep(1.0)
+        await stage.start(seconds=self.seconds)
+        await stage.until_fired(self.count + 1, by=time.time() + stage.patience + stage.strategy.hold + 3)
+        await stage.rest()
+        figures = stage.verdict(until=due).figures()
+        figures.counts = {"fired_before_the_kill": before, "killed_under_way": float(under_way)}
+        return figures
+
+
+class Cut(Workload):
+    """Every connection is reset in the middle of a steady load, once; calls that fail are not repeated."""
+
+    name = "cut"
+    about = "every connection is reset in the middle of 200 tasks a second"
+    relayed = True
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("" if strategy.needs else "it has no connections")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        count, rate, ahead = 400, 200.0, 1_000
+        await stage.start()
+        client = await stage.client()
+        begin = now() + 200
+        playing = asyncio.create_task(client.play(begin, steps_at(rate, keys_of(count), ahead=ahead)))
+        await asyncio.sleep(0.2 + count / rate / 2)
+        for relay in stage.relays:
+            relay.proxy.cut()
+        answer = await playing
+        end = begin / 1000 + count / rate + ahead / 1000
+        await stage.until_fired(count + 1, by=end + stage.patience + stage.strategy.hold)
+        figures = stage.verdict(until=end).figures()
+        figures.counts = {"failed_calls": answer["failed"]}
+        return figures
+
+
+class TwoAtOnce(Workload):
+    """Two of each consumer at the same time, as after a deployment, or for more throughput."""
+
+    name = "two"
+    about = "two of each consumer at once"
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("it is one process" if strategy.in_process else "")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        count, rate, ahead = (400, 200.0, 1_000) if quick else (2_000, 400.0, 2_000)
+        await stage.start()
+        await stage.start()
+        client = await stage.client()
+        begin = now() + 200
+        stage.sound(await client.play(begin, steps_at(rate, keys_of(count), ahead=ahead)))
+        end = begin / 1000 + count / rate + ahead / 1000
+        await stage.until_fired(count, by=end + stage.patience)
+        await stage.rest()
+        await stage.unharmed()
+        return stage.verdict(until=end).figures()
+
+
+class Away(Workload):
+    """No consumer runs for six strategy-minutes, in which tasks come due; then one comes back."""
+
+    name = "away"
+    about = "no consumer runs for six minutes of strategy time, in which 100 tasks come due"
+    minutes = 6.0
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        within = "it is one process with its client: see restarted" if strategy.in_process else ""
+        return super().why_not(strategy) or within
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        first = await stage.start()
+        client = await stage.client()
+        count, ahead = 100, 500
+        begin = now()
+        for player in first:
+            await player.stop()
+        stage.sound(
+            await client.play(begin, batches([(key, ahead + number) for number, key in enumerate(keys_of(count))]))
+        )
+        due = (begin + ahead + count) / 1000
+        await asyncio.sleep(max(0.0, due - time.time()) + stage.setting.span(self.minutes * 60))
+        back = time.time()
+        await stage.start()
+        await stage.until_fired(count, by=back + stage.patience)
+        await stage.rest()
+        figures = stage.verdict(until=due).figures()
+        figures.counts = {"away_seconds": round(back - due, 2)}
+        return figures
+
+
+class Restarted(Workload):
+    """The one process of a strategy without a server ends and begins again, with tasks waiting."""
+
+    name = "restarted"
+    about = "the process ends with 500 tasks waiting, and is started again"
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("" if strategy.in_process else "its tasks are on a server: see killed")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        count, ahead = 500, 1_500
+        [player] = await stage.start()
+        begin = now()
+        stage.sound(await player.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4))
+        player.kill()
+        await stage.start()
+        due = (begin + ahead) / 1000
+        await stage.until_fired(count, by=due + stage.patience)
+        return stage.verdict(until=due).figures()
