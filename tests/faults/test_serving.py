@@ -102,6 +102,7 @@ def late(arrived: Arrived, millisecond: int) -> Arrived:
     [
         [CREATED, ARRIVED],
         [CREATED, ARRIVED, KILLED, AGAIN],
+        [CREATED, replace(KILLED, at=100 * MS), ARRIVED, AGAIN],  # sent before the kill, and read after it
         [CREATED, FAILED, replace(AGAIN, effect="applied")],
         [CREATED, replace(ARRIVED, acknowledged=False), AGAIN],  # the answer of the receiver was lost
         [CREATED, MOVED, late(ARRIVED, 200)],

@@ -142,7 +142,8 @@ class Judgement:
             lives[one.id].append(one)
         for id, arrivals in lives.items():
             for before, after in pairwise(arrivals):
-                killed = before.at <= self._killed.get(before.instance, after.at) < after.at
+                # also before it arrived: what an instance had sent when it died is read after its death
+                killed = self._killed.get(before.instance, after.at) < after.at
                 if after.token <= before.token or after.attempt <= before.attempt:
                     self._blame("not_rising", before, after)
                 if before.acknowledged and killed:
