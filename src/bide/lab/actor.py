@@ -74,7 +74,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded:
-    """The effect: written down when it begins, then as long as it takes."""
+    """The effect: written down when it begins, and when it is done if that takes time."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._seconds = spec.seconds
@@ -82,14 +82,18 @@ class Recorded:
         self._journal = journal
 
     async def __call__(self, key: str, due: int) -> None:
-        self._journal.effect(key, due)
-        if seconds := self._takes(key):
+        seconds = self._takes(key)
+        self._journal.effect(key, due, "~" if seconds else "!")
+        if seconds:
             await asyncio.sleep(seconds)
+            self._journal.effect(key, due, ".")
 
     def blocking(self, key: str, due: int) -> None:
-        self._journal.effect(key, due)
-        if seconds := self._takes(key):
+        seconds = self._takes(key)
+        self._journal.effect(key, due, "~" if seconds else "!")
+        if seconds:
             time.sleep(seconds)
+            self._journal.effect(key, due, ".")
 
     def _takes(self, key: str) -> float:
         return self._slow if self._slow and key.startswith("slow") else self._seconds

@@ -2,7 +2,9 @@
 
     > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
     < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
-    ! k1 1763800000000 1763800000002000000 4711             an effect began: key, due, at, process
+    ! k1 1763800000000 1763800000002000000 4711             an effect, over at once: key, due, at, process
+    ~ k2 1763800000000 1763800000002000000 4711             one that takes time has begun
+    . k2 1763800000000 1763800000012000000 4711             and is done
 
 Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
 """
@@ -36,6 +38,9 @@ class Firing(NamedTuple):
     due: int
     at: int
     process: int
+    begun: bool = True
+    done: bool = True
+    """One that takes time is two firings: begun, and done unless its process died meanwhile."""
 
 
 class Journal:
@@ -63,10 +68,10 @@ class Journal:
         at = time.time_ns()
         os.write(self._file, "".join(f"< {number} {word} {at}\n" for number in numbers).encode())
 
-    def effect(self, key: str, due: int) -> None:
+    def effect(self, key: str, due: int, sign: str = "!") -> None:
         at = time.time_ns()
-        os.write(self._file, f"! {key} {due} {at} {self._process}\n".encode())
-        self.fired += 1
+        os.write(self._file, f"{sign} {key} {due} {at} {self._process}\n".encode())
+        self.fired += sign != "~"
 
     def close(self) -> None:
         os.close(self._file)
@@ -79,8 +84,9 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
     for path in paths:
         begun: dict[str, Call] = {}
         for kind, words in _lines(path):
-            if kind == "!":
-                firings.append(Firing(words[0], int(words[1]), int(words[2]), int(words[3])))
+            if kind in "!~.":
+                times = int(words[1]), int(words[2]), int(words[3])
+                firings.append(Firing(words[0], *times, begun=kind != ".", done=kind != "~"))
             elif kind == ">":
                 due = None if words[3] == "-" else int(words[3])
                 begun[words[0]] = Call(words[1], words[2], due, int(words[4]), None, False)

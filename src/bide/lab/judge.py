@@ -1,7 +1,7 @@
 """What a cell's journals mean: which firings had to be, which there were, and which should not have been.
 
 Each key has *versions*: from every call on that was answered as done, another time is in force, or none. A firing
-belongs to the version in force when it began; while a call is under way, to the one before or after it, whichever it
+belongs to the version in force at its time; while a call is under way, to the one before or after it, whichever it
 fits. A call that was never answered may have been done or not, so that nothing is held against a strategy for it.
 """
 
@@ -23,12 +23,13 @@ _NANOSECONDS = 1_000_000
 class Version:
     """What was in force from a call on."""
 
-    begun: int
+    called: int
     answered: int | None
     """None: nobody knows whether it came to be."""
     due: int | None
     """Nanoseconds; None: it shall not happen."""
-    fired: int = 0
+    begun: int = 0
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +65,30 @@ def judge(calls: Iterable[Call], firings: Iterable[Firing], *, until: int) -> Ve
             versions[call.key].append(version)
     duplicated = early = revived = first = last = 0
     late: list[float] = []
+    under_way: dict[tuple[str, int], Version] = {}
     for firing in sorted(firings, key=lambda one: one.at):
-        version = _in_force(versions[firing.key], firing.at)
+        key = firing.key, firing.process
+        version = _in_force(versions.get(firing.key, ()), firing.at) if firing.begun else under_way.pop(key)
         if version is None or version.due is None:
             revived += 1
-            continue
-        if firing.at < version.due:
-            early += 1
-        version.fired += 1
-        if version.fired > 1:
-            duplicated += 1
-            continue
-        late.append((firing.at - version.due) / _NANOSECONDS)
-        first, last = first or firing.at, firing.at
+            version = Version(firing.at, firing.at, None)
+        elif firing.begun:
+            early += firing.at < version.due
+            version.begun += 1
+            if version.begun == 1:
+                late.append((firing.at - version.due) / _NANOSECONDS)
+        if firing.done:
+            version.done += 1
+            duplicated += version.done > 1
+            if version.done == 1:
+                first, last = first or firing.at, firing.at
+        else:
+            under_way[key] = version
     expected = [(key, at_last) for key, ones in versions.items() if (at_last := _must_fire(ones, until)) is not None]
     return Verdict(
-        scheduled=sum(1 for ones in versions.values() if ones[0].answered is not None) if versions else 0,
-        expected=len(expected), fired=sum(1 for _, version in expected if version.fired),
-        lost=[key for key, version in expected if not version.fired],
+        scheduled=sum(1 for ones in versions.values() if ones[0].answered is not None),
+        expected=len(expected), fired=sum(1 for _, version in expected if version.done),
+        lost=[key for key, version in expected if not version.done],
         duplicated=duplicated, early=early, revived=revived, late=sorted(late), first=first, last=last,
     )  # fmt: skip
 
@@ -103,11 +110,11 @@ def _in_force(versions: Sequence[Version], at: int) -> Version | None:
     """The version that a firing at this time belongs to; None if there was none yet."""
     chosen: Version | None = None
     for version in versions:
-        if version.begun > at:
+        if version.called > at:
             break
         settled = version.answered is not None and version.answered <= at
         # while its call is under way the one before it may count as well: the one that the firing fits
-        if settled or chosen is None or chosen.fired or chosen.due is None or at < chosen.due:
+        if settled or chosen is None or chosen.done or chosen.due is None or at < chosen.due:
             chosen = version
     return chosen
 

@@ -127,7 +127,7 @@ class Stage:
         return player
 
     def fired(self) -> int:
-        """Tasks that have fired so far, in all processes, those that are gone too; a repeated one counts once."""
+        """Tasks that were done so far, in all processes, those that are gone too; a repeated one counts once."""
         for player in self.players:
             self._look(player.spec.journal)
         return len(self._fired)
@@ -138,11 +138,11 @@ class Stage:
             file.seek(at)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
-        self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line.startswith(b"!"))
+        self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line[:1] in b"!.")
         self._read_to[path] = at + len(whole)
 
     async def until_fired(self, count: int, *, by: float) -> bool:
-        """Wait for so many tasks to fire, until `by` (seconds since the epoch) at most; whether there were."""
+        """Wait for so many tasks to be done, until `by` (seconds since the epoch) at most; whether there were."""
         while self.fired() < count:
             if time.time() > by:
                 return False

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import ClassVar
+from urllib.parse import unquote, urlencode, urlsplit
 
 from bide import Bide, Task
 from bide.core.answers import Answer
@@ -40,9 +40,8 @@ _TOPIC = "lab"
 class _Bide(Strategy):
     """An app on one kind of store, as a user has it."""
 
-    kind: ClassVar[str]
     hold = 10.0
-    shows = ("steady", "two", "killed", "away")
+    shows = ("steady", "burst", "two", "killed")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -89,8 +88,32 @@ def _done(answer: Answer) -> bool:
     return answer.ok
 
 
+class InMemory(_Bide):
+    """In the process itself: quick, and gone with it."""
+
+    name = "bide-memory"
+    title = "bide in memory"
+    in_process = True
+    shows = ("steady", "burst", "restarted")
+
+    @property
+    def url(self) -> str:
+        return "memory:"
+
+
+class OnSqlite(_Bide):
+    """In one file, for as many processes as like."""
+
+    name = "bide-sqlite"
+    title = "bide on SQLite"
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.setting.folder / 'bide.db'}"
+
+
 class OnRedis(_Bide):
-    """On Redis."""
+    """On Redis, in a namespace of its own."""
 
     name = "bide-redis"
     title = "bide on Redis"
@@ -98,5 +121,63 @@ class OnRedis(_Bide):
 
     @property
     def url(self) -> str:
-        url = self.setting.urls["redis"]
-        return f"{url}{'&' if '?' in url else '?'}namespace={self.setting.prefix}"
+        return _with(self.setting.urls["redis"], namespace=self.setting.prefix)
+
+    async def clear(self) -> None:
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(self.setting.urls["redis"]) as client:
+            keys = [key async for key in client.scan_iter(match=f"{{{self.setting.prefix}[:}}]*", count=1000)]
+            for begin in range(0, len(keys), 1000):
+                await client.unlink(*keys[begin : begin + 1000])
+
+
+class OnPostgres(_Bide):
+    """On PostgreSQL, in a schema of its own."""
+
+    name = "bide-postgres"
+    title = "bide on PostgreSQL"
+    needs = ("postgres",)
+
+    @property
+    def url(self) -> str:
+        return _with(self.setting.urls["postgres"], schema=self.setting.prefix)
+
+    async def clear(self) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.setting.urls["postgres"])
+        try:
+            await connection.execute(f'DROP SCHEMA IF EXISTS "{self.setting.prefix}" CASCADE')
+        finally:
+            await connection.close()
+
+
+class OnMysql(_Bide):
+    """On MySQL or MariaDB, in a database of its own."""
+
+    name = "bide-mysql"
+    title = "bide on MySQL or MariaDB"
+    needs = ("mysql",)
+
+    @property
+    def url(self) -> str:
+        return _with(self.setting.urls["mysql"], schema=self.setting.prefix)
+
+    async def clear(self) -> None:
+        import asyncmy
+
+        parts = urlsplit(self.setting.urls["mysql"])
+        connection = await asyncmy.connect(
+            host=parts.hostname or "127.0.0.1", port=parts.port or 3306, user=unquote(parts.username or "root"),
+            password=unquote(parts.password or ""),
+        )  # fmt: skip
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(f"DROP DATABASE IF EXISTS `{self.setting.prefix}`")
+        finally:
+            connection.close()
+
+
+def _with(url: str, **options: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(options)}"
