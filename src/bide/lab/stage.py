@@ -95,7 +95,12 @@ class Stage:
     @property
     def patience(self) -> float:
         """Seconds after its time by which every firing has to be there, if nothing goes wrong."""
-        return MARGIN + 1.5 * self.setting.span(self.strategy.precision or 0.0)
+        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision or 0.0))
+
+    @property
+    def hold(self) -> float:
+        """Seconds after which what a dead consumer held has been given to another."""
+        return self.strategy.hold + self.setting.span(self.strategy.time_out)
 
     async def start(self, *roles: str, seconds: float = 0.0, slow: float = 0.0) -> list[Player]:
         """Consumers, one for each of `roles` or of all that the strategy has, in their order.

@@ -96,6 +96,10 @@ class Strategy:
     """Seconds by which it is late by design, where that is more than a moment: of strategy time, so it is scaled."""
     hold: ClassVar[float] = 0.0
     """Seconds, not scaled, after which what a dead consumer held is given to another."""
+    time_out: ClassVar[float] = 0.0
+    """Seconds of strategy time that have to pass besides, where it waits for a time-out of its own."""
+    period: ClassVar[float] = 0.0
+    """Seconds, not scaled, between two looks at what is due, where that is more than a moment."""
     shows: ClassVar[Sequence[str]] = ("steady",)
     """The workloads that a quick run plays besides those of its flaws."""
     skips: ClassVar[Mapping[str, str]] = {}

@@ -36,7 +36,7 @@ class Killed(Workload):
         before = stage.fired()
         await asyncio.sleep(1.0)
         await stage.start(seconds=self.seconds)
-        await stage.until_fired(self.count + 1, by=time.time() + stage.patience + stage.strategy.hold + 3)
+        await stage.until_fired(self.count + 1, by=time.time() + stage.patience + stage.hold + 3)
         await stage.rest()
         figures = stage.verdict(until=due).figures()
         figures.counts = {"fired_before_the_kill": before, "killed_under_way": float(under_way)}
@@ -64,7 +64,7 @@ class Cut(Workload):
             relay.proxy.cut()
         answer = await playing
         end = begin / 1000 + count / rate + ahead / 1000
-        await stage.until_fired(count + 1, by=end + stage.patience + stage.strategy.hold)
+        await stage.until_fired(count + 1, by=end + stage.patience + stage.hold)
         figures = stage.verdict(until=end).figures()
         figures.counts = {"failed_calls": answer["failed"]}
         return figures
@@ -90,7 +90,9 @@ class TwoAtOnce(Workload):
         await stage.until_fired(count, by=end + stage.patience)
         await stage.rest()
         await stage.unharmed()
-        return stage.verdict(until=end).figures()
+        figures = stage.verdict(until=end).figures()
+        figures.counts = await stage.counts()
+        return figures
 
 
 class Away(Workload):
