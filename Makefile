@@ -3,7 +3,7 @@
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help run test contract lint bench import-time generate clean
+.PHONY: help run test contract lint bench lab import-time generate clean
 
 ARGS ?=
 SETUP := sh scripts/setup
@@ -35,6 +35,11 @@ lint: ## check style, format and types
 bench: ## measure this machine: make bench ARGS="sqlite:///bench.db --workload lateness"
 	@$(SETUP) run
 	@.venv/bin/bide bench $(ARGS)
+
+lab: ## measure the classic strategies beside bide: make lab, or make lab ARGS="--full"
+	@$(SETUP) test
+	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: strategies whose servers are missing are passed over"; }
+	@.venv/bin/python scripts/lab.py $(ARGS)
 
 import-time: ## how long `import bide` takes, in fresh processes
 	@$(SETUP) run

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 from urllib.parse import unquote, urlencode, urlsplit
 
 from bide import Bide, Task
@@ -41,7 +42,7 @@ class _Bide(Strategy):
     """An app on one kind of store, as a user has it."""
 
     hold = 10.0
-    shows = ("steady", "burst", "two", "killed")
+    shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "killed")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

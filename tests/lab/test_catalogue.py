@@ -1,0 +1,107 @@
+"""What every strategy of the lab has to say of itself, and how one is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.lab.playing import named
+
+from bide.core.errors import BadInput
+from bide.lab.card import PARTS, card_of
+from bide.lab.catalogue import catalogue, check, chosen, source_of
+from bide.lab.figures import Figures
+from bide.lab.strategy import VERBS, Strategy
+from bide.lab.workloads import WORKLOADS
+
+EVERY = catalogue()
+WIDTH = 100
+
+MINE = """
+from bide.lab.strategy import Strategy
+
+class Mine(Strategy):
+    name = "mine"
+    cannot = {cannot}
+
+    async def schedule(self, items):
+        pass
+
+    async def run(self, role, effect):
+        pass
+"""
+
+
+@pytest.mark.parametrize("strategy", EVERY.values(), ids=named)
+def test_it_says_what_it_is(strategy: type[Strategy]) -> None:
+    check(strategy)
+    card = card_of(strategy)
+    assert all(card.parts[part] for part in PARTS)
+    assert card.drawing
+    assert max(len(line) for line in card.drawing.splitlines()) <= WIDTH
+    assert strategy.title
+    assert strategy.__doc__ != Strategy.__doc__
+    assert strategy.in_process <= (not strategy.needs)
+
+
+@pytest.mark.parametrize("strategy", EVERY.values(), ids=named)
+def test_its_workloads_are_there_and_make_sense_for_it(strategy: type[Strategy]) -> None:
+    for name in (*strategy.shows, *(flaw.workload for flaw in strategy.flaws)):
+        assert not WORKLOADS[name].why_not(strategy)
+    assert set(strategy.skips) <= set(WORKLOADS)
+    assert set(strategy.cannot) <= set(VERBS)
+    assert strategy.shows or strategy.flaws, "a quick run would not show it at all"
+
+
+@pytest.mark.parametrize("strategy", EVERY.values(), ids=named)
+def test_a_flaw_is_not_seen_where_nothing_went_wrong(strategy: type[Strategy]) -> None:
+    right = Figures(scheduled=100, expected=100, fired=100, lost=0, duplicated=0, early=0, revived=0, late=(0.1,) * 12)
+    for flaw in strategy.flaws:
+        assert not flaw.seen(right), flaw.text
+        assert flaw.text[:1].islower()
+        assert not flaw.text.endswith(".")
+
+
+def test_all_that_the_requirement_names_are_there() -> None:
+    numbers = {name.partition("-")[0] for name in EVERY}
+    assert {f"S{number}" for number in range(1, 20)} <= numbers
+    assert {f"bide-{store}" for store in ("memory", "sqlite", "redis", "postgres", "mysql")} <= set(EVERY)
+
+
+def test_a_number_names_all_its_variants_and_a_name_one() -> None:
+    assert [one.name for one in chosen(["s4-a"])] == ["S4-A"]
+    variants = [one.name for one in chosen(["S4"])]
+    assert variants[:2] == ["S4-A", "S4-B"]
+    assert all(name.startswith("S4-") for name in variants)
+    assert len(chosen([])) == len(EVERY)
+    assert [one.name for one in chosen(["S4-A", "S4"])] == variants
+
+
+def test_a_path_names_the_strategies_of_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    reasons = dict.fromkeys(VERBS[1:], "nobody asked for it")
+    path.write_text(MINE.replace("{cannot}", repr(reasons)), encoding="utf-8")
+    [mine] = chosen([str(path)])
+    assert mine.name == "mine"
+    assert source_of(mine) == str(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("S99", "strategies: 'S99' is not accepted; give a path of a .py file, or of S1"),
+        ("nowhere.py", "strategies: 'nowhere.py' is not accepted; give a file that is there"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(word: str, says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        chosen([word])
+    assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize("text", ["x = 1\n", MINE.replace("{cannot}", "{}")])
+def test_a_file_that_holds_no_whole_strategy_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "half.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput):
+        chosen([str(path)])
