@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from bide.cli.printing import print_json
+from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
-from bide.lab.card import PARTS, card_of
+from bide.lab.card import PARTS, Card, card_of
 from bide.lab.catalogue import catalogue, chosen
 from bide.lab.figures import Result
+from bide.lab.report.findings import findings
+from bide.lab.report.writing import write_report
 from bide.lab.running import Cell, ResultsFile, Run, cells_of, play_all
+from bide.lab.strategy import Strategy
 from bide.lab.workloads import WORKLOADS
 
 KINDS: Mapping[str, str] = {
@@ -42,34 +51,69 @@ def lab() -> None:
 
 
 @lab.command(name="list")
-def list_() -> None:
+@shared_options(store=False)
+@click.pass_obj
+def list_(surroundings: Surroundings) -> None:
     """The strategies and the workloads."""
+    if surroundings.json:
+        for strategy in catalogue().values():
+            print_json(_strategy_shape(strategy))
+        for name, workload in WORKLOADS.items():
+            print_json({"workload": name, "about": workload.about})
+        return
+    table = plain_table("strategy", "what it is", "needs")
     for name, strategy in catalogue().items():
-        needs = ", ".join(strategy.needs) or "nothing: one process"
-        click.echo(f"{name:<14}{strategy.title:<58}needs {needs}")
-    click.echo()
+        table.add_row(name, strategy.title, ", ".join(strategy.needs) or "nothing")
+    console().print(table)
+    table = plain_table("workload", "what is asked, or done to it")
     for name, workload in WORKLOADS.items():
-        click.echo(f"{name:<14}{workload.about}")
+        table.add_row(name, workload.about)
+    console().print(table)
 
 
 @lab.command()
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
-def explain(strategies: tuple[str, ...]) -> None:
+@shared_options(store=False)
+@click.pass_obj
+def explain(surroundings: Surroundings, strategies: tuple[str, ...]) -> None:
     """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
-    told: set[str] = set()
+    by_file: dict[str, list[type[Strategy]]] = {}
     for strategy in chosen(strategies):
-        if strategy.__module__ in told:
-            continue
-        told.add(strategy.__module__)
-        card = card_of(strategy)
-        variants = [one for one in chosen(strategies) if one.__module__ == strategy.__module__]
-        click.secho(card.title, bold=True)
-        for one in variants:
-            click.echo(f"  {one.name}  {one.title}")
-        click.echo(f"\n{card.drawing}\n")
-        for part in PARTS:
-            click.secho(part, bold=True)
-            click.echo(click.wrap_text(card.parts[part], 100, "  ", "  "))
+        by_file.setdefault(strategy.__module__, []).append(strategy)
+    for number, variants in enumerate(by_file.values()):
+        card = card_of(variants[0])
+        if surroundings.json:
+            for one in variants:
+                print_json(_strategy_shape(one) | {"parts": card.parts, "drawing": card.drawing})
+        else:
+            _print_card(card, variants, after_another=number > 0)
+
+
+def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
+    return {
+        "strategy": strategy.name, "title": strategy.title, "needs": list(strategy.needs),
+        "roles": list(strategy.roles), "in_process": strategy.in_process, "cannot": dict(strategy.cannot),
+        "precision": strategy.precision or 0.0,
+        "flaws": [{"text": flaw.text, "workload": flaw.workload} for flaw in strategy.flaws],
+    }  # fmt: skip
+
+
+def _print_card(card: Card, variants: Sequence[type[Strategy]], *, after_another: bool) -> None:
+    width = min(shutil.get_terminal_size().columns, 100) - 2
+    if after_another:
+        click.echo()
+    click.secho(f"{card.title}\n", bold=True)
+    for one in variants:
+        click.echo(f"  {one.name}  {one.title}")
+    # a drawing is never folded: better no margin than a broken line
+    margin = "  " if max(map(len, card.drawing.splitlines()), default=0) <= width else ""
+    click.echo(f"\n{textwrap.indent(card.drawing, margin)}")
+    for part in PARTS:
+        click.secho(f"\n{part}", bold=True)
+        click.echo(click.wrap_text(card.parts[part], width, "  ", "  "))
+    for one in variants:
+        for verb, reason in one.cannot.items():
+            click.echo(click.wrap_text(f"{one.name} has no {verb}: {reason}", width, "\n  ", "    "))
 
 
 def server_options(command: click.decorators.FC) -> click.decorators.FC:
@@ -93,9 +137,11 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
 @click.option("--again", is_flag=True, help="Also what the results file has already.")
 @results_option
 @server_options
+@shared_options(store=False)
+@click.pass_obj
 def run(
-    words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float, again: bool, results: Path,
-    **urls: str | None,
+    surroundings: Surroundings, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float, again: bool,
+    results: Path, **urls: str | None,
 ) -> None:  # fmt: skip
     """Measure strategies. What the results file has already is passed over, so that a run can be taken up again."""
     for name in only:
@@ -109,7 +155,10 @@ def run(
 
     def told(number: int, cell: Cell, result: Result | None) -> None:
         name = f"[{number + 1}/{len(cells)}] {cell.strategy.name} {cell.workload.name}"
-        if result is None:
+        if surroundings.json:
+            if result is not None:
+                print_json(result)
+        elif result is None:
             if sys.stderr.isatty():
                 click.echo(f"{name} ...\r", err=True, nl=False)
         else:
@@ -117,7 +166,9 @@ def run(
 
     played = list(asyncio.run(play_all(cells, whole, file, told=told)))
     failed = [one for one in played if one.why_not.startswith("failed")]
-    click.echo(f"{sum(one.figures is not None for one in played)} cells measured, {len(failed)} failed: {results}")
+    if not surroundings.json:
+        measured = sum(one.figures is not None for one in played)
+        click.echo(f"{measured} cells measured, {len(failed)} failed: {results}")
     if failed:
         raise SystemExit(1)
 
@@ -132,3 +183,26 @@ def _in_short(result: Result) -> str:
         else ""
     )
     return f"{late}{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
+
+
+@lab.command()
+@results_option
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
+              help="The folder that it is written into.")  # fmt: skip
+@click.option("--strategies", "words", multiple=True, metavar="FILE",
+              help="Files of your own strategies that the results are of.")  # fmt: skip
+@shared_options(store=False)
+@click.pass_obj
+def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[str, ...]) -> None:
+    """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
+    if not results.is_file():
+        raise BadInput("results", str(results), "a file that `bide lab run` has written")
+    found = findings(ResultsFile(results).read(), chosen(words) if words else ())
+    written = write_report(found, out)
+    measured = sum(bool(row.measured) for row in found.rows)
+    if surroundings.json:
+        paths = {"tables": str(written.tables), "pictures": [str(one) for one in written.pictures]}
+        print_json({"page": str(written.page), **paths, "strategies": len(found.rows), "measured": measured})
+        return
+    click.echo(f"{measured} of {len(found.rows)} strategies measured")
+    click.echo(f"{written.page}\n{written.tables}")
