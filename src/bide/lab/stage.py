@@ -48,6 +48,8 @@ class Stage:
         self.relays: list[Relay] = []
         self._relayed = relayed
         self._direct = setting
+        self.director = strategy(setting)
+        """One that plays no part: it makes what the others need, looks at what there is, and takes it away."""
         self._stack = AsyncExitStack()
         self._read_to: dict[Path, int] = {}
         self._fired: set[bytes] = set()
@@ -61,11 +63,10 @@ class Stage:
         return self
 
     async def _set(self) -> None:
-        director = self.strategy(self._direct)
-        self._stack.push_async_callback(director.close)
-        await director.open()
-        self._stack.push_async_callback(director.clear)
-        await director.prepare()
+        self._stack.push_async_callback(self.director.close)
+        await self.director.open()
+        self._stack.push_async_callback(self.director.clear)
+        await self.director.prepare()
         if self._relayed:
             urls = {kind: await self._relay(url) for kind, url in self._direct.urls.items()}
             self.setting = replace(self._direct, urls=urls)
@@ -175,7 +176,7 @@ class Stage:
             raise LabFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
 
     async def counts(self) -> dict[str, float]:
-        """What the strategy's living processes counted, added up. Raises `LabFault` if one had to be started again."""
+        """What the strategy's living processes counted, added up, and what it has left on the servers."""
         total: dict[str, float] = {}
         for player in self.players:
             if player.killed:
@@ -183,7 +184,7 @@ class Stage:
             used = await player.usage()
             for name, value in used["counts"].items():
                 total[name] = total.get(name, 0) + value
-        return total
+        return {**total, **await self.director.left()}
 
     async def unharmed(self) -> None:
         """Raises `LabFault` if a consumer failed while nothing was done to anybody."""

@@ -145,6 +145,17 @@ class Strategy:
         """What this process counted of its own accord, such as hops or messages passed on: they are added up."""
         return {}
 
+    async def left(self) -> Mapping[str, float]:
+        """What there is of it on the servers now, such as bytes of a table: asked once, by who directs the cell."""
+        return {}
+
+    async def committed(self) -> Mapping[str, int]:
+        """By key: the due time of all that the caller's own data promise, whether or not the call was ever answered.
+
+        For a strategy that keeps the business row apart from the timer; others owe what they have answered.
+        """
+        return {}
+
 
 def now() -> int:
     """Milliseconds since the epoch, by this machine's clock: all of the lab runs on one."""

@@ -68,6 +68,7 @@ class Burst(Workload):
         await stage.unharmed()
         verdict = stage.verdict(until=due)
         figures = verdict.figures()
+        figures.counts = await stage.counts()
         figures.schedules_per_s = round(count / answer["seconds"], 1)
         if verdict.fired > 1:
             figures.completed_per_s = round(verdict.fired / max((verdict.last - verdict.first) / 1e9, 1e-9), 1)

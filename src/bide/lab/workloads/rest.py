@@ -55,6 +55,7 @@ class Idle(Workload):
         figures.threads = sum(used["threads"] for used in after)
         if stage.relays:
             figures.idle_trips_per_s = round(sent / took, 2)
+        figures.counts = await stage.counts()
         return figures
 
 
