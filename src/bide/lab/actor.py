@@ -104,7 +104,7 @@ class Actor:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._make: Callable[[Setting], Strategy] = _strategy(spec)
+        self._make: Callable[[Setting], Strategy] = strategy_of(spec)
         self._journal = Journal(spec.journal)
         self._strategy = self._make(spec.setting)
         self._restarts = 0
@@ -205,19 +205,20 @@ class Actor:
     def _usage(self) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "at": time.monotonic(), "cpu": used.ru_utime + used.ru_stime, "resident": _resident(),
+            "at": time.monotonic(), "cpu": used.ru_utime + used.ru_stime, "resident": resident(),
             "threads": threading.active_count(), "fired": self._journal.fired, "restarts": self._restarts,
             "counts": dict(self._strategy.counts()),
         }  # fmt: skip
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes of this process that are in memory now."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _strategy(spec: Spec) -> type[Strategy]:
+def strategy_of(spec: Spec) -> type[Strategy]:
+    """The class that a process is to play."""
     if spec.source:
         return next(one for one in chosen([spec.source]) if one.name == spec.strategy)
     return catalogue()[spec.strategy]

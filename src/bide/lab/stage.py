@@ -103,6 +103,10 @@ class Stage:
         """Seconds after which what a dead consumer held has been given to another."""
         return self.strategy.hold + self.setting.span(self.strategy.time_out)
 
+    def bearable(self, count: int) -> int:
+        """So many tasks, or as many as the strategy is to be asked to hold."""
+        return count if self.strategy.bears is None else min(count, self.strategy.bears)
+
     async def start(self, *roles: str, seconds: float = 0.0, slow: float = 0.0) -> list[Player]:
         """Consumers, one for each of `roles` or of all that the strategy has, in their order.
 

@@ -105,6 +105,10 @@ class Strategy:
     skips: ClassVar[Mapping[str, str]] = {}
     """By workload: why that makes no sense here."""
     flaws: ClassVar[Sequence[Flaw]] = ()
+    unfit: ClassVar[str] = ""
+    """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
+    bears: ClassVar[int | None] = None
+    """Tasks that it is asked to hold at most, where a machine does not bear any number of them."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -21,7 +21,8 @@ class Workload:
 
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""
-        return strategy.skips.get(self.name, "")
+        fit = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
+        return strategy.skips.get(self.name) or ("" if self.name in fit else strategy.unfit)
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""

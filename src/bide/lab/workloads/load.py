@@ -55,7 +55,7 @@ class Burst(Workload):
     about = "5,000 tasks due at one instant"
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = 1_000 if quick else 5_000
+        count = stage.bearable(1_000 if quick else 5_000)
         ahead = 2_000 if quick else 8_000
         await stage.start()
         client = await stage.client()
@@ -83,6 +83,7 @@ class Horizon(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, seconds = (1_000, 3.0) if quick else (10_000, 10.0)
+        count = stage.bearable(count)
         chance = random.Random(7)
         keys = keys_of(count)
         due = [round(1_000 * (_YEAR / 1_000) ** chance.random()) for _ in keys]
@@ -108,7 +109,7 @@ class Churn(Workload):
         return super().why_not(strategy) or strategy.cannot.get("reschedule", "") or strategy.cannot.get("cancel", "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = 300 if quick else 3_000
+        count = stage.bearable(300 if quick else 3_000)
         window = count * 5
         keys = keys_of(count)
         # each is due 2 s after the last change of it is made, so that only a strategy's own fault makes it late

@@ -26,6 +26,7 @@ class Idle(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, seconds = (5_000, 2.0) if quick else (100_000, 10.0)
+        count = stage.bearable(count)
         await stage.start()
         client = await stage.client()
         await asyncio.sleep(1.0)
