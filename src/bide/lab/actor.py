@@ -6,6 +6,7 @@ It is told what to do by lines of JSON on its standard input, whose end means st
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import os
 import resource
@@ -21,7 +22,7 @@ import msgspec
 
 from bide.lab.catalogue import catalogue, chosen
 from bide.lab.journal import Journal
-from bide.lab.strategy import Item, Setting, Strategy, Unsupported
+from bide.lab.strategy import Item, Setting, Strategy, Unsupported, now
 
 _PAUSE = 0.2
 """Seconds before a consumer that failed is started again, as its supervisor would."""
@@ -66,11 +67,21 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     callers: int = 256
 
 
+class Fill(msgspec.Struct, frozen=True, kw_only=True):
+    """Many tasks, far off, made here: so that what a process grows by is theirs, and not that of an order for them."""
+
+    count: int
+    ahead: int
+    """Milliseconds."""
+    batch: int = 500
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One line of standard input."""
 
     do: str
     play: Play | None = None
+    fill: Fill | None = None
 
 
 class Recorded:
@@ -125,8 +136,13 @@ class Actor:
                     break
                 if order.do == "usage":
                     _say(**self._usage())
+                elif order.do == "collect":
+                    gc.collect()
+                    _say(**self._usage())
                 elif order.play is not None:
                     _say(**await self._play(order.play))
+                elif order.fill is not None:
+                    _say(**await self._fill(order.fill))
         finally:
             if consumer is not None:
                 consumer.cancel()
@@ -180,6 +196,13 @@ class Actor:
             "seconds": (time.time_ns() - began) / 1e9, "unsupported": unsupported, "failed": len(failed),
             "failure": failed[0] if failed else "",
         }  # fmt: skip
+
+    async def _fill(self, fill: Fill) -> dict[str, Any]:
+        due, began = now() + fill.ahead, time.monotonic()
+        for begin in range(0, fill.count, fill.batch):
+            numbers = range(begin, min(fill.count, begin + fill.batch))
+            await self._strategy.schedule([Item(f"w{number:07d}", due) for number in numbers])
+        return {"seconds": time.monotonic() - began}
 
     async def _call(self, verb: str, items: Sequence[tuple[str, int | None]]) -> None:
         strategy = self._strategy

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bide.lab.actor import Order, Play, Spec, Step, encoded
+from bide.lab.actor import Fill, Order, Play, Spec, Step, encoded
 
 _PATIENCE = 30.0
 """Seconds for a process to begin, or to end."""
@@ -66,9 +66,17 @@ class Player:
         """
         return await self._ask(Order(do="play", play=Play(begin=begin, steps=steps, callers=callers)))
 
-    async def usage(self) -> dict[str, Any]:
-        """`at`, `cpu` in seconds, `resident` bytes, `threads`, `fired`, `restarts`, `counts`."""
-        return await self._ask(Order(do="usage"))
+    async def fill(self, count: int, *, ahead: int) -> float:
+        """Schedule so many tasks, which no journal tells of, due in `ahead` milliseconds; the seconds that it took."""
+        answer = await self._ask(Order(do="fill", fill=Fill(count=count, ahead=ahead)))
+        return float(answer["seconds"])
+
+    async def usage(self, *, collect: bool = False) -> dict[str, Any]:
+        """`at`, `cpu` in seconds, `resident` bytes, `threads`, `fired`, `restarts`, `counts`.
+
+        `collect`: garbage is collected before, which costs it processor time.
+        """
+        return await self._ask(Order(do="collect" if collect else "usage"))
 
     async def _ask(self, order: Order) -> dict[str, Any]:
         async with self._turn:

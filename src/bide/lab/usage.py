@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bide.cli.bench.processes import family, spent_by_family
+from bide.cli.bench.processes import spent_by_family
 
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -18,6 +18,7 @@ class ServerUse:
     """All servers of a cell together. None where one is not to be seen: on another machine, or somebody else's."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
+        self._urls = urls
         ports = {port for url in urls.values() if (port := urlsplit(url).port)}
         found = _listeners(ports)
         self._processes = [Path("/proc") / str(pid) for pid in sorted(set(found.values()))]
@@ -30,16 +31,40 @@ class ServerUse:
         except OSError:
             return None
 
-    def resident(self) -> int | None:
-        """Bytes in memory, pages that several share counted once for each."""
+    async def size(self) -> int | None:
+        """Bytes that they hold: in memory, or for a database in its tables; None where one does not say."""
+        sizes = [await _size(kind, url) for kind, url in self._urls.items()]
+        known = [size for size in sizes if size is not None]
+        if len(known) == len(sizes):
+            return sum(known)
+        return self._resident() if set(self._urls) == {"rabbitmq"} else None
+
+    def _resident(self) -> int | None:
         if not self._whole:
             return None
         total = 0
         for process in self._processes:
-            for place in family(process):
-                with suppress(OSError):
-                    total += int((place / "statm").read_text(encoding="ascii").split()[1])
+            with suppress(OSError):
+                total += int((process / "statm").read_text(encoding="ascii").split()[1])
         return total * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _size(kind: str, url: str) -> int | None:
+    """By the server's own account."""
+    if kind == "redis":
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(url) as redis:
+            return int((await redis.info("memory"))["used_memory"])
+    if kind == "postgres":
+        import asyncpg
+
+        connection = await asyncpg.connect(url)
+        try:
+            return int(await connection.fetchval("SELECT pg_database_size(current_database())"))
+        finally:
+            await connection.close()
+    return None
 
 
 def _listeners(ports: Iterable[int]) -> dict[int, int]:

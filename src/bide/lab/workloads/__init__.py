@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from bide.lab.workload import Workload
 from bide.lab.workloads.faults import Away, Cut, Killed, Restarted, TwoAtOnce
 from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
-from bide.lab.workloads.rest import Idle, Verbs
+from bide.lab.workloads.rest import Idle, Trips, Verbs
 
 WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Steady(), Burst(), Horizon(), Churn(), Idle(), Verbs(), Killed(), Cut(), TwoAtOnce(), Away(), Restarted(),
+        Steady(), Burst(), Horizon(), Churn(), Idle(), Verbs(), Trips(), Killed(), Cut(), TwoAtOnce(), Away(), Restarted(),
     )
 }  # fmt: skip
 """By name, in the order in which they are run and reported."""

@@ -9,7 +9,7 @@ from statistics import median
 from bide.lab.actor import Step
 from bide.lab.figures import Figures
 from bide.lab.stage import Stage, keys_of
-from bide.lab.strategy import VERBS, now
+from bide.lab.strategy import VERBS, Strategy, now
 from bide.lab.usage import ServerUse
 from bide.lab.workload import Workload
 from bide.lab.workloads.load import batches
@@ -25,38 +25,71 @@ class Idle(Workload):
     relayed = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, seconds = (5_000, 2.0) if quick else (100_000, 10.0)
-        count = stage.bearable(count)
+        count, seconds = (10_000, 1.5) if quick else (100_000, 10.0)
         await stage.start()
         client = await stage.client()
-        await asyncio.sleep(1.0)
+        # who holds what waits: the consumers, or the servers; a client beside them holds nothing
+        holders = stage.players if stage.strategy.in_process else stage.players[:-1]
+        await asyncio.sleep(0.5)
         servers = ServerUse(stage.server_urls)
-        empty = [await player.usage() for player in stage.players]
-        bytes_before = servers.resident()
-        answer = await client.play(now(), batches([(key, _HOUR) for key in keys_of(count)]), callers=4)
-        stage.sound(answer)
+        empty = [await player.usage(collect=True) for player in holders]
+        bytes_before = await servers.size()
+        took = await client.fill(count, ahead=_HOUR)
         await asyncio.sleep(1.0)  # what was begun is finished, on the servers too
-        before, cpu_before = [await player.usage() for player in stage.players], servers.cpu()
+        bytes_after = await servers.size()
+        filled = [await player.usage(collect=True) for player in holders]
+        before, cpu_before = [await player.usage() for player in holders], servers.cpu()
         sent_before, began = sum(relay.to_server for relay in stage.relays), time.monotonic()
         await asyncio.sleep(seconds)
-        after, cpu_after = [await player.usage() for player in stage.players], servers.cpu()
-        sent, took = sum(relay.to_server for relay in stage.relays) - sent_before, time.monotonic() - began
+        after, cpu_after = [await player.usage() for player in holders], servers.cpu()
+        sent, lasted = sum(relay.to_server for relay in stage.relays) - sent_before, time.monotonic() - began
         await stage.unharmed()
         figures = stage.verdict().figures()
-        figures.schedules_per_s = round(count / answer["seconds"], 1)
+        figures.scheduled = count
+        figures.schedules_per_s = round(count / took, 1)
         spent = sum(one["cpu"] - two["cpu"] for one, two in zip(after, before, strict=True))
-        figures.client_cpu_pct = round(spent / took * 100, 3)
-        if cpu_before is not None and cpu_after is not None:
-            figures.server_cpu_pct = round((cpu_after - cpu_before) / took * 100, 3)
-        grown = sum(one["resident"] - two["resident"] for one, two in zip(after, empty, strict=True))
+        figures.client_cpu_pct = round(spent / lasted * 100, 3)
+        grown = sum(one["resident"] - two["resident"] for one, two in zip(filled, empty, strict=True))
         figures.client_bytes_per_task = round(max(0, grown) / count, 1)
-        bytes_after = servers.resident()
-        if bytes_before is not None and bytes_after is not None and stage.strategy.needs:
-            figures.server_bytes_per_task = round(max(0, bytes_after - bytes_before) / count, 1)
         figures.threads = sum(used["threads"] for used in after)
         if stage.relays:
-            figures.idle_trips_per_s = round(sent / took, 2)
+            figures.idle_trips_per_s = round(sent / lasted, 2)
+            if cpu_before is not None and cpu_after is not None:
+                figures.server_cpu_pct = round((cpu_after - cpu_before) / lasted * 100, 3)
+            if bytes_before is not None and bytes_after is not None:
+                figures.server_bytes_per_task = round(max(0, bytes_after - bytes_before) / count, 1)
         figures.counts = await stage.counts()
+        return figures
+
+
+class Trips(Workload):
+    """One task after another, each fired before the next is scheduled: how often the servers are asked for it."""
+
+    name = "trips"
+    about = "one task at a time, from schedule to done: messages to the servers"
+    relayed = True
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("" if strategy.needs else "it asks no server")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        count, ahead, seconds = 20 if quick else 200, 50, 1.0
+        await stage.start()
+        client = await stage.client()
+        await asyncio.sleep(0.5)
+        sent = sum(relay.to_server for relay in stage.relays)
+        await asyncio.sleep(seconds)
+        idle = (sum(relay.to_server for relay in stage.relays) - sent) / seconds
+        sent, began = sum(relay.to_server for relay in stage.relays), time.monotonic()
+        for number, key in enumerate(keys_of(count)):
+            stage.sound(await client.play(now(), [Step(0, "schedule", [(key, ahead)])]))
+            await stage.until_fired(number + 1, by=time.time() + ahead / 1000 + stage.patience)
+        lasted = time.monotonic() - began
+        sent = sum(relay.to_server for relay in stage.relays) - sent
+        await stage.unharmed()
+        figures = stage.verdict().figures()
+        figures.idle_trips_per_s = round(idle, 2)
+        figures.trips_per_task = round(max(0.0, sent - idle * lasted) / count, 2)
         return figures
 
 
@@ -86,6 +119,8 @@ class Verbs(Workload):
                 for call in stage.calls()[-count:] if call.verb == verb and call.answered is not None
             ]  # fmt: skip
             verbs[verb] = round(median(spans), 1)
-        figures = stage.verdict().figures()
+        end = time.time()
+        await stage.until_fired(count if "fire_now" not in stage.strategy.cannot else 0, by=end + stage.patience)
+        figures = stage.verdict(until=end).figures()
         figures.verbs = verbs
         return figures
