@@ -8,11 +8,21 @@ from bide.lab.workload import Workload
 from bide.lab.workloads.faults import Away, Cut, Killed, Restarted, TwoAtOnce
 from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
 from bide.lab.workloads.rest import Idle, Trips, Verbs
+from bide.lab.workloads.writes import Writer
 
-WORKLOADS: Mapping[str, Workload] = {
-    one.name: one
-    for one in (
-        Steady(), Burst(), Horizon(), Churn(), Idle(), Verbs(), Trips(), Killed(), Cut(), TwoAtOnce(), Away(), Restarted(),
-    )
-}  # fmt: skip
+_EVERY: tuple[Workload, ...] = (
+    Steady(),
+    Burst(),
+    Horizon(),
+    Churn(),
+    Idle(),
+    Verbs(),
+    Trips(),
+    Killed(),
+    Cut(),
+    TwoAtOnce(),
+    Away(),
+    Restarted(),
+)
+WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _EVERY}
 """By name, in the order in which they are run and reported."""

@@ -46,7 +46,8 @@ class Idle(Workload):
         await stage.unharmed()
         figures = stage.verdict().figures()
         figures.scheduled = count
-        figures.schedules_per_s = round(count / took, 1)
+        if not stage.relays:
+            figures.schedules_per_s = round(count / took, 1)
         spent = sum(one["cpu"] - two["cpu"] for one, two in zip(after, before, strict=True))
         figures.client_cpu_pct = round(spent / lasted * 100, 3)
         grown = sum(one["resident"] - two["resident"] for one, two in zip(filled, empty, strict=True))
