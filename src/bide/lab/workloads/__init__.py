@@ -23,6 +23,7 @@ _EVERY: tuple[Workload, ...] = (
     TwoAtOnce(),
     Away(),
     Restarted(),
+    Writer(),
 )
 WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _EVERY}
 """By name, in the order in which they are run and reported."""
