@@ -1,9 +1,10 @@
 """The fixtures that give tests real servers: shared ones by URL, private ones to be killed.
 
 A shared server is started at its first use, or is the one that TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL,
-TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL or TEST_MYSQL_URL names; who uses it keeps to keys with `redis_namespace` in
-them, or to schemas whose names begin with `postgres_schema` or `mysql_schema`. Where the programs are missing a test is
-skipped with the reason, and fails where the variable CI is set: there nothing may be passed over in silence.
+TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL, TEST_MYSQL_URL or TEST_RABBITMQ_URL names; who uses it keeps to keys with
+`redis_namespace` in them, to schemas whose names begin with `postgres_schema` or `mysql_schema`, or to queues with
+names of its own. Where the programs are missing a test is skipped with the reason, and fails where the variable CI is
+set: there nothing may be passed over in silence. RocketMQ alone has to be named, by TEST_ROCKETMQ_URL, wherever it is.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from tests.servers.keyspace import delete_keys
 from tests.servers.mariadb_server import MariaDbServer
 from tests.servers.mariadb_server import ask as ask_mysql
 from tests.servers.postgres_server import PostgresServer, ask
+from tests.servers.rabbitmq_server import RabbitMqServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import OF_REDIS, SharedServers
 
-Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
+Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer, RabbitMqServer)
 
 
 class StartsRedis(Protocol):
@@ -46,6 +48,12 @@ class StartsMariaDb(Protocol):
     """Starts a private server, with the options of `MariaDbServer`."""
 
     def __call__(self, **options: Any) -> MariaDbServer: ...
+
+
+class StartsRabbitMq(Protocol):
+    """Starts a private broker, with the options of `RabbitMqServer`."""
+
+    def __call__(self, **options: Any) -> RabbitMqServer: ...
 
 
 def not_installed(error: ServerMissing) -> NoReturn:
@@ -193,6 +201,35 @@ def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
             return _entered(started, MariaDbServer(tmp_path / f"mariadb-{count}", **options))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(shared_servers: SharedServers) -> str:
+    """amqp://guest:guest@HOST:PORT/ of a broker that others use too."""
+    return _url(shared_servers, "rabbitmq")
+
+
+@pytest.fixture
+def rabbitmq_server(tmp_path: Path) -> Iterator[StartsRabbitMq]:
+    """Starts private brokers, which the test may pause and kill; they end with it."""
+    with ExitStack() as started:
+        count = 0
+
+        def start(**options: Any) -> RabbitMqServer:
+            nonlocal count
+            count += 1
+            return _entered(started, RabbitMqServer(tmp_path / f"rabbitmq-{count}", **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def rocketmq_url() -> str:
+    """rocketmq://HOST:PORT of the proxy of a broker that runs already, or the test is skipped."""
+    url = os.environ.get("TEST_ROCKETMQ_URL")
+    if not url:
+        pytest.skip("TEST_ROCKETMQ_URL names no broker: scripts/services --with rocketmq run -- COMMAND")
+    return url
 
 
 def _entered(started: ExitStack, server: Server) -> Server:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.servers.child import ServerMissing
 from tests.servers.mariadb_server import binary as mariadb_binary
 from tests.servers.postgres_server import binary
+from tests.servers.rabbitmq_server import binary as rabbitmq_binary
 from tests.servers.server_clock import library
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -26,7 +27,7 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 _OURS = """#!/bin/sh
 # Made by bide's scripts/services while it installs packages, and of no effect when that is over.
 kill -0 {pid} 2>/dev/null || exit 0
-case "$1" in redis*|postgresql*|pgbouncer*|mariadb*|mysql*) exit 101 ;; esac
+case "$1" in redis*|postgresql*|pgbouncer*|mariadb*|mysql*|rabbitmq*|epmd*) exit 101 ;; esac
 exit 0
 """
 
@@ -60,12 +61,20 @@ def _has_mariadb() -> bool:
         return False
 
 
+def _has_rabbitmq() -> bool:
+    try:
+        return bool(rabbitmq_binary("rabbitmq-server") and rabbitmq_binary("epmd"))
+    except ServerMissing:
+        return False
+
+
 PACKAGES: Mapping[str, Callable[[], bool]] = {
     "redis-server": _has_program("redis-server"),  # Sentinel too: redis-sentinel is another name for the same program
     "redis-tools": _has_program("redis-cli"),
     "libfaketime": _has_faketime,
     "postgresql": _has_postgres,
     "mariadb-server": _has_mariadb,
+    "rabbitmq-server": _has_rabbitmq,
     "openssl": _has_program("openssl"),  # makes the certificates for TLS
     "pgbouncer": lambda: shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None,
 }

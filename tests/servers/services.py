@@ -4,9 +4,14 @@ scripts/services install                              what is missing of the pro
 scripts/services start [redis] [cluster] ...          until Ctrl-C or SIGTERM; prints where they are
 scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, which finds them in its environment
 
-The kinds are redis, cluster, sentinel and postgres; without one, all. They are named by TEST_REDIS_URL,
-TEST_REDIS_CLUSTER_URL, TEST_REDIS_SENTINEL_URL and TEST_POSTGRES_URL, which the tests read; a kind whose variable is
-set already is not started. The data is in a temporary folder, and gone afterwards.
+The kinds are redis, cluster, sentinel, postgres, mysql and rabbitmq; without one, all. They are named by
+TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL, TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL, TEST_MYSQL_URL and
+TEST_RABBITMQ_URL, which the tests read; a kind whose variable is set already is not started. The data is in a temporary
+folder, and gone afterwards.
+
+scripts/services --with rocketmq start [redis] ...    RocketMQ 5 too, at TEST_ROCKETMQ_URL; with no other kind, alone
+
+RocketMQ needs a JDK and Maven, which fetches 100 MB of it once, into a folder in your cache directory.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from types import FrameType
 
 from tests.servers.child import ServerFailed, ServerMissing
 from tests.servers.packages import InstallFailed, install
-from tests.servers.shared import KINDS, SharedServers
+from tests.servers.shared import KINDS, WITH, SharedServers
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,10 +38,11 @@ def main(arguments: Sequence[str]) -> int:
         prog="scripts/services", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=("install", "start", "run"))
-    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres|mysql")
+    parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres|mysql|rabbitmq")
+    parser.add_argument("--with", dest="more", action="append", default=[], choices=list(WITH), help="one more kind")
     own, command = _parted(arguments)
     given = parser.parse_args(own)
-    kinds: list[str] = given.kinds or list(KINDS)
+    kinds: list[str] = given.kinds or ([] if given.more else list(KINDS))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(KINDS)}")
     if (given.verb == "run") != bool(command):
@@ -45,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if given.verb == "install":
             return _install()
-        return _with_servers(kinds, command)
+        return _with_servers([*kinds, *given.more], command)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (InstallFailed, ServerMissing, ServerFailed) as error:
@@ -75,7 +81,7 @@ def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:
     with ExitStack() as stack:
         servers = SharedServers(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="services-"))))
         stack.callback(servers.stop)
-        found = {KINDS[kind].variable: servers.url(kind) for kind in kinds}
+        found = {{**KINDS, **WITH}[kind].variable: servers.url(kind) for kind in kinds}
         if command:
             return _run(command, found)
         for variable, url in found.items():

@@ -10,9 +10,13 @@ from pathlib import Path
 
 from tests.servers.mariadb_server import MariaDbServer
 from tests.servers.postgres_server import PostgresServer
+from tests.servers.rabbitmq_server import RabbitMqServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
+from tests.servers.rocketmq_server import RocketMqServer
+
+Server = RedisServer | RedisCluster | RedisSentinel | PostgresServer | MariaDbServer | RabbitMqServer | RocketMqServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class Kind:
 
     variable: str
     """The environment variable with the URL of one that runs already."""
-    make: Callable[[Path], RedisServer | RedisCluster | RedisSentinel | PostgresServer | MariaDbServer]
+    make: Callable[[Path], Server]
     """A new one, with its data below the given folder, not started."""
 
 
@@ -31,7 +35,10 @@ KINDS: Mapping[str, Kind] = {
     "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
     "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
     "mysql": Kind(variable="TEST_MYSQL_URL", make=MariaDbServer),
+    "rabbitmq": Kind(variable="TEST_RABBITMQ_URL", make=RabbitMqServer),
 }
+WITH: Mapping[str, Kind] = {"rocketmq": Kind(variable="TEST_ROCKETMQ_URL", make=RocketMqServer)}
+"""Those that are started only when they are asked for by name: large, and not needed by any test that has to run."""
 OF_REDIS = ("redis", "cluster", "sentinel")
 """The kinds that keep keys."""
 
@@ -48,7 +55,7 @@ class SharedServers:
     def url(self, kind: str) -> str:
         """Where a server of the `kind` is. Raises `ServerMissing`, `ServerFailed`."""
         if kind not in self.urls:
-            one = KINDS[kind]
+            one = {**KINDS, **WITH}[kind]
             self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)
         return self.urls[kind]
 

@@ -58,7 +58,7 @@ def test_one_that_the_environment_names_is_used(services: Callable[..., subproce
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("start", "oracle"), "'oracle' is not accepted; give redis, cluster, sentinel, postgres, mysql"),
+        (("start", "oracle"), "'oracle' is not accepted; give redis, cluster, sentinel, postgres, mysql, rabbitmq"),
         (("run", "redis"), "followed by -- and a command"),
         (("start", "redis", "--", "true"), "followed by -- and a command"),
     ],

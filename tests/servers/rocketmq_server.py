@@ -1,0 +1,227 @@
+"""RocketMQ 5 of our own, on 127.0.0.1: a name server, and a broker with the proxy that clients speak to.
+
+There is no package of it: Maven fetches what it consists of, once, into its own repository, and the class path is kept
+in the user's cache directory. It takes 100 MB and a minute the first time, and some ten seconds for each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.servers.child import Child, Running, ServerFailed, ServerMissing
+from tests.servers.ports import free_port
+
+HOST = "127.0.0.1"
+VERSION = "5.5.0"
+TOPIC = "bide_lab"
+"""The topic for delayed messages, and the group that reads it: the broker begins with both, clients cannot make any."""
+_PARTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-proxy")
+_PATIENCE = 60.0
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion>
+<groupId>bide</groupId><artifactId>rocketmq-class-path</artifactId><version>1</version><packaging>pom</packaging>
+<dependencies>{parts}</dependencies>
+</project>
+"""
+_PART = (
+    "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+)
+_LOOPBACK = """
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <string.h>
+
+/* The proxy and the broker's replication listen on every address, and no setting says otherwise. */
+int bind(int socket, const struct sockaddr *given, socklen_t length) {
+    int (*next)(int, const struct sockaddr *, socklen_t) = dlsym(RTLD_NEXT, "bind");
+    struct sockaddr_storage own;
+    memcpy(&own, given, length < sizeof own ? length : sizeof own);
+    if (given->sa_family == AF_INET) {
+        struct sockaddr_in *one = (struct sockaddr_in *)&own;
+        if (one->sin_addr.s_addr == htonl(INADDR_ANY)) one->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    } else if (given->sa_family == AF_INET6) {
+        struct sockaddr_in6 *one = (struct sockaddr_in6 *)&own;
+        if (!memcmp(&one->sin6_addr, &in6addr_any, sizeof in6addr_any))
+            inet_pton(AF_INET6, "::ffff:127.0.0.1", &one->sin6_addr);
+    }
+    return next(socket, (struct sockaddr *)&own, length);
+}
+"""
+_JAVA = ("-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true")
+_OPENED = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+)  # fmt: skip
+"""What RocketMQ reaches into, as its own scripts say for Java 9 and later."""
+
+
+def program(name: str, what: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise ServerMissing(f"{name} is not installed, and RocketMQ needs {what}")
+    return found
+
+
+def _cache() -> Path:
+    """What is made once: the class path, and the library that keeps the processes on the loopback address."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "bide" / f"rocketmq-{VERSION}"
+
+
+def class_path() -> str:
+    """All the jars; fetched by Maven if one is missing. Raises `ServerMissing`."""
+    folder = _cache()
+    kept = folder / "class-path"
+    if kept.exists():
+        known = kept.read_text()
+        if all(Path(jar).exists() for jar in known.split(":")):
+            return known
+    maven = program("mvn", "Maven to fetch its parts")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = "".join(_PART.format(part, VERSION) for part in _PARTS)
+    (folder / "pom.xml").write_text(_POM.format(parts=parts))
+    done = subprocess.run(
+        [maven, "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={kept}"], cwd=folder,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        kept.unlink(missing_ok=True)
+        raise ServerMissing(f"Maven could not fetch RocketMQ {VERSION}: {done.stdout[-1000:]}")
+    return kept.read_text()
+
+
+def _loopback() -> Path:
+    library = _cache() / "loopback.so"
+    if not library.exists():
+        compiler = program("cc", "a C compiler, by which it is kept on the loopback address")
+        library.parent.mkdir(parents=True, exist_ok=True)
+        made = library.with_suffix(f".{os.getpid()}")
+        words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-o", str(made), "-", "-ldl"]
+        done = subprocess.run(words, input=_LOOPBACK, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServerMissing(f"cc: {done.stderr[-500:]}")
+        made.rename(library)
+    return library
+
+
+class RocketMqServer(Running):
+    """A name server, and a broker and its proxy in one process, with their data below `directory`.
+
+    What they write is with the system at once and on the disk a little later, as RocketMQ does unless told otherwise.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._port: int | None = None
+        self._children: list[Child] = []
+
+    @property
+    def port(self) -> int:
+        """Of the proxy; known from the first start on."""
+        assert self._port is not None, "start it first"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"rocketmq://{HOST}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return bool(self._children) and all(child.running for child in self._children)
+
+    def start(self) -> None:
+        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
+        assert not self.running, "it runs already"
+        java = program("java", "a JDK of version 8 or later")
+        jars, library = class_path(), _loopback()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        names, replication, remoting = free_port(), free_port(), free_port()
+        broker = self._free_broker_port()
+        self._port = self._port or free_port()
+        (self.directory / "namesrv.conf").write_text(f"listenPort={names}\nbindAddress={HOST}\n")
+        self._configure(names=names, broker=broker, replication=replication, remoting=remoting)
+        start = [java, *_JAVA, *_OPENED, f"-Drocketmq.home.dir={self.directory}", f"-Duser.home={self.directory}"]
+        start += ["-cp", jars]
+        environment = {"LD_PRELOAD": str(library), "ROCKETMQ_HOME": str(self.directory)}
+        try:
+            for port, log, words in (
+                (names, "names", ["org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]),
+                (
+                    self._port, "broker",
+                    [
+                        "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"{HOST}:{names}",
+                        "-bc", "broker.conf", "-pc", "proxy.json",
+                    ],
+                ),
+            ):  # fmt: skip
+                child = Child([*start, *words], self.directory / f"{log}.log", environment=environment)
+                self._children.append(child)
+                self._await(child, port)
+        except ServerFailed:
+            self.kill()
+            raise
+
+    @staticmethod
+    def _free_broker_port() -> int:
+        """It takes the port two below its own too."""
+        while True:
+            port = free_port()
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind((HOST, port - 2))
+                return port
+
+    def _configure(self, *, names: int, broker: int, replication: int, remoting: int) -> None:
+        store = self.directory / "store"
+        settings: dict[str, Any] = {
+            "brokerClusterName": "bide", "brokerName": "bide", "brokerId": 0, "brokerIP1": HOST, "bindAddress": HOST,
+            "listenPort": broker, "haListenPort": replication, "namesrvAddr": f"{HOST}:{names}",
+            "storePathRootDir": store, "storePathCommitLog": store / "commitlog",
+            "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeTimerLog": 16 << 20, "diskMaxUsedSpaceRatio": 95,
+            "autoCreateTopicEnable": "false", "traceTopicEnable": "false",
+        }  # fmt: skip
+        (self.directory / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        proxy = {
+            "rocketMQClusterName": "bide", "proxyClusterName": "bide", "namesrvAddr": f"{HOST}:{names}",
+            "grpcServerPort": self._port, "remotingListenPort": remoting, "localServeAddr": HOST,
+        }  # fmt: skip
+        (self.directory / "proxy.json").write_text(json.dumps(proxy))
+        config = store / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        topic = {
+            "topicName": TOPIC, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicFilterType": "SINGLE_TAG",
+            "attributes": {"message.type": "DELAY"},
+        }  # fmt: skip
+        if not (config / "topics.json").exists():
+            (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
+            groups = {"subscriptionGroupTable": {TOPIC: {"groupName": TOPIC}}}
+            (config / "subscriptionGroup.json").write_text(json.dumps(groups))
+
+    def _await(self, child: Child, port: int) -> None:
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            if not child.running:
+                raise child.failed("ended while it started")
+            with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+                return
+            time.sleep(0.05)
+        raise child.failed(f"did not listen within {_PATIENCE:.0f} s")
+
+    def stop(self) -> None:
+        """Ended; its data is not taken away, since the folder is the caller's."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Ended by SIGKILL."""
+        for child in reversed(self._children):
+            child.end(signal.SIGKILL)
+        self._children.clear()
