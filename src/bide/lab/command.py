@@ -140,8 +140,8 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
 @shared_options(store=False)
 @click.pass_obj
 def run(
-    surroundings: Surroundings, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float, again: bool,
-    results: Path, **urls: str | None,
+    surroundings: Surroundings, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
+    again: bool, results: Path, **urls: str | None,
 ) -> None:  # fmt: skip
     """Measure strategies. What the results file has already is passed over, so that a run can be taken up again."""
     for name in only:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bide.lab.report.drawing import alone
 from bide.lab.report.findings import Findings
 from bide.lab.report.markdown import markdown
+from bide.lab.report.page import page
+from bide.lab.report.pictures import Picture, pictures
 
 
 class Written(NamedTuple):
@@ -20,7 +23,23 @@ class Written(NamedTuple):
 
 def write_report(found: Findings, folder: Path) -> Written:
     """Raises MissingExtra where matplotlib is not installed."""
+    drawn = pictures(found)
     folder.mkdir(parents=True, exist_ok=True)
-    written = Written(folder / "report.html", folder / "report.md", ())
+    written = Written(folder / "report.html", folder / "report.md", write_pictures(drawn, folder))
+    written.page.write_text(page(found, drawn), encoding="utf-8")
     written.tables.write_text(markdown(found), encoding="utf-8")
     return written
+
+
+_MARK = "drawn by bide lab report"
+
+
+def write_pictures(drawn: Sequence[Picture], folder: Path, note: str = "") -> list[Path]:
+    """A file for each; pictures that an earlier report left in the folder go. `note` is added to their first line."""
+    paths = [folder / f"{one.name}.svg" for one in drawn]
+    for old in folder.glob("*.svg"):
+        if old not in paths and old.read_text(encoding="utf-8").startswith(f"<!-- {_MARK}"):
+            old.unlink()
+    for one, path in zip(drawn, paths, strict=True):
+        path.write_text(alone(one.svg, f"{_MARK} {note}".strip()), encoding="utf-8")
+    return paths

@@ -1,0 +1,108 @@
+"""The tables and lists of a report, as plain cells: the Markdown file and the page write them each in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from bide.lab.figures import Figures, Result
+from bide.lab.report.families import Family
+from bide.lab.report.findings import Better, Findings, Row
+from bide.lab.report.measures import BY_NAME, Measure, figure
+
+COLUMNS = tuple(
+    BY_NAME[name]
+    for name in (
+        "late-p50", "late-p99", "completed", "idle-cpu", "idle-server-cpu", "idle-trips", "bytes", "server-bytes",
+        "verb-schedule", "verb-reschedule", "verb-cancel", "verb-fire_now",
+    )
+)  # fmt: skip
+"""What the table of a family shows."""
+EMPTY = "·"
+
+
+class Table(NamedTuple):
+    """Cells are plain text; the first of each line names a strategy."""
+
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    right: frozenset[int] = frozenset()
+    """The columns whose values stand to the right."""
+
+
+def measure_table(found: Findings, family: Family, measures: Sequence[Measure] = COLUMNS) -> Table | None:
+    """A line for each strategy of the family that was measured, and one of bide's; a column for each measure taken."""
+    reference = found.reference(family)
+    rows = [row for row in found.of(family) if row.measured]
+    beside = [reference] if rows and reference is not None and reference not in rows else []
+    shown = [one for one in measures if any(row.value(one) is not None for row in rows)]
+    if not shown:
+        return None
+    heads = ["strategy", "", *(_head(one) for one in shown)]
+    lines = [
+        [row.name, row.title, *(EMPTY if (one := row.value(measure)) is None else figure(one) for measure in shown)]
+        for row in [*rows, *beside]
+    ]
+    return Table(heads, lines, frozenset(range(2, len(heads))))
+
+
+def _head(measure: Measure) -> str:
+    unit = measure.unit if measure.unit not in measure.head and measure.unit != "B" else ""
+    return f"{measure.head}, {unit}" if unit else measure.head
+
+
+def flaw_table(rows: Iterable[Row]) -> Table:
+    """What each strategy is known for, and what was seen of it."""
+    lines = [[row.name, one.text, one.workload, one.seen or one.why_not] for row in rows for one in row.flaws]
+    return Table(["strategy", "known for", "workload", "seen here"], lines)
+
+
+def better_lines(better: Iterable[Better]) -> list[str]:
+    """A line for each measure: bide's best row, and whoever is ahead of that."""
+    return [
+        f"{one.measure.title}: {one.bide} {one.measure.words(one.value)}; ahead of it: "
+        + ", ".join(f"{name} ({one.measure.words(value)})" for name, value in one.ahead)
+        for one in better
+    ]
+
+
+def missing_verbs(rows: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
+    """Each verb and reason, with all strategies that share it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for verb, reason in (row.cannot or {}).items():
+            found.setdefault((verb, reason), []).append(row.name)
+    return [(verb, reason, names) for (verb, reason), names in found.items()]
+
+
+def not_measured(rows: Iterable[Row]) -> list[tuple[str, list[str]]]:
+    """Each reason, with all strategies of which nothing was measured for it."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why_not:
+            found.setdefault(row.why_not, []).append(row.name)
+    return list(found.items())
+
+
+def cell_table(rows: Iterable[Row]) -> Table:
+    """Every cell of the results, one line each; times in milliseconds, and what the cell took in seconds."""
+    heads = ["strategy", "workload", "fired", "lost", "twice", "early", "late p50", "p99", "most", "took s", "besides"]
+    lines = [[row.name, result.workload, *_cell_words(result)] for row in rows for result in row.results.values()]
+    return Table(heads, lines, frozenset(range(2, 10)))
+
+
+def _cell_words(result: Result) -> list[str]:
+    """The columns of `cell_table` after the first two."""
+    seen, took = result.figures, figure(result.seconds)
+    if seen is None:
+        return [*[EMPTY] * 7, took, result.why_not]
+    late = [EMPTY if one is None else figure(one) for one in (seen.p50, seen.p99, seen.most)]
+    counts = [EMPTY if one is None or not seen.expected else f"{one:,}"
+              for one in (seen.lost, seen.duplicated, seen.early)]  # fmt: skip
+    return [f"{seen.fired:,} of {seen.expected:,}" if seen.expected else EMPTY, *counts, *late, took, _besides(seen)]
+
+
+def _besides(seen: Figures) -> str:
+    """What a cell has beyond the columns: what was counted, and firings after a cancel."""
+    extra = {"fired after a cancel": float(seen.revived)} if seen.revived else {}
+    return ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in {**extra, **seen.counts}.items())
