@@ -8,6 +8,8 @@ from bide.lab.workload import Workload
 from bide.lab.workloads.faults import Away, Cut, Killed, Restarted, TwoAtOnce
 from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
 from bide.lab.workloads.rest import Idle, Trips, Verbs
+from bide.lab.workloads.signals import Beyond, Deaf, Failover, Gap, Many, Slow, Uneven
+from bide.lab.workloads.structures import Cost, Laps, Touch
 from bide.lab.workloads.writes import Writer
 
 _EVERY: tuple[Workload, ...] = (
@@ -23,7 +25,17 @@ _EVERY: tuple[Workload, ...] = (
     TwoAtOnce(),
     Away(),
     Restarted(),
+    Failover(),
+    Beyond(),
+    Deaf(),
+    Gap(),
+    Slow(),
+    Many(),
+    Uneven(),
     Writer(),
+    Cost(),
+    Laps(),
+    Touch(),
 )
 WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _EVERY}
 """By name, in the order in which they are run and reported."""
