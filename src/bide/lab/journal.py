@@ -1,5 +1,8 @@
 """What the processes of a cell write down, each line at once, so that it survives their end by any signal.
 
+They write into a file that is mapped into their memory: what is there is the system's as soon as it is written, and
+costs a process less than a microsecond, so that even the fastest strategy is hardly slowed by being watched.
+
     > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
     < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
     ! k1 1763800000000 1763800000002000000 4711             an effect, over at once: key, due, at, process
@@ -11,11 +14,18 @@ Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
 
 from __future__ import annotations
 
+import mmap
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+_PIECE = 16 << 20
+"""Bytes by which a file grows; they are zeros, and take no space until they are written."""
+_LOOK = 1 << 16
+"""Bytes that are read at once."""
 
 
 class Call(NamedTuple):
@@ -44,10 +54,14 @@ class Firing(NamedTuple):
 
 
 class Journal:
-    """One process's file. Lines are short enough to be appended whole, from any thread."""
+    """One process's file, whose end is full of zeros. Any thread may write."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = path.open("xb+")
+        self._file.truncate(_PIECE)
+        self._map = mmap.mmap(self._file.fileno(), _PIECE)
+        self._at = 0
+        self._lock = threading.Lock()
         self._number = 0
         self._process = os.getpid()
         self.fired = 0
@@ -61,20 +75,45 @@ class Journal:
             self._number += 1
             numbers.append(self._number)
             lines.append(f"> {self._number} {verb} {key} {'-' if due is None else due} {at}\n")
-        os.write(self._file, "".join(lines).encode())
+        self._write("".join(lines).encode())
         return numbers
 
     def answered(self, numbers: Iterable[int], word: str) -> None:
         at = time.time_ns()
-        os.write(self._file, "".join(f"< {number} {word} {at}\n" for number in numbers).encode())
+        self._write("".join(f"< {number} {word} {at}\n" for number in numbers).encode())
 
     def effect(self, key: str, due: int, sign: str = "!") -> None:
         at = time.time_ns()
-        os.write(self._file, f"{sign} {key} {due} {at} {self._process}\n".encode())
+        self._write(f"{sign} {key} {due} {at} {self._process}\n".encode())
         self.fired += sign != "~"
 
+    def _write(self, lines: bytes) -> None:
+        with self._lock:
+            end = self._at + len(lines)
+            while end > len(self._map):
+                self._file.truncate(len(self._map) + _PIECE)
+                self._map.resize(len(self._map) + _PIECE)
+            self._map[self._at : end] = lines
+            self._at = end
+
     def close(self) -> None:
-        os.close(self._file)
+        self._map.close()
+        self._file.truncate(self._at)
+        self._file.close()
+
+
+def whole_lines(path: Path, *, since: int = 0) -> bytes:
+    """What a journal has from the byte `since` on, up to its last line that is whole."""
+    found = []
+    with path.open("rb") as file:
+        file.seek(since)
+        while piece := file.read(_LOOK):
+            written, zero, _ = piece.partition(b"\0")
+            found.append(written)
+            if zero:
+                break
+    new = b"".join(found)
+    return new[: new.rfind(b"\n") + 1]
 
 
 def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
@@ -97,8 +136,6 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                kind, *words = line.split()
-                yield kind, words
+    for line in whole_lines(path).decode().splitlines():
+        kind, *words = line.split()
+        yield kind, words

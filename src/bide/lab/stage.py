@@ -125,16 +125,19 @@ class Stage:
         return self.players[-1]
 
     async def _start(self, role: str, *, seconds: float = 0.0, slow: float = 0.0) -> Player:
-        number = len(self.players)
-        spec = Spec(
-            strategy=self.strategy.name,
-            source="" if self.strategy.name in catalogue() else source_of(self.strategy),
-            setting=self.setting, journal=self.setting.folder / f"journal-{number}", role=role,
-            seconds=seconds, slow=slow,
-        )  # fmt: skip
-        player = await Player.start(spec, log=self.setting.folder / f"log-{number}")
+        spec = self.spec(role, seconds=seconds, slow=slow)
+        player = await Player.start(spec, log=self.setting.folder / f"log-{len(self.players)}")
         self.players.append(player)
         return player
+
+    def spec(self, role: str, *, seconds: float = 0.0, slow: float = 0.0) -> Spec:
+        """What the next process has to know."""
+        return Spec(
+            strategy=self.strategy.name,
+            source="" if self.strategy.name in catalogue() else source_of(self.strategy),
+            setting=self.setting, journal=self.setting.folder / f"journal-{len(self.players)}", role=role,
+            seconds=seconds, slow=slow,
+        )  # fmt: skip
 
     def fired(self) -> int:
         """Tasks that were done so far, in all processes, those that are gone too; a repeated one counts once."""
@@ -143,13 +146,9 @@ class Stage:
         return len(self._fired)
 
     def _look(self, path: Path) -> None:
-        at = self._read_to.get(path, 0)
-        with path.open("rb") as file:
-            file.seek(at)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
+        whole = journal.whole_lines(path, since=self._read_to.get(path, 0))
         self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line[:1] in b"!.")
-        self._read_to[path] = at + len(whole)
+        self._read_to[path] = self._read_to.get(path, 0) + len(whole)
 
     async def until_fired(self, count: int, *, by: float) -> bool:
         """Wait for so many tasks to be done, until `by` (seconds since the epoch) at most; whether there were."""
