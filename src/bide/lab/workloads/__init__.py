@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from bide.lab.workload import Workload
 from bide.lab.workloads.faults import Away, Cut, Killed, Restarted, TwoAtOnce
 from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
+from bide.lab.workloads.relays import Head, Relay
 from bide.lab.workloads.rest import Idle, Trips, Verbs
 from bide.lab.workloads.signals import Beyond, Deaf, Failover, Gap, Many, Slow, Uneven
 from bide.lab.workloads.structures import Cost, Laps, Touch
@@ -32,6 +33,8 @@ _EVERY: tuple[Workload, ...] = (
     Slow(),
     Many(),
     Uneven(),
+    Relay(),
+    Head(),
     Writer(),
     Cost(),
     Laps(),
