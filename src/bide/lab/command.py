@@ -13,11 +13,13 @@ from typing import Any
 import click
 
 from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
+from bide.core.instants import duration
 from bide.lab.card import PARTS, Card, card_of
 from bide.lab.catalogue import catalogue, chosen
+from bide.lab.choose import Candidate, Choice, Twice, Wishes, choose
 from bide.lab.figures import Result
 from bide.lab.report.findings import findings
 from bide.lab.report.writing import write_report
@@ -38,6 +40,9 @@ RESULTS = "lab-results.jsonl"
 results_option = click.option(
     "--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True,
     help="The results file, JSON lines.",
+)  # fmt: skip
+own_option = click.option(
+    "--strategies", "words", multiple=True, metavar="FILE", help="Files of your own strategies that the results are of."
 )  # fmt: skip
 
 
@@ -189,8 +194,7 @@ def _in_short(result: Result) -> str:
 @results_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
               help="The folder that it is written into.")  # fmt: skip
-@click.option("--strategies", "words", multiple=True, metavar="FILE",
-              help="Files of your own strategies that the results are of.")  # fmt: skip
+@own_option
 @shared_options(store=False)
 @click.pass_obj
 def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[str, ...]) -> None:
@@ -206,3 +210,112 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
         return
     click.echo(f"{measured} of {len(found.rows)} strategies measured")
     click.echo(f"{written.page}\n{written.tables}")
+
+
+@lab.command(name="choose")
+@click.option("--tasks", type=WholeNumber(1, 10**12), metavar="N", help="How many wait at the same time. [100000]")
+@click.option("--late", metavar="LENGTH", help="By how much 99 of 100 may be late, such as 50ms, 1s or 1h. [1s]")
+@click.option(
+    "--servers", metavar="KINDS", help=f"What you have, such as redis,postgres; or none. Of {', '.join(KINDS)}."
+)
+@click.option("--cancel/--no-cancel", default=None, help="May it be cancelled until its time? [yes]")
+@click.option("--move/--no-move", default=None, help="May it be moved to another time? [yes]")
+@click.option("--survive/--no-survive", default=None, help="Must it survive a process that dies? [yes]")
+@click.option("--twice", type=click.Choice([one.value for one in Twice]),
+              help="May it be done twice: yes, only after a crash, or no? [crash]")  # fmt: skip
+@results_option
+@own_option
+@shared_options(store=False)
+@click.pass_obj
+def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
+    """Which strategy to pick, and why: a few questions, held against what was measured here.
+
+    What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
+    """
+    asks = sys.stdin.isatty() and not surroundings.json
+    wishes = _wishes({name: _asked(name, value, asks=asks) for name, value in given.items()})
+    every = [*catalogue().values(), *(chosen(words) if words else ())]
+    choice = choose(wishes, findings(ResultsFile(results).read(), every), every)
+    if surroundings.json:
+        print_json({
+            "measured": choice.measured,
+            "fitting": [
+                {"strategy": one.row.name, "why": list(one.merits), "mind": list(one.minds)} for one in choice.fitting
+            ],
+            "excluded": [
+                {"strategy": one.row.name,
+                 "why": [{"reason": str(why), "measured": why.measured} for why in one.against]}
+                for one in choice.excluded
+            ],
+        })  # fmt: skip
+    else:
+        _print_choice(choice, results)
+
+
+_QUESTIONS: Mapping[str, tuple[str, Any]] = {
+    "tasks": ("How many tasks wait at the same time", 100_000),
+    "late": ("By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s"),
+    "servers": (f"Which servers do you have ({', '.join(KINDS)}, or none)", "none"),
+    "cancel": ("May a task be cancelled until its time", True),
+    "move": ("May it be moved to another time", True),
+    "survive": ("Must it survive a process that dies", True),
+    "twice": ("May it be done twice (yes, crash: only after a crash, no)", "crash"),
+}
+"""By option: the question, and what counts where nobody answers."""
+
+
+def _asked(name: str, value: Any, *, asks: bool) -> Any:
+    question, default = _QUESTIONS[name]
+    if value is not None or not asks:
+        return default if value is None else value
+    if isinstance(default, bool):
+        return click.confirm(question, default=default)
+    return click.prompt(question, default=default, type=type(default))
+
+
+def _wishes(given: Mapping[str, Any]) -> Wishes:
+    servers = {word.strip() for word in given["servers"].split(",")} - {"", "none"}
+    for one in sorted(servers - set(KINDS)):
+        raise BadInput("servers", one, f"some of {', '.join(KINDS)}, with commas between them, or none")
+    if given["twice"] not in list(Twice):
+        raise BadInput("twice", given["twice"], "yes, crash or no")
+    late = duration(given["late"], field="late") / 1000
+    more = {name: given[name] for name in ("tasks", "cancel", "move", "survive")}
+    return Wishes(late=late, servers=frozenset(servers), twice=Twice(given["twice"]), **more)
+
+
+def _print_choice(choice: Choice, results: Path) -> None:
+    width = min(shutil.get_terminal_size().columns, 100)
+
+    def tell(text: str, mark: str = "") -> None:
+        click.echo(click.wrap_text(text, width, f"  {mark}", " " * (2 + len(mark))))
+
+    if not choice.measured:
+        tell(f"Nothing was measured: there are no figures in {results}. What follows is what the strategies say of "
+             "themselves; `bide lab run --quick` measures them.")  # fmt: skip
+        click.echo()
+    for number, one in enumerate(choice.fitting[:4]):
+        click.secho(f"{'Pick' if number == 0 else 'Or'} {one.row.name}: {one.row.title}", bold=True)
+        for text in one.merits:
+            tell(text, "+ ")
+        for text in one.minds:
+            tell(f"mind: {text}", "- ")
+    if len(choice.fitting) > 4:
+        tell(f"Also: {', '.join(one.row.name for one in choice.fitting[4:])}")
+    if not choice.fitting:
+        click.secho("None fits. The nearest:", bold=True)
+        for one in choice.excluded[:3]:
+            tell(f"{one.row.name}: {'; '.join(one.against)}", "- ")
+    elif choice.fitting[0].row.card is not None:
+        tell(f"What to know of it: {choice.fitting[0].row.card.parts['Flaw']}")
+    click.secho("\nNot these", bold=True)
+    for names, why in _by_reason(choice.excluded):
+        tell(f"{', '.join(names)}: {why}", "- ")
+
+
+def _by_reason(excluded: Sequence[Candidate]) -> list[tuple[list[str], str]]:
+    """Each by its first reason, those that share one together."""
+    found: dict[str, list[str]] = {}
+    for one in excluded:
+        found.setdefault(one.against[0], []).append(one.row.name)
+    return [(names, why) for why, names in found.items()]

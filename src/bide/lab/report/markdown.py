@@ -6,7 +6,7 @@ from bide.lab.report.families import Family
 from bide.lab.report.findings import Findings
 from bide.lab.report.tables import (
     Table,
-    better_lines,
+    ahead_table,
     cell_table,
     flaw_table,
     measure_table,
@@ -18,14 +18,18 @@ from bide.lab.report.way import ways
 
 def markdown(found: Findings) -> str:
     """The whole file."""
-    ahead = better_lines(found.better) or ["nowhere in this run"]
     parts = ["# Delayed tasks, measured", *ways(found.results)]
     parts += ["## What each is known for", table(flaw_table(found.rows))]
-    parts += ["## Where another is ahead of bide", bullets(ahead)]
+    parts += ["## Where another is ahead of bide", ahead(found)]
     for family in found.families:
         parts += [f"## {family.title}", family.about, *family_parts(found, family)]
     parts += ["## Every cell", table(cell_table(found.rows))]
     return "\n\n".join(parts) + "\n"
+
+
+def ahead(found: Findings) -> str:
+    """Where others are ahead of bide, or that they nowhere are."""
+    return table(ahead_table(found.better)) if found.better else "Nowhere in this run."
 
 
 def family_parts(found: Findings, family: Family) -> list[str]:

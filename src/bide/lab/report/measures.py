@@ -66,6 +66,8 @@ MEASURES = (
             workload="idle", unit="B", of=lambda seen: seen.client_bytes_per_task),
     Measure(name="server-bytes", title="memory of the servers for each task that waits", head="bytes/task, servers",
             workload="idle", unit="B", of=lambda seen: seen.server_bytes_per_task),
+    Measure(name="trips", title="messages to the servers for one task, from schedule to done", head="messages/task",
+            workload="trips", unit="", of=lambda seen: seen.trips_per_task),
     *(
         Measure(name=f"verb-{verb}", title=f"time that a lone {verb} takes", head=verb, workload="verbs",
                 unit="µs", of=_verb(verb))

@@ -13,7 +13,7 @@ from bide.lab.report.findings import Findings, Row
 from bide.lab.report.pictures import Picture
 from bide.lab.report.tables import (
     Table,
-    better_lines,
+    ahead_table,
     cell_table,
     measure_table,
     missing_verbs,
@@ -50,7 +50,7 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 <main>
 {_glance(found)}
 <section id="known"><h2>What each is known for, and what was seen of it</h2>
-{_known(found.rows)}</section>
+{_known(found)}</section>
 <section id="ahead"><h2>Where another is ahead of bide</h2>
 {_ahead(found)}</section>
 {families}
@@ -84,13 +84,20 @@ def _glance(found: Findings) -> str:
     return f'<ul class="glance">{"".join(f"<li><b>{value}</b> {what}</li>" for value, what in boxes)}</ul>'
 
 
-def _known(rows: Iterable[Row]) -> str:
-    lines = [
-        f"<li><b>{escape(row.name)}</b><span>{escape(one.text)} <small>({escape(one.workload)})</small></span>"
-        f'<span class="{"seen" if one.seen else "unseen"}">{escape(one.seen or one.why_not)}</span></li>'
-        for row in rows for one in row.flaws
-    ]  # fmt: skip
-    return f'<ul class="known">{"".join(lines)}</ul>'
+def _known(found: Findings) -> str:
+    parts = []
+    for family in found.families:
+        lines, before = [], ""
+        for row in found.of(family):
+            for one in row.flaws:
+                name = "" if row.name == before else escape(row.name)
+                seen = f'<span class="{"seen" if one.seen else "unseen"}">{escape(one.seen or one.why_not)}</span>'
+                text = f"<span>{escape(one.text)} <small>({escape(one.workload)})</small></span>"
+                lines.append(f"<li><b>{name}</b>{text}{seen}</li>")
+                before = row.name
+        if lines:
+            parts.append(f'<h3>{escape(family.title)}</h3><ul class="known">{"".join(lines)}</ul>')
+    return "".join(parts)
 
 
 def _ahead(found: Findings) -> str:
@@ -98,11 +105,8 @@ def _ahead(found: Findings) -> str:
         return "<p>bide was not measured in this run, so nothing can be said.</p>"
     if not found.better:
         return "<p>Nowhere in this run.</p>"
-    lines = "".join(f"<li>{escape(line)}</li>" for line in better_lines(found.better))
-    return (
-        "<p>For each measure the best row of bide's, and every strategy that did better than that.</p>"
-        f'<ul class="plain">{lines}</ul>'
-    )
+    told = "<p>For each measure the best row of bide's, and every strategy that did better than that.</p>"
+    return told + _table(ahead_table(found.better))
 
 
 def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:

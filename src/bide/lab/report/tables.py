@@ -14,7 +14,7 @@ COLUMNS = tuple(
     BY_NAME[name]
     for name in (
         "late-p50", "late-p99", "completed", "idle-cpu", "idle-server-cpu", "idle-trips", "bytes", "server-bytes",
-        "verb-schedule", "verb-reschedule", "verb-cancel", "verb-fire_now",
+        "trips", "verb-schedule", "verb-reschedule", "verb-cancel", "verb-fire_now",
     )
 )  # fmt: skip
 """What the table of a family shows."""
@@ -57,13 +57,14 @@ def flaw_table(rows: Iterable[Row]) -> Table:
     return Table(["strategy", "known for", "workload", "seen here"], lines)
 
 
-def better_lines(better: Iterable[Better]) -> list[str]:
+def ahead_table(better: Iterable[Better]) -> Table:
     """A line for each measure: bide's best row, and whoever is ahead of that."""
-    return [
-        f"{one.measure.title}: {one.bide} {one.measure.words(one.value)}; ahead of it: "
-        + ", ".join(f"{name} ({one.measure.words(value)})" for name, value in one.ahead)
+    lines = [
+        [one.measure.title, f"{one.measure.words(one.value)} ({one.bide})",
+         ", ".join(f"{name} {one.measure.words(value)}" for name, value in one.ahead)]
         for one in better
-    ]
+    ]  # fmt: skip
+    return Table(["measure", "best of bide", "ahead of it"], lines)
 
 
 def missing_verbs(rows: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
