@@ -58,7 +58,7 @@ def _gone(seen: Figures) -> str:
 
 
 GONE = Flaw("what waits in memory is gone when the process ends, however it does", "restarted", _gone)
-"""What all of them are known for."""
+"""What all of them are known for; each file shows it with one of its variants."""
 
 
 class InMemory(Strategy):

@@ -159,7 +159,7 @@ class Ticking(InMemory):
     title = "hashed wheel that ticks, as in Netty"
     period = TICK / 1000
     has_laps = True
-    shows = ("idle", "cost")
+    shows = ("cost",)
     flaws = (
         Flaw("every task waits for the end of its tick", "steady", _ticks),
         Flaw("every lap visits every task whose lap has not come", "laps", _visited),
@@ -186,6 +186,7 @@ class Exact(InMemory):
 
     name = "S14-B"
     title = "hashed wheel that sleeps, bide's"
+    flaws = ()
 
     def timer_of(self, start: Millis) -> HashedWheel[Any]:
         return HashedWheel(start=start)

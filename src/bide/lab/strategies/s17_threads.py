@@ -54,6 +54,13 @@ def _threads(seen: Figures) -> str:
     )
 
 
+def _no_thread(seen: Figures) -> str:
+    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
+    if not slow or late < slow / 4:
+        return ""
+    return f"behind {seen.counts['slow']:.0f} tasks of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
+
+
 class ThreadEach(Strategy):
     """`threading.Timer` for each task."""
 
@@ -121,6 +128,7 @@ class Pooled(InMemory):
     name = "S17-B"
     title = "a scheduler with a pool of threads"
     shows = ("steady", "idle")
+    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", _no_thread),)
     skips: ClassVar[Mapping[str, str]] = {"cost": "its structure is the heap of S12"}
 
     def __init__(self, setting: Setting) -> None:

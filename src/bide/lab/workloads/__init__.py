@@ -10,7 +10,7 @@ from bide.lab.workloads.load import Burst, Churn, Horizon, Steady
 from bide.lab.workloads.relays import Head, Relay
 from bide.lab.workloads.rest import Idle, Trips, Verbs
 from bide.lab.workloads.signals import Beyond, Deaf, Failover, Gap, Many, Slow, Uneven
-from bide.lab.workloads.structures import Cost, Laps, Touch
+from bide.lab.workloads.structures import Cost, Crowd, Laps, Touch
 from bide.lab.workloads.writes import Writer
 
 _EVERY: tuple[Workload, ...] = (
@@ -36,6 +36,7 @@ _EVERY: tuple[Workload, ...] = (
     Relay(),
     Head(),
     Writer(),
+    Crowd(),
     Cost(),
     Laps(),
     Touch(),

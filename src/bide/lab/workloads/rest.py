@@ -26,6 +26,7 @@ class Idle(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, seconds = (10_000, 1.5) if quick else (100_000, 10.0)
+        count = stage.bearable(count)
         await stage.start()
         client = await stage.client()
         # who holds what waits: the consumers, or the servers; a client beside them holds nothing

@@ -159,6 +159,31 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
     return most, came
 
 
+class Crowd(Workload):
+    """Ten tasks that take a second each, all at once, and quick ones that come due meanwhile."""
+
+    name = "crowd"
+    about = "ten slow tasks at once, and quick ones that come due while they run"
+    slow = 1.0
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        many, count, ahead = 10, 100 if quick else 1_000, 500
+        await stage.start(slow=self.slow)
+        client = await stage.client()
+        meanwhile = round(self.slow * 900)
+        due = [(key, ahead) for key in keys_of(many, "slow")]
+        due += [(key, ahead + 50 + number * meanwhile // count) for number, key in enumerate(keys_of(count))]
+        begin = now()
+        stage.sound(await client.play(begin, batches(due), callers=4))
+        end = (begin + ahead) / 1000 + self.slow
+        await stage.until_fired(many + count, by=end + stage.patience + many * self.slow)
+        await stage.rest()
+        await stage.unharmed()
+        figures = stage.verdict(until=end).figures()
+        figures.counts = {**await stage.counts(), "slow": many, "slow_ms": self.slow * 1000}
+        return figures
+
+
 class Laps(Workload):
     """A ring of one strategy-minute a lap, full of tasks that are due an hour from now, with some due in a lap."""
 
