@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from bide.lab.strategy import Flaw, Setting, Strategy, now
 from bide.lab.workloads import WORKLOADS
 
 _FAR = 3_600_000
+_SOON = 900
 
 
 def setting_of(strategy: type[Strategy], urls: Mapping[str, str], folder: Path, **more: Any) -> Setting:
@@ -33,7 +36,9 @@ async def keeps_its_word(
     has = {verb for verb in ("reschedule", "cancel", "fire_now") if verb not in strategy.cannot}
     keys = keys_of(count)
     steps = [Step(0, "schedule", [(key, ahead + 5 * number)]) for number, key in enumerate(keys)]
-    steps += [Step(0, "schedule", [(f"{verb}-{number}", _FAR) for number in range(3)]) for verb in sorted(has)]
+    # what is to be cancelled is due soon: that it does not fire says something then
+    due = {"cancel": ahead + _SOON, "reschedule": _FAR, "fire_now": _FAR}
+    steps += [Step(0, "schedule", [(f"{verb}-{number}", due[verb]) for number in range(3)]) for verb in sorted(has)]
     changes = []
     for number in range(3):
         changes += [Step(0, "reschedule", [(f"reschedule-{number}", ahead + 200)])] if "reschedule" in has else []
@@ -46,8 +51,9 @@ async def keeps_its_word(
         stage.sound(await client.play(begin, steps))
         stage.sound(await client.play(now(), changes))
         fires = count + 3 * len(has - {"cancel"})
-        end = now() / 1000 + (ahead + 5 * count + 200) / 1000
+        end = now() / 1000 + (ahead + max(5 * count + 200, _SOON if "cancel" in has else 0)) / 1000
         await stage.until_fired(fires, by=end + stage.patience)
+        await asyncio.sleep(max(0.0, end - time.time()))
         await stage.rest()
         await stage.unharmed()
         verdict = stage.verdict(until=end)

@@ -15,13 +15,16 @@ from uuid import uuid4
 import msgspec
 
 from bide._version import __version__
-from bide.core.errors import BideError
+from bide.core.errors import BadInput, BideError
 from bide.lab.cast import LabFault
 from bide.lab.figures import Figures, Result
 from bide.lab.stage import Stage
 from bide.lab.strategy import Setting, Strategy
 from bide.lab.workload import Workload
 from bide.lab.workloads import WORKLOADS
+
+FAILED = "failed"
+"""What the reason of a cell begins with that should have been played and could not."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -70,8 +73,10 @@ async def play(cell: Cell, run: Run) -> Result:
     if not reason:
         try:
             figures = await _played(cell, run)
-        except (LabFault, BideError, OSError) as error:
-            reason = f"failed: {error}"
+        except (LabFault, BideError) as error:
+            reason = f"{FAILED}: {error}"
+        except Exception as error:  # noqa: BLE001 - a driver's, or a strategy's own: the others are played all the same
+            reason = f"{FAILED}: {type(error).__name__}: {error}"
     return Result(
         strategy=cell.strategy.name, workload=cell.workload.name, quick=run.quick, minute=run.minute,
         version=__version__, at=at, seconds=round(time.monotonic() - began, 2), figures=figures, why_not=reason,
@@ -100,17 +105,27 @@ class ResultsFile:
         self.path = path
 
     def read(self) -> list[Result]:
-        """The newest of each cell, in the order in which they were first written. A line cut off is passed over."""
+        """The newest of each cell, in the order in which they were first written. A last line cut off is passed over.
+
+        Raises BadInput where a line is not a result.
+        """
         found: dict[tuple[str, str], Result] = {}
         if self.path.exists():
-            for line in self.path.read_bytes().splitlines(keepends=True):
+            for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
                 if line.endswith(b"\n"):
-                    result = msgspec.json.decode(line, type=Result)
+                    try:
+                        result = msgspec.json.decode(line, type=Result)
+                    except msgspec.MsgspecError as error:
+                        said = f"lines that `bide lab run` wrote; this one is in {self.path}: {error}"
+                        raise BadInput(f"results, line {number}", line.decode(errors="replace"), said) from None
                     found[result.cell] = result
         return list(found.values())
 
     def add(self, result: Result) -> None:
-        with self.path.open("ab") as file:
+        """At the end, in the place of a line that was cut off when an earlier run was ended."""
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             file.write(msgspec.json.encode(result) + b"\n")
 
     def has(self, cell: Cell, run: Run) -> bool:

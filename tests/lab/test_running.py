@@ -1,0 +1,231 @@
+"""Cells, the processes that play them, and the results file: with strategies that are right, wrong and broken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.lab.playing import keeps_its_word, setting_of
+
+from bide.core.errors import BadInput
+from bide.lab.actor import Step
+from bide.lab.cast import LabFault
+from bide.lab.catalogue import catalogue, chosen, source_of
+from bide.lab.figures import Result
+from bide.lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play, play_all, why_not
+from bide.lab.stage import Stage, keys_of
+from bide.lab.strategy import Strategy, now
+from bide.lab.workloads import WORKLOADS
+
+pytestmark = pytest.mark.real_time
+
+NOTHING = Run(urls={}, quick=True, minute=1.0)
+
+SLEEPERS = '''
+"""Strategies for tests: one task of the event loop for each task, right and wrong."""
+
+import asyncio
+
+from bide.lab.strategy import Strategy, now
+
+
+class Right(Strategy):
+    name = "right"
+    title = "one sleep a task"
+    in_process = True
+    shows = ("burst",)
+    cannot = {"reschedule": "it sleeps", "fire_now": "it sleeps"}
+
+    def __init__(self, setting):
+        super().__init__(setting)
+        self.sleeping = {}
+        self.effect = None
+
+    async def schedule(self, items):
+        for item in items:
+            self.sleeping[item.key] = asyncio.create_task(self.wait(item))
+
+    async def wait(self, item):
+        while (left := item.due - now()) > 0:
+            await asyncio.sleep(left / 1000)
+        await self.fire(item)
+
+    async def fire(self, item):
+        await self.effect(item.key, item.due)
+
+    async def cancel(self, key):
+        return self.sleeping[key].cancel()
+
+    async def run(self, role, effect):
+        self.effect = effect
+        await asyncio.Event().wait()
+
+
+class Twice(Right):
+    name = "twice"
+
+    async def fire(self, item):
+        await self.effect(item.key, item.due)
+        await self.effect(item.key, item.due)
+
+
+class Early(Right):
+    name = "early"
+
+    async def wait(self, item):
+        await asyncio.sleep(max(0, item.due - now() - 100) / 1000)
+        await self.fire(item)
+
+
+class Forgetful(Right):
+    name = "forgetful"
+
+    async def schedule(self, items):
+        await super().schedule([item for item in items if not item.key.endswith("7")])
+
+
+class Deaf(Right):
+    name = "deaf"
+
+    async def cancel(self, key):
+        return True
+
+
+class Broken(Right):
+    name = "broken"
+
+    async def schedule(self, items):
+        raise OSError("the disk is full")
+
+
+class Failing(Right):
+    name = "failing"
+
+    async def run(self, role, effect):
+        self.effect = effect
+        raise ValueError("no such table")
+
+
+class Unopened(Right):
+    name = "unopened"
+
+    async def open(self):
+        raise ValueError("no such server")
+
+
+class Gone(Right):
+    name = "gone"
+
+    async def schedule(self, items):
+        import os
+        os._exit(3)
+'''
+
+
+@pytest.fixture
+def sleepers(tmp_path: Path) -> dict[str, type[Strategy]]:
+    """By name."""
+    path = tmp_path / "sleepers.py"
+    path.write_text(SLEEPERS, encoding="utf-8")
+    return {one.name: one for one in chosen([str(path)])}
+
+
+async def test_a_strategy_that_is_right_passes(sleepers: dict[str, type[Strategy]], tmp_path: Path) -> None:
+    verdict = await keeps_its_word(sleepers["right"], {}, tmp_path)
+    assert len(verdict.late) == 20
+    assert verdict.late[0] >= 0
+
+
+@pytest.mark.parametrize("name", ["twice", "early", "forgetful", "deaf"])
+async def test_one_that_is_wrong_does_not(name: str, sleepers: dict[str, type[Strategy]], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        await keeps_its_word(sleepers[name], {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("broken", "2 calls failed, the first with OSError: the disk is full"),
+        ("failing", "failing worker failed: ValueError: no such table"),
+        ("unopened", "ValueError: no such server"),
+        ("gone", "the process gone worker ended"),
+    ],
+)
+async def test_a_cell_that_could_not_be_played_says_why(
+    name: str, says: str, sleepers: dict[str, type[Strategy]]
+) -> None:
+    result = await play(Cell(sleepers[name], WORKLOADS["burst"]), NOTHING)
+    assert result.figures is None
+    assert result.why_not.startswith(FAILED)
+    assert says in result.why_not
+
+
+async def test_a_server_that_is_missing_and_a_workload_that_makes_no_sense_are_said() -> None:
+    missing = await play(Cell(catalogue()["S4-A"], WORKLOADS["steady"]), NOTHING)
+    assert missing.why_not == "not measured here: no redis server was given"
+    senseless = await play(Cell(catalogue()["bide-memory"], WORKLOADS["killed"]), NOTHING)
+    assert senseless.why_not == "it is one process with its client: see restarted"
+    assert missing.figures is senseless.figures is None
+
+
+async def test_a_run_is_taken_up_where_it_ended(sleepers: dict[str, type[Strategy]], tmp_path: Path) -> None:
+    results = ResultsFile(tmp_path / "results.jsonl")
+    cells = [Cell(sleepers[name], WORKLOADS["burst"]) for name in ("right", "broken", "twice")]
+    told: list[tuple[int, bool]] = []
+
+    def tell(number: int, cell: Cell, result: Result | None) -> None:
+        told.append((number, result is not None))
+
+    await play_all(cells[:2], NOTHING, results, told=tell)
+    with results.path.open("ab") as file:
+        file.write(b'{"strategy":"twice","workl')  # it was ended while it wrote
+    played = await play_all(cells, NOTHING, results, told=tell)
+    assert [one.strategy for one in played] == ["broken", "twice"]
+    assert told == [(0, False), (0, True), (1, False), (1, True), (1, False), (1, True), (2, False), (2, True)]
+    found = {one.strategy: one.figures for one in ResultsFile(results.path).read()}
+    assert found["broken"] is None
+    assert found["twice"] is not None
+    assert found["twice"].duplicated == 1_000
+    # another scale is another measurement
+    again = await play_all(cells[:1], Run(urls={}, quick=True, minute=2.0), results, told=tell)
+    assert [one.strategy for one in again] == ["right"]
+
+
+def test_a_results_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"strategy": "S1"}\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"results, line 1: .* this one is in .*results\.jsonl: .*workload"):
+        ResultsFile(path).read()
+
+
+def test_a_quick_run_has_only_what_must_be_seen(sleepers: dict[str, type[Strategy]]) -> None:
+    right = sleepers["right"]
+    assert [cell.workload.name for cell in cells_of([right], [], quick=True)] == ["burst"]
+    assert [cell.workload.name for cell in cells_of([right], [], quick=False)] == list(WORKLOADS)
+    assert [cell.workload.name for cell in cells_of([right], ["idle"], quick=True)] == ["idle"]
+    assert why_not(Cell(right, WORKLOADS["churn"]), NOTHING) == "it sleeps"
+
+
+async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place(
+    sleepers: dict[str, type[Strategy]], tmp_path: Path
+) -> None:
+    async with Stage(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as stage:
+        [player] = await stage.start(seconds=0.001)
+        await player.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
+        await stage.until_fired(30, by=now() / 1000 + 5)
+        player.kill()
+        assert await player.usage() == {}
+        await stage.start()
+        verdict = stage.verdict()
+    assert (verdict.fired, len(verdict.lost), verdict.duplicated) == (30, 0, 0)
+
+
+async def test_what_a_process_says_when_it_cannot_begin_is_passed_on(
+    sleepers: dict[str, type[Strategy]], tmp_path: Path
+) -> None:
+    strategy = sleepers["right"]
+    async with Stage(strategy, setting_of(strategy, {}, tmp_path)) as stage:
+        os.unlink(source_of(strategy))
+        with pytest.raises(LabFault, match="give a file that is there"):
+            await stage.start()
