@@ -14,15 +14,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from bide.lab.figures import SHARES, Figures
-from bide.lab.report.findings import Findings, Row
+from bide.lab.report.findings import NOT_WAITED_FOR, Findings, Row
 from bide.lab.report.measures import BY_NAME, figure
 from bide.lab.strategy import Flaw, Strategy
 from bide.lab.workloads import WORKLOADS
 
 DOWN = frozenset({"killed", "cut", "away", "restarted", "failover", "deaf", "writer"})
 """Workloads in which a process dies, or is away, or is cut off."""
-_NOT_WAITED_FOR = frozenset({"idle", "verbs", "trips", "cost"})
-"""Workloads that say nothing of what is lost or late."""
 
 
 class Twice(StrEnum):
@@ -147,7 +145,7 @@ def _lateness(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | No
         return Reason(f"99 of 100 were late by up to {figure(steady.p99)} ms (steady)", measured=True)
     for flaw in strategy.flaws:
         figures = row.figures(flaw.workload)
-        if flaw.workload in DOWN or flaw.workload in _NOT_WAITED_FOR or LATE not in kinds_of(flaw):
+        if flaw.workload in DOWN or flaw.workload in NOT_WAITED_FOR or LATE not in kinds_of(flaw):
             continue
         if figures is None:
             return Reason(flaw.text)
@@ -165,7 +163,7 @@ def _early(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None:
 
 
 def _losses(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None:
-    matters = [name for name in WORKLOADS if name not in _NOT_WAITED_FOR and (wishes.survive or name not in DOWN)]
+    matters = [name for name in WORKLOADS if name not in NOT_WAITED_FOR and (wishes.survive or name not in DOWN)]
     for name in matters:
         seen = row.figures(name)
         if seen is not None and seen.lost:
@@ -181,7 +179,7 @@ def _repeats(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | Non
     if wishes.twice is Twice.YES:
         return None
     matters = [name for name in WORKLOADS
-               if name not in _NOT_WAITED_FOR and (wishes.twice is Twice.NO or name not in DOWN)]  # fmt: skip
+               if name not in NOT_WAITED_FOR and (wishes.twice is Twice.NO or name not in DOWN)]  # fmt: skip
     for name in matters:
         seen = row.figures(name)
         if seen is not None and seen.duplicated:

@@ -15,6 +15,8 @@ from bide.lab.workloads import WORKLOADS
 
 NOT_ASKED = "not in this run"
 NOT_SEEN = "not seen in this run"
+NOT_WAITED_FOR = frozenset({"idle", "verbs", "trips", "cost"})
+"""Workloads whose tasks need not have fired when they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,19 @@ class Row:
     def value(self, measure: Measure) -> float | None:
         seen = self.figures(measure.workload)
         return None if seen is None else measure.of(seen)
+
+    def harm(self, workload: str) -> tuple[int, int]:
+        """Tasks lost, and done twice."""
+        seen = self.figures(workload)
+        if seen is None or workload in NOT_WAITED_FOR:
+            return 0, 0
+        return seen.lost or 0, seen.duplicated or 0
+
+    @property
+    def curves(self) -> Mapping[str, Mapping[str, float]]:
+        """All that was measured against how many wait, by operation."""
+        every = [result.figures.curve for result in self.measured.values() if result.figures]
+        return {name: points for curve in every for name, points in curve.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +171,28 @@ def _better(rows: Sequence[Row]) -> list[Better]:
     found = []
     for measure in MEASURES:
         have = [(row, value) for row in rows if (value := row.value(measure)) is not None]
-        ours = [one for one in have if one[0].is_bide]
+        ours = [one for one in have if one[0].is_bide and _sound(one[0], measure)]
         if not ours:
             continue
         best, value = (max if measure.more else min)(ours, key=lambda one: one[1])
         way = _way(best.results[measure.workload])
         ahead = [
             (row.name, theirs) for row, theirs in have
-            if not row.is_bide and measure.better(theirs, value) and _way(row.results[measure.workload]) == way
+            if not row.is_bide and measure.better(theirs, value) and _sound(row, measure)
+            and _way(row.results[measure.workload]) == way
         ]  # fmt: skip
         if ahead:
             ahead.sort(key=lambda one: one[1], reverse=measure.more)
             found.append(Better(measure=measure, bide=best.name, value=value, ahead=ahead))
     return found
+
+
+def _sound(row: Row, measure: Measure) -> bool:
+    """Whether the figure is worth comparing: who fires early or not at all is not punctual for that."""
+    if measure.counts_harm:
+        return True
+    seen = row.figures(measure.workload)
+    return seen is not None and not seen.early and not row.harm(measure.workload)[0]
 
 
 def _way(result: Result) -> tuple[bool, float]:

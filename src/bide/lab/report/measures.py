@@ -22,6 +22,8 @@ class Measure:
     of: Callable[[Figures], float | None]
     more: bool = False
     """Whether more is better."""
+    counts_harm: bool = False
+    """Whether it counts what went wrong."""
 
     def better(self, one: float, other: float) -> bool:
         return one > other if self.more else one < other
@@ -75,7 +77,7 @@ MEASURES = (
     ),
     *(
         Measure(name=f"{kind}-{workload}", title=f"tasks {word} when {when}", head=f"{word}, {workload}",
-                workload=workload, unit="", of=of)
+                workload=workload, unit="", of=of, counts_harm=True)
         for workload, when in (
             ("killed", "every consumer is killed"), ("cut", "every connection is cut"),
             ("two", "two of each consumer run"), ("away", "no consumer runs for six strategy-minutes"),

@@ -131,7 +131,7 @@ def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:
 
 
 def _figure(one: Picture) -> str:
-    return f"<figure><figcaption>{escape(one.caption)}</figcaption>{one.svg}</figure>"
+    return f"<figure><figcaption>{escape(one.caption)}</figcaption>{one.svg()}</figure>"
 
 
 def _cards(rows: Sequence[Row]) -> list[str]:

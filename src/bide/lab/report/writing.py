@@ -41,5 +41,5 @@ def write_pictures(drawn: Sequence[Picture], folder: Path, note: str = "") -> li
         if old not in paths and old.read_text(encoding="utf-8").startswith(f"<!-- {_MARK}"):
             old.unlink()
     for one, path in zip(drawn, paths, strict=True):
-        path.write_text(alone(one.svg, f"{_MARK} {note}".strip()), encoding="utf-8")
+        path.write_text(alone(one.svg(), f"{_MARK} {note}".strip()), encoding="utf-8")
     return paths
