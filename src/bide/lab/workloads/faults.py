@@ -80,7 +80,7 @@ class TwoAtOnce(Workload):
         return super().why_not(strategy) or ("it is one process" if strategy.in_process else "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, rate, ahead = (400, 200.0, 1_000) if quick else (2_000, 400.0, 2_000)
+        count, rate, ahead = (400, 200.0, 1_000) if quick else (1_200, 400.0, 2_000)
         await stage.start()
         await stage.start()
         client = await stage.client()

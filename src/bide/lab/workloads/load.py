@@ -29,7 +29,7 @@ class Steady(Workload):
     ahead = 2_000
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = 400 if quick else 3_000
+        count = 400 if quick else 2_000
         await stage.start()
         client = await stage.client()
         before = [await player.usage() for player in stage.players]
@@ -56,7 +56,7 @@ class Burst(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count = stage.bearable(1_000 if quick else 5_000)
-        ahead = 2_000 if quick else 8_000
+        ahead = 2_000 if quick else 5_000
         await stage.start()
         client = await stage.client()
         begin = now()
@@ -82,7 +82,7 @@ class Horizon(Workload):
     about = "tasks due in 1 s to 1 year; those of the first seconds have to fire"
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, seconds = (1_000, 3.0) if quick else (10_000, 10.0)
+        count, seconds = (1_000, 3.0) if quick else (10_000, 6.0)
         count = stage.bearable(count)
         chance = random.Random(7)
         keys = keys_of(count)
@@ -109,7 +109,7 @@ class Churn(Workload):
         return super().why_not(strategy) or strategy.cannot.get("reschedule", "") or strategy.cannot.get("cancel", "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = stage.bearable(300 if quick else 3_000)
+        count = stage.bearable(300 if quick else 1_500)
         window = count * 5
         keys = keys_of(count)
         # each is due 2 s after the last change of it is made, so that only a strategy's own fault makes it late

@@ -25,7 +25,7 @@ class Idle(Workload):
     relayed = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, seconds = (10_000, 1.5) if quick else (100_000, 10.0)
+        count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
         count = stage.bearable(count)
         await stage.start()
         client = await stage.client()
@@ -75,7 +75,9 @@ class Trips(Workload):
         return super().why_not(strategy) or ("" if strategy.needs else "it asks no server")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, ahead, seconds = 20 if quick else 200, 50, 1.0
+        ahead, seconds = 50, 1.0
+        each = ahead / 1000 + stage.setting.span(stage.strategy.precision or 0.0)
+        count = max(5, min(20 if quick else 100, int(20 / each)))
         await stage.start()
         client = await stage.client()
         await asyncio.sleep(0.5)
@@ -102,7 +104,7 @@ class Verbs(Workload):
     about = "one call at a time: microseconds of each verb"
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = 50 if quick else 500
+        count = 50 if quick else 200
         keys = keys_of(count)
         await stage.start()
         client = await stage.client()
