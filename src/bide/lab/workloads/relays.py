@@ -1,9 +1,9 @@
-"""Workloads for strategies on brokers: delays that are relayed over several levels, and a long one ahead of short ones."""
+"""Workloads for strategies on brokers: delays relayed over several levels, and a long one ahead of short ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import linear_regression, median
+from statistics import median
 from typing import ClassVar
 
 from bide.lab.actor import Step
@@ -13,20 +13,24 @@ from bide.lab.strategy import Strategy, now
 from bide.lab.workload import Workload
 
 _HOUR = 3_600_000
+_SPREAD = 250
+"""Milliseconds within which the delays of one length are begun."""
+_FIRED_AFTER = "fired_after_"
+"""What a strategy that relays counts its firings under, by their hops."""
 
 
 class Relay(Workload):
     """Delays that take one hop and delays that take many, and tasks that are moved again and again meanwhile.
 
-    Hops are what 18 levels from 1 s to 2 h make of a delay: the largest that is not above the rest, and so on.
+    Of 18 levels from 1 s to 2 h, taken as the largest that is not above the rest, they need 1 to 10.
     """
 
     name = "relay"
     about = "delays that are relayed over 1 to 10 of 18 levels, beside tasks that are moved five times"
     moves = 5
-    quick_delays: ClassVar[Mapping[int, int]] = {60: 1, 125: 2, 156: 4, 217: 6, 239: 9}
-    """By seconds of strategy time: hops."""
-    delays: ClassVar[Mapping[int, int]] = {300: 1, 660: 2, 905: 3, 1056: 5, 1199: 10}
+    quick_delays: ClassVar[Sequence[int]] = (60, 125, 156, 217, 239)
+    delays: ClassVar[Sequence[int]] = (300, 660, 905, 1056, 1199)
+    """Seconds of strategy time."""
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or strategy.cannot.get("reschedule", "")
@@ -34,7 +38,7 @@ class Relay(Workload):
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         delays, each, moved = (self.quick_delays, 20, 20) if quick else (self.delays, 200, 200)
         far = keys_of(moved, "moved")
-        steps, hops_of = self._steps(stage, delays, each)
+        steps, length_of = self._steps(stage, delays, each)
         await stage.start()
         client = await stage.client()
         begin = now()
@@ -43,46 +47,48 @@ class Relay(Workload):
         for number in range(self.moves):
             due = 2 * _HOUR + number * 60_000
             stage.sound(await client.play(begin, [Step(0, "reschedule", [(key, due)]) for key in far], callers=8))
-        waiting = len(hops_of) - stage.fired()
+        waiting = len(length_of) - stage.fired()
         alive = (await stage.director.left()).get("messages_left")
-        longest = stage.setting.span(max(delays))
-        end = begin / 1000 + longest
-        await stage.until_fired(len(hops_of), by=end + stage.patience)
+        end = begin / 1000 + _SPREAD / 1000 + stage.setting.span(max(delays))
+        await stage.until_fired(len(length_of), by=end + stage.patience)
         await stage.rest()
         await stage.unharmed()
         figures = stage.verdict(until=end).figures()
-        figures.counts = {
-            **await stage.counts(), "hops_most": max(delays.values()), "moves_per_task": self.moves,
-            **_per_hop(stage, hops_of),
-        }  # fmt: skip
+        counts = await stage.counts()
+        figures.counts = {**counts, "moves_per_task": self.moves, **_late_after(stage, length_of)}
+        taken = [int(name.removeprefix(_FIRED_AFTER)) for name in counts if name.startswith(_FIRED_AFTER)]
+        if taken and counts.get("hops"):
+            figures.counts |= {
+                "hops_most": max(taken), "late_ms_per_hop": round(counts["hops_late_ms"] / counts["hops"], 2)
+            }  # fmt: skip
         if alive is not None:  # what waits for the others is their own message, one each
             figures.counts["messages_alive_per_task"] = round((alive - waiting) / moved, 2)
         return figures
 
     @staticmethod
-    def _steps(stage: Stage, delays: Mapping[int, int], each: int) -> tuple[list[Step], dict[str, int]]:
-        """A schedule for each, the same delays spread over a quarter of a second; and the hops of each key."""
-        steps, hops_of = [], {}
-        for seconds, hops in delays.items():
+    def _steps(stage: Stage, delays: Sequence[int], each: int) -> tuple[list[Step], dict[str, int]]:
+        """A schedule for each, the same delays each a little after the other; and the length of each key's delay."""
+        steps, length_of = [], {}
+        for seconds in delays:
             for number in range(each):
-                key, at = f"h{hops}-{number}", number * 250 // each
+                key, at = f"d{seconds}-{number}", number * _SPREAD // each
                 steps.append(Step(at, "schedule", [(key, at + round(stage.setting.span(seconds) * 1000))]))
-                hops_of[key] = hops
-        return sorted(steps, key=lambda step: step.at), hops_of
+                length_of[key] = seconds
+        return sorted(steps, key=lambda step: step.at), length_of
 
 
-def _per_hop(stage: Stage, hops_of: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds of lateness after each number of hops (median), and the slope of a line through all."""
-    due = {call.key: call.due for call in stage.calls() if call.verb == "schedule" and call.due}
+def _late_after(stage: Stage, length_of: Mapping[str, int]) -> dict[str, float]:
+    """Milliseconds of lateness in the end (median), by the length of the delay."""
+    due = _due(stage)
     late: dict[int, list[float]] = {}
     for firing in stage.firings():
-        if firing.key in hops_of and firing.begun:
-            late.setdefault(hops_of[firing.key], []).append(firing.at / 1e6 - due[firing.key])
-    if len(late) < 2:
-        return {}
-    middle = {f"late_ms_after_{hops}": round(median(some), 2) for hops, some in sorted(late.items())}
-    hops, some = zip(*((hops, one) for hops, some in late.items() for one in some), strict=True)
-    return {**middle, "late_ms_per_hop": round(linear_regression(hops, some).slope, 3)}
+        if firing.key in length_of and firing.begun:
+            late.setdefault(length_of[firing.key], []).append(firing.at / 1e6 - due[firing.key])
+    return {f"late_ms_of_{seconds}_s": round(median(some), 2) for seconds, some in sorted(late.items())}
+
+
+def _due(stage: Stage) -> dict[str, int]:
+    return {call.key: call.due for call in stage.calls() if call.verb == "schedule" and call.due}
 
 
 class Head(Workload):
@@ -119,6 +125,6 @@ class Head(Workload):
 
     @staticmethod
     def _short_late(stage: Stage, keys: Sequence[str]) -> list[float]:
-        due = {call.key: call.due for call in stage.calls() if call.verb == "schedule" and call.due}
+        due = _due(stage)
         wanted = set(keys)
         return [one.at / 1e6 - due[one.key] for one in stage.firings() if one.key in wanted and one.begun]
