@@ -74,15 +74,16 @@ class TwoAtOnce(Workload):
     """Two of each consumer at the same time, as after a deployment, or for more throughput."""
 
     name = "two"
-    about = "two of each consumer at once"
+    about = "two of each consumer at once, each effect taking 1 ms"
+    seconds = 0.001
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("it is one process" if strategy.in_process else "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, rate, ahead = (400, 200.0, 1_000) if quick else (1_200, 400.0, 2_000)
-        await stage.start()
-        await stage.start()
+        await stage.start(seconds=self.seconds)
+        await stage.start(seconds=self.seconds)
         client = await stage.client()
         begin = now() + 200
         stage.sound(await client.play(begin, steps_at(rate, keys_of(count), ahead=ahead)))
