@@ -6,6 +6,9 @@ from typing import Any
 
 from bide.lab.strategy import Setting, Strategy
 
+_CONNECTIONS = 64
+"""Of one process; who finds none free waits for one."""
+
 
 class RedisStrategy(Strategy):
     """One connection pool, and keys that all begin with the cell's prefix."""
@@ -18,9 +21,13 @@ class RedisStrategy(Strategy):
         """A plain asyncio client of redis-py."""
 
     async def open(self) -> None:
-        from redis.asyncio import Redis
+        from redis.asyncio import BlockingConnectionPool, Redis
 
-        self.redis = Redis.from_url(self.setting.urls["redis"])
+        # without a time-out of the client's, so that a blocking pop may wait for as long as it likes
+        pool = BlockingConnectionPool.from_url(
+            self.setting.urls["redis"], socket_timeout=None, max_connections=_CONNECTIONS, timeout=None
+        )
+        self.redis = Redis.from_pool(pool)
 
     async def close(self) -> None:
         if self.redis is not None:

@@ -167,14 +167,13 @@ class Failover(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         stage.setting = replace(stage.setting, options={"hold": str(self.time_out)})
-        count, rate, ahead = (150, 100.0, 1_000) if quick else (500, 100.0, 2_000)
+        count, rate, ahead = (150, 100.0, 500) if quick else (500, 100.0, 1_000)
         first = await stage.start()
         await stage.start()
         client = await stage.client()
         begin = now() + 200
         playing = asyncio.create_task(client.play(begin, steps_at(rate, keys_of(count), ahead=ahead)))
-        killed_at = begin / 1000 + count / rate
-        await asyncio.sleep(killed_at - time.time())
+        await asyncio.sleep(begin / 1000 + count / rate * 2 / 3 - time.time())
         fired = stage.fired()
         for player in first:
             player.kill()
@@ -211,26 +210,23 @@ class Many(Workload):
 
 
 class Uneven(Workload):
-    """Calls for a hundred tasks each, of which every other is due soon and the rest in an hour: what is left lies
-    somewhere.
-    """
+    """One large call and many small ones, whose tasks are due soon or in an hour: where is what is left?"""
 
     name = "uneven"
-    about = "calls for 100 tasks each, by turns due soon and due in an hour"
+    about = "one large call and 250 small ones, due in an hour but for every fifth, which is due soon"
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        calls, size = (32, 100) if quick else (64, 500)
+        size = 10 if quick else 50
+        plan = [(40 * size, _HOUR), *[(size, 500), *[(size, _HOUR)] * 4] * 50]
+        near = sum(count for count, due in plan if due < _HOUR)
         await stage.start()
         client = await stage.client()
-        keys = iter(keys_of(calls * size))
-        steps = []
-        for number in range(calls):
-            due = _HOUR if number % 2 else 1_000
-            steps.append(Step(0, "schedule", [(next(keys), due) for _ in range(size)]))
+        keys = iter(keys_of(sum(count for count, _ in plan)))
+        steps = [Step(0, "schedule", [(next(keys), due) for _ in range(count)]) for count, due in plan]
         begin = now()
         stage.sound(await client.play(begin, steps, callers=1))
-        end = max(begin / 1000 + 1.0, time.time())
-        await stage.until_fired(calls * size // 2, by=end + stage.patience + calls * size / 2_000)
+        end = max(begin / 1000 + 0.5, time.time())
+        await stage.until_fired(near, by=end + stage.patience + near / 1_000)
         await stage.rest()
         await stage.unharmed()
         figures = stage.verdict(until=end).figures()
