@@ -1,7 +1,10 @@
-"""The parts of docs/ that come from the code: the settings, and the table and the drawing of a task's life.
+"""The parts of docs/ that come from the code: the settings, a task's life, and the strategies of the lab.
 
 A generated part stands between two comments, `<!-- generated: name -->` and `<!-- end -->`; everything around it is
 written by hand. `--check` writes nothing and fails where a file is not what the code says.
+
+Tables and pictures of strategies are drawn from docs/lab/results.jsonl: put another results file there and run this
+again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there.
 """
 
 from __future__ import annotations
@@ -9,16 +12,21 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from bide.core import lifecycle
+from bide.core.errors import MissingExtra
 from bide.core.lifecycle import TABLE
 from bide.core.records import State
+from bide.lab.report.document import Document
+from bide.lab.report.families import FAMILIES, Family
 from bide.settings import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 STATES = (None, *State)
+RESULTS = ROOT / "docs" / "lab" / "results.jsonl"
 
 
 def settings_table() -> str:
@@ -58,10 +66,39 @@ def _moves(word: str) -> bool:
     return word not in ("kept", "refused", "under_way", "not_found", "finished")
 
 
+@cache
+def lab() -> Document:
+    """What is measured of the strategies."""
+    return Document(RESULTS)
+
+
+def lab_parts() -> dict[str, Callable[[], str]]:
+    """Those of all strategies, and for each family its cards and its figures, the latter in Chinese too."""
+
+    def of_family(family: Family) -> dict[str, Callable[[], str]]:
+        return {
+            f"lab-{family.name}-cards": lambda: lab().cards(family),
+            f"lab-{family.name}-measured": lambda: lab().measured(family),
+            f"lab-{family.name}-measured-zh": lambda: lab().measured(family, chinese=True),
+        }
+
+    parts: dict[str, Callable[[], str]] = {
+        "lab-way": lambda: lab().way(),
+        "lab-flaws": lambda: lab().flaws(),
+        "lab-flaws-zh": lambda: lab().flaws(chinese=True),
+        "lab-ahead": lambda: lab().ahead(),
+        "lab-ahead-zh": lambda: lab().ahead(chinese=True),
+    }
+    for family in FAMILIES:
+        parts |= of_family(family)
+    return parts
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "settings": settings_table,
     "life-drawing": life_drawing,
     "life-table": life_table,
+    **lab_parts(),
 }
 
 
@@ -79,6 +116,13 @@ def main(arguments: list[str]) -> int:
             stale.append(path.relative_to(ROOT))
             if "--check" not in arguments:
                 path.write_text(wanted, encoding="utf-8")
+    stale += [path.relative_to(ROOT) for path in lab().stale_pictures()]
+    if "--check" not in arguments and ("--draw" in arguments or lab().stale_pictures()):
+        try:
+            lab().draw()
+        except MissingExtra as error:
+            print(error, file=sys.stderr)
+            return 1
     for path in stale:
         print(f"{path}: {'is out of date; run make generate' if '--check' in arguments else 'written'}")
     return 1 if stale and "--check" in arguments else 0

@@ -59,22 +59,18 @@ def bars(axes: Axes, rows: Sequence[Row], measures: Sequence[Measure]) -> None:
     thick = 0.62 / len(measures)
     most = max((value for row in rows for one in measures if (value := row.value(one)) is not None), default=0) or 1
     for place, (row, way) in enumerate(_ways(rows)):
-        for number, measure in enumerate(measures):
-            at = place + (number - (len(measures) - 1) / 2) * thick
-            value = row.value(measure)
-            if value is None:
-                continue
-            axes.barh(at, value, height=thick * 0.92, color=way["color"], alpha=1 if number == 0 else 0.45)
-            axes.text(value + most * 0.015, at, measure.words(value), va="center", fontsize=8)
+        values = [(number, measure, value) for number, measure in enumerate(measures)
+                  if (value := row.value(measure)) is not None]  # fmt: skip
+        for at, (number, measure, value) in enumerate(values):
+            middle = place + (at - (len(values) - 1) / 2) * thick
+            axes.barh(middle, value, height=thick * 0.92, color=way["color"], alpha=1 if number == 0 else 0.45)
+            axes.text(value + most * 0.015, middle, measure.words(value), va="center", fontsize=8)
     _names(axes, [row.name for row in rows])
     axes.set_xlim(0, most * 1.26)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: figure(value))
     if len(measures) > 1:
-        from matplotlib.patches import Patch
-
-        kinds = [Patch(color=MUTED, label="its processes"), Patch(color=MUTED, alpha=0.45, label="servers")]
-        axes.legend(handles=kinds, loc="upper center", bbox_to_anchor=(0.5, -0.08 - 0.5 / len(rows)), ncols=2)
+        _with_legend(axes, {measure.whose: (MUTED, 1 if measure is measures[0] else 0.45) for measure in measures})
 
 
 def cost(axes: Axes, rows: Sequence[Row], operation: str, unit: str) -> None:
@@ -103,10 +99,7 @@ def faults(axes: Axes, cells: Sequence[tuple[Row, str]]) -> None:
     _names(axes, [f"{row.name}, {name}" for row, name in cells])
     axes.set_xlim(0, 112)
     axes.set_xlabel("% of the tasks that had to fire")
-    from matplotlib.patches import Patch
-
-    axes.legend(handles=[Patch(color=LOST, label="lost"), Patch(color=TWICE, label="done twice")],
-                loc="upper center", bbox_to_anchor=(0.5, -0.1 - 1.0 / len(cells)), ncols=2)  # fmt: skip
+    _with_legend(axes, {"lost": (LOST, 1), "done twice": (TWICE, 1)})
 
 
 def _names(axes: Axes, names: Sequence[str]) -> None:
@@ -117,6 +110,13 @@ def _names(axes: Axes, names: Sequence[str]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _with_legend(axes: Axes) -> None:
-    figure_of: Any = axes.figure
-    figure_of.legend(loc="outside lower center", ncols=2, handlelength=2.6, columnspacing=1.6)
+def _with_legend(axes: Axes, patches: Mapping[str, tuple[str, float]] | None = None) -> None:
+    """Below the axes: the lines by their labels, or `patches`, each with its colour and opacity."""
+    from matplotlib.patches import Patch
+
+    given = {"handles": [Patch(color=color, alpha=alpha, label=label) for label, (color, alpha) in patches.items()]
+             } if patches else {}  # fmt: skip
+    whole: Any = axes.figure
+    whole.legend(
+        loc="outside lower center", ncols=2, handlelength=2.6 if not patches else 1.6, columnspacing=1.6, **given
+    )

@@ -25,6 +25,11 @@ class Measure:
     counts_harm: bool = False
     """Whether it counts what went wrong."""
 
+    @property
+    def whose(self) -> str:
+        """What uses it up."""
+        return "servers" if "server" in self.name else "its processes"
+
     def better(self, one: float, other: float) -> bool:
         return one > other if self.more else one < other
 

@@ -64,7 +64,7 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
         measures = [BY_NAME[name] for name in names if any(row.value(BY_NAME[name]) is not None for row in beside)]
         some = [row for row in beside if any(row.value(one) is not None for one in measures)]
         if any(row in rows for row in some):
-            height = 0.75 + (0.27 if len(measures) == 1 else 0.36) * len(some)
+            height = 0.55 + (0.27 if len(measures) == 1 else 0.36 + 0.25 / len(some)) * len(some)
             draw = partial(charts.bars, rows=some, measures=measures)
             yield Picture(f"{family.name}-{kind}", family, caption, height, draw)
     for operation in dict.fromkeys(name for row in rows for name in row.curves):
@@ -75,7 +75,7 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
             draw = partial(charts.cost, rows=[*some, *host], operation=operation, unit=unit)
             yield Picture(part, family, f"{caption}, by how many wait", 2.35 + _legend([*some, *host]), draw)
     if hurt := _hurt(rows, [*rows, *guests]):
-        height, draw = 0.95 + 0.36 * len(hurt), partial(charts.faults, cells=hurt)
+        height, draw = 1.0 + 0.36 * len(hurt), partial(charts.faults, cells=hurt)
         yield Picture(f"{family.name}-faults", family, "Tasks lost, and done twice, where any were", height, draw)
 
 

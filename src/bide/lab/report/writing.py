@@ -31,15 +31,16 @@ def write_report(found: Findings, folder: Path) -> Written:
     return written
 
 
-_MARK = "drawn by bide lab report"
+MARK = "drawn by bide lab report"
+"""What the first line of a picture begins with."""
 
 
 def write_pictures(drawn: Sequence[Picture], folder: Path, note: str = "") -> list[Path]:
     """A file for each; pictures that an earlier report left in the folder go. `note` is added to their first line."""
     paths = [folder / f"{one.name}.svg" for one in drawn]
     for old in folder.glob("*.svg"):
-        if old not in paths and old.read_text(encoding="utf-8").startswith(f"<!-- {_MARK}"):
+        if old not in paths and old.read_text(encoding="utf-8").startswith(f"<!-- {MARK}"):
             old.unlink()
     for one, path in zip(drawn, paths, strict=True):
-        path.write_text(alone(one.svg(), f"{_MARK} {note}".strip()), encoding="utf-8")
+        path.write_text(alone(one.svg(), f"{MARK} {note}".strip()), encoding="utf-8")
     return paths

@@ -1,0 +1,109 @@
+"""The parts of docs/strategies.md that come from cards and from a results file, and of the same page in Chinese."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bide.lab.card import PARTS, Card
+from bide.lab.report.families import Family
+from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row, findings
+from bide.lab.report.markdown import bullets, table
+from bide.lab.report.pictures import Picture, pictures
+from bide.lab.report.tables import (
+    Table,
+    ahead_table,
+    flaw_table,
+    measure_table,
+    missing_verbs,
+    not_measured,
+)
+from bide.lab.report.way import ways
+from bide.lab.report.writing import MARK, write_pictures
+from bide.lab.running import ResultsFile
+
+CHINESE: Mapping[str, str] = {
+    "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的", "measure": "指标",
+    "best of bide": "bide 最好的", "ahead of it": "领先者",
+    "late p50, ms": "延迟 p50，ms", "late p99, ms": "延迟 p99，ms",
+    "fired/s": "每秒触发", "idle CPU, %": "空闲 CPU，%", "idle CPU, servers, %": "服务器空闲 CPU，%",
+    "asked/s, idle": "空闲时每秒询问", "bytes/task": "字节/任务", "bytes/task, servers": "服务器字节/任务",
+    "messages/task": "消息/任务", "schedule, µs": "schedule，µs", "reschedule, µs": "reschedule，µs",
+    "cancel, µs": "cancel，µs", "fire_now, µs": "fire_now，µs", NOT_ASKED: "本次未运行", NOT_SEEN: "本次未出现",
+}  # fmt: skip
+"""What heads of tables, and the words for what was not seen, are in Chinese; all else is as it was measured."""
+
+
+class Document:
+    """What the pages hold of one results file, whose pictures are in `folder` beside it."""
+
+    def __init__(self, results: Path) -> None:
+        self.folder = results.parent
+        self.found: Findings = findings(ResultsFile(results).read())
+        self.pictures: Sequence[Picture] = pictures(self.found)
+        self.digest = hashlib.sha256(results.read_bytes()).hexdigest()[:16]
+
+    def way(self) -> str:
+        """How it was measured."""
+        return "\n\n".join(ways(self.found.results)) + "\n"
+
+    def flaws(self, *, chinese: bool = False) -> str:
+        """What each strategy is known for, and what was seen of it."""
+        return self._table(flaw_table(self.found.rows), chinese) + "\n"
+
+    def ahead(self, *, chinese: bool = False) -> str:
+        """Where others are ahead of bide."""
+        if not self.found.better:
+            return "在这次运行中没有。\n" if chinese else "Nowhere in this run.\n"
+        return self._table(ahead_table(self.found.better), chinese) + "\n"
+
+    def cards(self, family: Family) -> str:
+        """What the family has in common, and the card of each of its files."""
+        parts = [family.about]
+        cards: dict[str, tuple[Card, list[Row]]] = {}
+        for row in self.found.of(family):
+            if row.card is not None:
+                cards.setdefault(row.card.title, (row.card, []))[1].append(row)
+        for card, rows in cards.values():
+            parts += [f"### {card.title}", bullets([f"`{row.name}`: {row.title}" for row in rows])]
+            parts.append(f"```text\n{card.drawing}\n```")
+            parts += [f"**{name}.** {card.parts[name]}" for name in PARTS]
+        return "\n\n".join(parts) + "\n"
+
+    def measured(self, family: Family, *, chinese: bool = False) -> str:
+        """Pictures and table of a family."""
+        parts = [
+            f"![{one.caption}]({self.folder.name}/{one.name}.svg)" for one in self.pictures if one.family is family
+        ]
+        parts = ["\n".join(parts)] if parts else []
+        if (given := measure_table(self.found, family)) is not None:
+            parts.append(self._table(given, chinese))
+        rows = self.found.of(family)
+        if left_out := not_measured(rows):
+            parts.append(bullets([f"{', '.join(names)}: {_translated(why, chinese)}" for why, names in left_out]))
+        if missing := missing_verbs(rows):
+            parts.append(bullets([f"`{verb}` ({', '.join(names)}): {why}" for verb, why, names in missing]))
+        return "\n\n".join(parts) + "\n"
+
+    def _table(self, given: Table, chinese: bool) -> str:
+        if not chinese:
+            return table(given)
+        lines = [[_translated(one, chinese) for one in line] for line in given.lines]
+        return table(Table([_translated(one, chinese) for one in given.heads], lines, given.right))
+
+    def stale_pictures(self) -> list[Path]:
+        """Those that are missing, are of other results, or are of none of these."""
+        wanted = {self.folder / f"{one.name}.svg" for one in self.pictures}
+        here = set(self.folder.glob("*.svg"))
+        mark = f"<!-- {MARK} from results {self.digest} -->"
+        old = {path for path in here & wanted if not path.read_text(encoding="utf-8").startswith(mark)}
+        return sorted((wanted - here) | (here - wanted) | old)
+
+    def draw(self) -> list[Path]:
+        """Draw all again. Raises MissingExtra without matplotlib."""
+        return write_pictures(self.pictures, self.folder, f"from results {self.digest}")
+
+
+def _translated(text: str, chinese: bool) -> str:
+    return CHINESE.get(text, text) if chinese else text
