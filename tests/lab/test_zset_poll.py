@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.lab.playing import keeps_its_word, named, shows
 
-from bide.lab.strategies.s04_zset_poll import RemoveAfter, RemoveBefore
+from bide.lab.strategies.s04_zset_poll import RemoveAfter, RemoveBefore, RemoveRange, SmallestOnly
 from bide.lab.strategy import Flaw, Strategy
 
 pytestmark = pytest.mark.real_time
 
-VARIANTS: list[type[Strategy]] = [RemoveAfter, RemoveBefore]
+VARIANTS: list[type[Strategy]] = [RemoveAfter, RemoveBefore, SmallestOnly, RemoveRange]
 
 
 @pytest.mark.parametrize("strategy", VARIANTS, ids=named)
