@@ -67,7 +67,7 @@ class Stage:
         await self.director.open()
         self._stack.push_async_callback(self.director.clear)
         await self.director.prepare()
-        if self._relayed:
+        if self._relayed and not self.strategy.direct:
             urls = {kind: await self._relay(url) for kind, url in self._direct.urls.items()}
             self.setting = replace(self._direct, urls=urls)
         self._stack.push_async_callback(self._stop_all)
