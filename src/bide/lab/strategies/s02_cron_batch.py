@@ -41,6 +41,8 @@ _WAIT = 48 * 3_600_000
 """Milliseconds from the end of the order to the stars. It is the task's own delay, and never scaled."""
 _PAGE = 100
 _OPEN, _RATED = 0, 1
+_NOTICED = 500
+"""Milliseconds that are a period's share of lateness, and no moment."""
 
 
 class _CronBatch(Strategy):
@@ -123,7 +125,7 @@ class _CronBatch(Strategy):
 
 
 def _late(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < 1_000:
+    if seen.p50 is None or seen.most is None or seen.most < _NOTICED:
         return ""
     return f"late by {seen.p50 / 1000:.1f} s in the middle and {seen.most / 1000:.1f} s at most"
 

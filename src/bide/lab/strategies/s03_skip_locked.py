@@ -6,9 +6,9 @@ rolls back, and the rows are there for the next one. With nothing due a worker w
 
 **Origin.** PostgreSQL 9.5 brought the clause for just this; most queues that live in a database are built on it.
 
-**Cost.** Three round trips per page of 50, shared by its rows. While nothing is due each worker asks between 50 and
-once or twice a second. Lateness is up to the back-off, half a second. A transaction stays open as long as the slowest
-task of its page, and holds back vacuum for the whole database.
+**Cost.** Four round trips per page of 50, shared by its rows. While nothing is due each of a worker's four lanes asks
+twice a second. Lateness is up to the back-off, half a second. A transaction stays open for as long as all tasks of its
+page take, and holds back vacuum for the whole database; of a worker that dies the page is done again from its start.
 
 **Flaw.** Every task is an inserted and a deleted row, every move another: dead rows, which stay in table and index
 until vacuum has been there and make each claim read more. Reading the head of the queue is what it does most.

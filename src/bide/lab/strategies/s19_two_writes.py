@@ -8,7 +8,8 @@ made while the first is not committed. Outbox: a note of the timer is a row of t
 it to Redis. bide: the timer itself is a row of the same transaction.
 
 **Origin.** Every service whose timers are not where its data are. Sync and async are the published cures; the outbox is
-the one that holds. The poller is the correct one of its kind: it does what its own ZREM has removed, and nothing else.
+the one that holds. The poller is the correct one of its kind: it does what its own ZREM has removed, and nothing
+else. (One that dies just then loses a task: that is S4-B's flaw, and is not looked at here.)
 
 **Cost.** A round trip to each store per order. The outbox has one more in the relay and a table that every order is
 written to and deleted from; its timers reach Redis some milliseconds later. bide's has three in the transaction.
@@ -117,13 +118,16 @@ class NoCare(_Orders):
         self.redis: Any = None
 
     async def open(self) -> None:
+        self.redis = self.redis_client()
+        await super().open()
+
+    def redis_client(self) -> Any:
+        """It connects when it is used. Whether and how often it tries again is what the variants differ in."""
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # whether and how often it is tried again is what the variants differ in
-        self.redis = Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
-        await super().open()
+        return Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
 
     async def close(self) -> None:
         if self.redis is not None:

@@ -33,12 +33,13 @@ class Writer(Workload):
 
     name = "writer"
     about = "clients are killed -9 while they schedule; what they had committed has to fire"
+    kills, quick_kills = 12, 3
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("it is one process: see restarted" if strategy.in_process else "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        writers = 3 if quick else 12
+        writers = self.quick_kills if quick else self.kills
         chance = random.Random(7)
         await stage.start()
         clients = [await stage.client() for _ in range(writers)]
