@@ -12,6 +12,7 @@ from tests.lab.playing import keeps_its_word, named, setting_of, shows
 
 from bide.lab.strategies.s09_delay_levels import LEVELS, DelayLevels, level_for
 from bide.lab.strategies.s10_ttl_dead_letter import OneQueue, QueuePerDelay
+from bide.lab.strategies.s11_timed_message import TimedMessage
 from bide.lab.strategy import Flaw, Item, Strategy, now
 
 pytestmark = pytest.mark.real_time
@@ -86,6 +87,17 @@ async def _ready(strategy: DelayLevels) -> AsyncIterator[DelayLevels]:
     finally:
         await strategy.clear()
         await strategy.close()
+
+
+async def test_a_timed_message_does_what_it_claims(rocketmq_url: str, tmp_path: Path) -> None:
+    await keeps_its_word(TimedMessage, {"rocketmq": rocketmq_url}, tmp_path, ahead=3_000)
+
+
+@pytest.mark.parametrize("flaw", TimedMessage.flaws, ids=named)
+async def test_the_flaws_of_timed_messages_are_seen(flaw: Flaw, rocketmq_url: str, tmp_path: Path) -> None:
+    seen, figures = await shows(TimedMessage, flaw, {"rocketmq": rocketmq_url}, tmp_path)
+    assert seen
+    assert (figures.lost, figures.revived, figures.early) == (0, 0, 0)
 
 
 def test_the_level_is_the_largest_not_above_the_rest() -> None:

@@ -23,7 +23,9 @@ from tests.servers.ports import free_port
 HOST = "127.0.0.1"
 VERSION = "5.5.0"
 TOPIC = "bide_lab"
-"""The topic for delayed messages, and the group that reads it: the broker begins with both, clients cannot make any."""
+"""The topic for delayed messages that the broker begins with; clients of the proxy cannot make one."""
+GROUPS = [f"{TOPIC}_{number:02}" for number in range(60)]
+"""Groups of consumers that it begins with, for the same reason."""
 _PARTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-proxy")
 _PATIENCE = 60.0
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -203,7 +205,7 @@ class RocketMqServer(Running):
         }  # fmt: skip
         if not (config / "topics.json").exists():
             (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
-            groups = {"subscriptionGroupTable": {TOPIC: {"groupName": TOPIC}}}
+            groups = {"subscriptionGroupTable": {group: {"groupName": group} for group in GROUPS}}
             (config / "subscriptionGroup.json").write_text(json.dumps(groups))
 
     def _await(self, child: Child, port: int) -> None:
