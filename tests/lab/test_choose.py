@@ -1,0 +1,200 @@
+"""Which strategy is picked, and why the others are not."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Sequence
+
+import pytest
+from tests.lab.playing import named
+from tests.lab.reported import late, made, result
+
+from bide.lab import choose as choosing
+from bide.lab.catalogue import catalogue
+from bide.lab.choose import DOUBLED, DOWN, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
+from bide.lab.figures import Result
+from bide.lab.report.findings import NOT_WAITED_FOR, findings
+from bide.lab.report.measures import figure
+from bide.lab.strategy import Flaw, Strategy
+from bide.lab.workloads import WORKLOADS
+
+EVERY = catalogue()
+ALL = frozenset({"redis", "postgres", "mysql", "rabbitmq", "rocketmq"})
+CLOSE = late(0.5, 2)
+
+
+def choice_of(wishes: Wishes, results: Sequence[Result] = ()) -> Choice:
+    return choose(wishes, findings(results), EVERY.values())
+
+
+def fitting(wishes: Wishes, *results: Result) -> list[str]:
+    return [one.row.name for one in choice_of(wishes, results).fitting]
+
+
+def why_not(name: str, wishes: Wishes, *results: Result) -> str:
+    """All that speaks against it."""
+    [one] = [one for one in choice_of(wishes, results).excluded if one.row.name == name]
+    return "; ".join(one.against)
+
+
+def test_examples_in_docstrings_are_true() -> None:
+    failed, tried = doctest.testmod(choosing)
+    assert tried > 0
+    assert not failed
+
+
+def test_the_workloads_that_rules_name_are_there() -> None:
+    assert set(WORKLOADS) >= DOWN
+    assert set(WORKLOADS) >= NOT_WAITED_FOR
+
+
+def test_every_strategy_is_either_in_or_out_with_a_reason() -> None:
+    choice = choice_of(Wishes(servers=ALL))
+    assert {one.row.name for one in (*choice.fitting, *choice.excluded)} == set(EVERY)
+    assert all(one.against and all(one.against) for one in choice.excluded)
+    assert all(one.merits for one in choice.fitting)
+    assert not choice.measured
+
+
+def test_what_needs_a_server_that_is_not_there_is_out() -> None:
+    assert "needs redis" in why_not("S4-A", Wishes())
+    assert not [name for name in fitting(Wishes()) if EVERY[name].needs]
+    assert "bide-redis" in fitting(Wishes(servers=frozenset({"redis"})))
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+def test_what_lacks_a_verb_is_out_with_the_reason_that_it_gives(verb: str) -> None:
+    wanted = Wishes(servers=ALL, cancel=verb == "cancel", move=verb == "reschedule")
+    lacking = [name for name, strategy in EVERY.items() if verb in strategy.cannot]
+    assert lacking
+    for name in lacking:
+        assert EVERY[name].cannot[verb] in why_not(name, wanted) or EVERY[name].unfit
+    chosen = fitting(Wishes(servers=ALL, cancel=False, move=False, late=10**6, survive=False, twice=Twice.YES))
+    assert set(lacking) & set(chosen)
+
+
+def test_what_is_late_by_design_is_out_where_that_is_too_late() -> None:
+    by_design = [name for name, strategy in EVERY.items() if (strategy.precision or 0) >= 60]
+    assert by_design
+    for name in by_design:
+        assert "late by design" in why_not(name, Wishes(servers=ALL, late=59))
+    assert "S2-minute" in fitting(Wishes(servers=ALL, late=3600.0))
+
+
+def test_what_was_measured_to_be_late_is_out_with_the_figure() -> None:
+    measured = result("S5-A", "steady", made(late=late(54, 105)))
+    wishes = Wishes(servers=ALL, late=0.05)
+    assert f"late by up to {figure(late(54, 105)[9])} ms (steady)" in why_not("S5-A", wishes, measured)
+    assert "S5-A" in fitting(Wishes(servers=ALL, late=1.0), measured)
+
+
+def test_what_fired_early_is_out() -> None:
+    assert "fired 7 of 100 before" in why_not(
+        "bide-redis", Wishes(servers=ALL), result("bide-redis", "steady", made(late=CLOSE, early=7))
+    )
+
+
+def test_what_lives_in_one_process_is_out_where_it_must_survive() -> None:
+    within = [name for name, strategy in EVERY.items() if strategy.in_process]
+    assert not set(within) & set(fitting(Wishes(servers=ALL)))
+    measured = result("S12", "restarted", made(fired=0, lost=100))
+    assert "lost 100 of 100 (restarted" in why_not("S12", Wishes(servers=ALL), measured)
+    assert "S12" in fitting(Wishes(servers=ALL, survive=False), measured)
+
+
+def test_a_measured_loss_counts_only_where_it_matters() -> None:
+    killed = result("S5-A", "killed", made(late=CLOSE, fired=60, lost=40))
+    assert "lost 40 of 100 (killed" in why_not("S5-A", Wishes(servers=ALL), killed)
+    assert "S5-A" in fitting(Wishes(servers=ALL, survive=False), killed)
+    two = result("S5-A", "two", made(late=CLOSE, fired=99, lost=1))
+    assert "lost 1 of 100 (two" in why_not("S5-A", Wishes(servers=ALL, survive=False), two)
+
+
+def test_what_ends_while_tasks_wait_has_lost_nothing() -> None:
+    waiting = result("bide-redis", "verbs", made(fired=0, lost=50))
+    assert "bide-redis" in fitting(Wishes(servers=ALL), waiting)
+
+
+def test_a_known_loss_counts_until_it_was_looked_for() -> None:
+    [flaw] = [flaw for flaw in EVERY["S4-B"].flaws if flaw.workload == "killed"]
+    assert flaw.text in why_not("S4-B", Wishes(servers=ALL))
+    assert "S4-B" in fitting(Wishes(servers=ALL), result("S4-B", "killed", made(late=CLOSE)))
+
+
+def test_doing_a_task_twice_is_asked_in_three_degrees() -> None:
+    after_a_crash = result("bide-redis", "killed", made(late=CLOSE, duplicated=9))
+    for twice, fits in ((Twice.YES, True), (Twice.CRASH, True), (Twice.NO, False)):
+        assert ("bide-redis" in fitting(Wishes(servers=ALL, twice=twice), after_a_crash)) is fits
+    assert "did 9 of 100 twice (killed" in why_not("bide-redis", Wishes(servers=ALL, twice=Twice.NO), after_a_crash)
+    always = result("S4-A", "two", made(late=CLOSE, duplicated=40))
+    for twice, fits in ((Twice.YES, True), (Twice.CRASH, False), (Twice.NO, False)):
+        assert ("S4-A" in fitting(Wishes(servers=ALL, twice=twice), always)) is fits
+
+
+def test_who_gives_again_what_a_dead_consumer_held_may_do_it_twice() -> None:
+    assert "second time" in why_not("bide-redis", Wishes(servers=ALL, twice=Twice.NO))
+
+
+def test_more_tasks_than_fit_into_its_memory_are_too_many() -> None:
+    heavy = result("S12", "idle", made(expected=0, fired=0, client_bytes_per_task=500.0))
+    few = Wishes(tasks=1_000_000, survive=False)
+    assert "S12" in fitting(few, heavy)
+    many = Wishes(tasks=100_000_000, survive=False)
+    assert "50 GB for 100,000,000 tasks" in why_not("S12", many, heavy)
+
+
+def test_what_is_for_one_purpose_alone_is_out() -> None:
+    special = [name for name, strategy in EVERY.items() if strategy.unfit]
+    assert special
+    for name in special:
+        assert EVERY[name].unfit in why_not(name, Wishes(servers=ALL, survive=False))
+
+
+def test_the_pick_is_measured_and_has_less_to_mind() -> None:
+    wishes = Wishes(survive=False)
+    results = [result("bide-memory", "steady", made(late=late(0.1, 1))),
+               result("S17-B", "steady", made(late=late(0.1, 40)))]  # fmt: skip
+    names = fitting(wishes, *results)
+    assert names[0] == "bide-memory"
+    assert names[1] == "S17-B"
+    assert names.index("S12") > 1, "what was not measured comes after what was"
+
+
+def test_the_reasons_for_a_pick_cite_the_figures() -> None:
+    idle = made(expected=0, client_cpu_pct=0.15, client_bytes_per_task=480.0)
+    results = [result("bide-redis", "steady", made(late=CLOSE)), result("bide-redis", "idle", idle)]
+    results.append(result("bide-redis", "killed", made(late=CLOSE)))
+    choice = choice_of(Wishes(servers=frozenset({"redis"}), tasks=1000), results)
+    assert choice.measured
+    told = "; ".join(choice.fitting[0].merits)
+    assert choice.fitting[0].row.name == "bide-redis"
+    for words in ("p99", "steady, quick", "lost none of 100 (killed", "1,000 tasks take 480 kB", "0.15 %"):
+        assert words in told
+
+
+def test_where_nothing_fits_the_nearest_come_first() -> None:
+    choice = choice_of(Wishes(servers=frozenset({"redis"}), late=0.001), [
+        result(name, "steady", made(late=late(5, 9), early=1)) for name in EVERY
+    ])  # fmt: skip
+    assert not choice.fitting
+    counts = [len(one.against) for one in choice.excluded]
+    assert counts == sorted(counts)
+
+
+FLAWS = [flaw for strategy in EVERY.values() for flaw in strategy.flaws]
+
+
+@pytest.mark.parametrize("strategy", [one for one in EVERY.values() if one.flaws], ids=named)
+def test_the_kind_of_a_flaw_can_be_asked_for(strategy: type[Strategy]) -> None:
+    for flaw in strategy.flaws:
+        assert len(kinds_of(flaw)) <= 3
+
+
+def test_a_flaw_is_of_the_kind_that_shows_it() -> None:
+    def flaw(field: str) -> Flaw:
+        return Flaw("words", "two", lambda seen: "seen" if getattr(seen, field) else "")
+
+    assert kinds_of(flaw("lost")) == [LOST]
+    assert kinds_of(flaw("duplicated")) == [DOUBLED]
+    assert kinds_of(Flaw("words", "two", lambda seen: "seen" if (seen.p99 or 0) > 1000 else "")) == [LATE]
+    assert not kinds_of(flaw("early"))

@@ -1,0 +1,152 @@
+"""`bide lab list`, `explain`, `report` and `choose`, as a person and as a program uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.lab.playing import named
+from tests.lab.reported import some_results
+
+from bide.cli import main
+from bide.lab.catalogue import catalogue
+from bide.lab.running import ResultsFile
+from bide.lab.strategy import Strategy
+from bide.lab.workloads import WORKLOADS
+
+EVERY = catalogue()
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of its own, without settings, in a terminal of 80 columns."""
+    for name in [name for name in os.environ if name.startswith("BIDE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    file = ResultsFile(tmp_path / "lab-results.jsonl")
+    for one in some_results():
+        file.add(one)
+    return file.path
+
+
+def run(*words: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(main, ["lab", *words], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def shapes(*words: str) -> list[Any]:
+    return [json.loads(line) for line in run(*words, "--json").stdout.splitlines()]
+
+
+def error(*words: str) -> str:
+    done = run(*words, code=2)
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_list_names_all_strategies_and_workloads() -> None:
+    told = shapes("list")
+    assert [one["strategy"] for one in told if "strategy" in one] == list(EVERY)
+    assert [one["workload"] for one in told if "workload" in one] == list(WORKLOADS)
+    words = run("list").stdout.split()
+    assert {*EVERY, *WORKLOADS} <= set(words)
+
+
+@pytest.mark.parametrize("strategy", EVERY.values(), ids=named)
+def test_explain_fits_into_80_columns_but_for_wide_drawings(strategy: type[Strategy]) -> None:
+    text = run("explain", strategy.name).stdout
+    [told, *_] = shapes("explain", strategy.name)
+    drawing = {line.strip() for line in told["drawing"].splitlines()}
+    wide = [line for line in text.splitlines()[1:] if len(line) > 80 and line.strip() not in drawing]
+    assert not wide
+    assert all(part in text for part in told["parts"])
+    assert told["drawing"].splitlines()[0].strip() in text
+
+
+def test_explain_tells_a_card_once_for_all_variants() -> None:
+    text = run("explain", "S4").stdout
+    assert text.count("\nIdea\n") == 1
+    assert all(name in text for name in EVERY if name.startswith("S4-"))
+    assert [one["strategy"] for one in shapes("explain", "S4")] == [name for name in EVERY if name.startswith("S4-")]
+    assert "S99" in error("explain", "S99")
+
+
+def test_report_writes_the_page_the_tables_and_the_pictures(results: Path, tmp_path: Path) -> None:
+    [told] = shapes("report")
+    assert told["measured"] == 5
+    assert told["strategies"] == len(EVERY)
+    for path in (told["page"], told["tables"], *told["pictures"]):
+        assert (tmp_path / path).stat().st_size > 500
+    assert "5 of" in run("report", "--out", "elsewhere").stdout
+    assert (tmp_path / "elsewhere" / "report.html").exists()
+
+
+def test_report_of_nothing_says_what_would_be_accepted() -> None:
+    assert "bide lab run" in error("report", "--results", "none.jsonl")
+
+
+def test_choose_answers_with_reasons_on_both_sides(results: Path) -> None:
+    [told] = shapes("choose", "--servers", "redis,postgres", "--tasks", "1000", "--late", "100ms")
+    assert told["measured"] is True
+    assert told["fitting"][0]["strategy"] == "bide-redis"
+    assert told["fitting"][0]["why"]
+    excluded = {one["strategy"]: one["why"] for one in told["excluded"]}
+    assert {"reason": "99 of 100 were late by up to 109 ms (steady)", "measured": True} in excluded["S4-A"]
+    assert not excluded["S9"][0]["measured"]
+    assert len(told["fitting"]) + len(excluded) == len(EVERY)
+
+
+def test_choose_prints_for_people_within_80_columns(results: Path) -> None:
+    text = run("choose", "--servers", "redis").stdout
+    assert text.startswith("Pick bide-")
+    assert "Not these" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_choose_without_figures_says_that_nothing_was_measured() -> None:
+    text = run("choose", "--servers", "redis").stdout
+    assert text.lstrip().startswith("Nothing was measured")
+    assert shapes("choose")[0]["measured"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--servers", "oracle"), "oracle"), (("--late", "soon"), "soon"), (("--tasks", "many"), "many"),
+        (("--twice", "perhaps"), "perhaps"),
+    ],
+)  # fmt: skip
+def test_choose_says_what_it_would_accept(words: tuple[str, ...], named: str) -> None:
+    assert named in error("choose", *words)
+
+
+def test_choose_asks_in_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-m", "bide", "lab", "choose", "--twice", "yes"],
+            stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as asked:  # fmt: skip
+            os.write(ours, b"5000\n50ms\nnone\ny\ny\nn\n")
+            text, _ = asked.communicate(timeout=30)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert asked.returncode == 0, text
+    assert text.index("How many tasks") < text.index("By how much") < text.index("Which servers")
+    assert "May it be done twice" not in text, "an option has answered that"
+    assert "needs no server" in text
+    assert "gone with it" not in text
