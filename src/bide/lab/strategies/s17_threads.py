@@ -7,12 +7,12 @@ of a few others.
 **Origin.** Python's `threading.Timer`, Java's `Timer` and `ScheduledThreadPoolExecutor`, APScheduler with its pool of
 10 threads. A: a timer thread per task. B: one waiting thread and a pool of 10.
 
-**Cost.** A: a thread for each waiting task, which is a stack of 8 MiB of address space, of which some 10 KiB are in
-memory, two mappings and a kernel thread; 60 to 100 us to start one. B: a heap entry for each task, and the pool.
+**Cost.** A: a thread for each waiting task, which is a stack of 8 MiB of address space, of which some 18 KiB are in
+memory, two mappings and a kernel thread; some 100 us to start one. B: a heap entry for each task, and the pool.
 
 **Flaw.** A: the machine has only so many threads (here the lab asks for 2,000 waiting tasks at most), and to wake many
-at once is a fight for one lock. B: as many slow tasks as the pool has threads hold up all others. Both are memory: a
-restart forgets all.
+at once is a fight for the interpreter's one lock. B: as many slow tasks as the pool has threads hold up all others.
+Both are memory: a restart forgets all.
 
 **Right when.** A handful of tasks in a script or a desktop program, with nothing to lose.
 
@@ -41,6 +41,8 @@ from bide.timers import HeapTimer
 
 POOL = 10
 """APScheduler's default."""
+_FIGHT = 15.0
+"""Milliseconds that half of a burst may be late before it is worth a word: a heap in one thread takes 5 ms."""
 _MANY = 100
 """Threads that are worth a word."""
 
@@ -52,6 +54,11 @@ def _threads(seen: Figures) -> str:
         f"{seen.threads:,} threads for {seen.scheduled:,} waiting tasks, {seen.client_bytes_per_task or 0:,.0f} bytes"
         " each, besides what the kernel keeps"
     )
+
+
+def _crowded(seen: Figures) -> str:
+    late = seen.p50
+    return f"of {seen.fired:,} due at once half were more than {late:,.0f} ms late" if late and late > _FIGHT else ""
 
 
 def _no_thread(seen: Figures) -> str:
@@ -69,7 +76,11 @@ class ThreadEach(Strategy):
     in_process = True
     bears = 2_000
     shows = ("steady",)
-    flaws = (Flaw("every waiting task is a thread", "idle", _threads), GONE)
+    flaws = (
+        Flaw("every waiting task is a thread", "idle", _threads),
+        Flaw("threads that come due at once fight for the interpreter's one lock", "burst", _crowded),
+        GONE,
+    )
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
