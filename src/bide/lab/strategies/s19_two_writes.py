@@ -23,11 +23,11 @@ order never was.
 **To bide.** With the data in SQLite, PostgreSQL or MySQL: app.using(connection).schedule in the transaction of the
 order. With data elsewhere: an outbox, whose relay calls app.schedule (docs/transactions.md).
 
-      none, sync, async              open                     outbox                 bide
-      INSERT order; COMMIT           BEGIN; INSERT order      BEGIN; INSERT order    BEGIN; INSERT order
-         *** killed: no timer        ZADD timer               INSERT outbox          app.using(..).schedule
-      ZADD timer                        *** no order          COMMIT                 COMMIT
-       sync: 3 times, then undo      COMMIT                   relay: ZADD, DELETE
+      none, sync, async             open                    outbox                bide
+      INSERT order; COMMIT          BEGIN; INSERT order     BEGIN; INSERT order   BEGIN; INSERT order
+         *** killed: no timer       ZADD timer              INSERT outbox         app.using(..).schedule
+      ZADD timer                       *** no order         COMMIT                COMMIT
+       sync: 3 times, then undo     COMMIT                  relay: ZADD, DELETE
        async: note it; a daemon
 """
 
