@@ -89,15 +89,17 @@ def cost(axes: Axes, rows: Sequence[Row], operation: str, unit: str) -> None:
 
 def faults(axes: Axes, cells: Sequence[tuple[Row, str]]) -> None:
     """Two bars for each cell, in percent of what had to fire."""
+    most = 100.0
     for place, (row, name) in enumerate(cells):
         seen = row.figures(name)
         assert seen is not None
         for count, color, shift in zip(row.harm(name), (LOST, TWICE), (-0.17, 0.17), strict=True):
             share = 100 * count / (seen.expected or 1)
             axes.barh(place + shift, share, height=0.3, color=color)
-            axes.text(min(share, 100) + 1.5, place + shift, f"{count:,}", va="center", fontsize=8)
+            most = max(most, share)
+            axes.text(share + 1.5, place + shift, f"{count:,}", va="center", fontsize=8)
     _names(axes, [f"{row.name}, {name}" for row, name in cells])
-    axes.set_xlim(0, 112)
+    axes.set_xlim(0, most * 1.14)
     axes.set_xlabel("% of the tasks that had to fire")
     _with_legend(axes, {"lost": (LOST, 1), "done twice": (TWICE, 1)})
 

@@ -14,6 +14,7 @@ from bide.lab.report.pictures import Picture, pictures
 from bide.lab.report.tables import (
     Table,
     ahead_table,
+    counted_table,
     flaw_table,
     measure_table,
     missing_verbs,
@@ -24,8 +25,8 @@ from bide.lab.report.writing import MARK, write_pictures
 from bide.lab.running import ResultsFile
 
 CHINESE: Mapping[str, str] = {
-    "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的", "measure": "指标",
-    "best of bide": "bide 最好的", "ahead of it": "领先者",
+    "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的",
+    "counted besides": "另外的计数", "measure": "指标", "best of bide": "bide 最好的", "ahead of it": "领先者",
     "late p50, ms": "延迟 p50，ms", "late p99, ms": "延迟 p99，ms",
     "fired/s": "每秒触发", "idle CPU, %": "空闲 CPU，%", "idle CPU, servers, %": "服务器空闲 CPU，%",
     "asked/s, idle": "空闲时每秒询问", "bytes/task": "字节/任务", "bytes/task, servers": "服务器字节/任务",
@@ -80,6 +81,8 @@ class Document:
         if (given := measure_table(self.found, family)) is not None:
             parts.append(self._table(given, chinese))
         rows = self.found.of(family)
+        if (counted := counted_table(rows)) is not None:
+            parts.append(self._table(counted, chinese))
         if left_out := not_measured(rows):
             parts.append(bullets([f"{', '.join(names)}: {_translated(why, chinese)}" for why, names in left_out]))
         if missing := missing_verbs(rows):

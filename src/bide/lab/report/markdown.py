@@ -8,6 +8,7 @@ from bide.lab.report.tables import (
     Table,
     ahead_table,
     cell_table,
+    counted_table,
     flaw_table,
     measure_table,
     missing_verbs,
@@ -38,6 +39,8 @@ def family_parts(found: Findings, family: Family) -> list[str]:
     if (measured := measure_table(found, family)) is not None:
         parts.append(table(measured))
     rows = found.of(family)
+    if (counted := counted_table(rows)) is not None:
+        parts.append(table(counted))
     if missing := missing_verbs(rows):
         lines = [f"no `{verb}` in {', '.join(names)}: {reason}" for verb, reason, names in missing]
         parts.append(bullets(lines))

@@ -15,6 +15,7 @@ from bide.lab.report.tables import (
     Table,
     ahead_table,
     cell_table,
+    counted_table,
     measure_table,
     missing_verbs,
     not_measured,
@@ -117,6 +118,8 @@ def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:
     if (measured := measure_table(found, family)) is not None:
         ours = {row.name for row in found.bide} if family.name != "bide" else set()
         parts.append(_table(measured, marked=ours))
+    if (counted := counted_table(rows)) is not None:
+        parts.append(f"<details><summary>What was counted besides</summary><div>{_table(counted)}</div></details>")
     if left_out := not_measured(rows):
         lines = "".join(f"<li><b>{escape(', '.join(names))}</b>: {escape(why)}</li>" for why, names in left_out)
         parts.append(f'<h3>Not measured</h3><ul class="plain">{lines}</ul>')
@@ -178,6 +181,9 @@ def _table(given: Table, marked: Iterable[str] = ()) -> str:
 
 
 def _cell(tag: str, text: str, number: int, given: Table, more: str = "") -> str:
-    kind = "right" if number in given.right else "words" if tag == "td" and len(text) > 24 else ""
+    titled = number == 1 and not given.heads[1]  # what the names mean: left out where there is no room
+    kind = (
+        "title" if titled else "right" if number in given.right else "words" if tag == "td" and len(text) > 24 else ""
+    )
     named = f' class="{kind}"' if kind else ""
     return f"<{tag}{more}{named}>{escape(text)}</{tag}>"

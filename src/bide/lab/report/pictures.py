@@ -52,9 +52,9 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
     late = [row for row in rows if (seen := row.figures("steady")) is not None and seen.late]
     host = [row for row in guests if (seen := row.figures("steady")) is not None and seen.late]
     reach = [one for row in [*late, *host] if (seen := row.figures("steady")) is not None for one in seen.late]
-    for name, some in _split(f"{family.name}-lateness", late):
+    for name, part, some in _split(f"{family.name}-lateness", late):
         draw = partial(charts.lateness, rows=[*some, *host], reach=reach)
-        yield Picture(name, family, "How late, under a steady load", 2.35 + _legend([*some, *host]), draw)
+        yield Picture(name, family, f"How late, under a steady load{part}", 2.35 + _legend([*some, *host]), draw)
     for kind, caption, names in (
         ("throughput", "Tasks fired a second, in a burst", ("completed",)),
         ("idle", "Processor time while nothing is due", ("idle-cpu", "idle-server-cpu")),
@@ -71,22 +71,23 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
         what, unit = operation_words(operation)
         name, caption = operation.replace("_", "-").replace(" ", "-"), f"{what[:1].upper()}{what[1:]}"
         host = [row for row in guests if operation in row.curves]
-        for part, some in _split(f"{family.name}-cost-{name}", [row for row in rows if operation in row.curves]):
+        for whole, part, some in _split(f"{family.name}-cost-{name}", [row for row in rows if operation in row.curves]):
             draw = partial(charts.cost, rows=[*some, *host], operation=operation, unit=unit)
-            yield Picture(part, family, f"{caption}, by how many wait", 2.35 + _legend([*some, *host]), draw)
+            yield Picture(whole, family, f"{caption}, by how many wait{part}", 2.35 + _legend([*some, *host]), draw)
     if hurt := _hurt(rows, [*rows, *guests]):
         height, draw = 1.0 + 0.36 * len(hurt), partial(charts.faults, cells=hurt)
-        yield Picture(f"{family.name}-faults", family, "Tasks lost, and done twice, where any were", height, draw)
+        yield Picture(f"{family.name}-faults", family, "Lost, and done twice, where any were", height, draw)
 
 
-def _split(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Sequence[Row]]]:
-    """As few pictures as hold all rows, with about the same number in each."""
+def _split(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, str, Sequence[Row]]]:
+    """As few pictures as hold all rows, with about the same number in each: name, which of several it is, and rows."""
     if not rows:
         return
     pieces = -(-len(rows) // _LINES)
     for number in range(pieces):
         begin, end = number * len(rows) // pieces, (number + 1) * len(rows) // pieces
-        yield name if number == 0 else f"{name}-{number + 1}", rows[begin:end]
+        part = f", {number + 1} of {pieces}" if pieces > 1 else ""
+        yield name if number == 0 else f"{name}-{number + 1}", part, rows[begin:end]
 
 
 def _legend(rows: Sequence[Row]) -> float:

@@ -31,9 +31,9 @@ class Table(NamedTuple):
 
 
 def measure_table(found: Findings, family: Family, measures: Sequence[Measure] = COLUMNS) -> Table | None:
-    """A line for each strategy of the family that was measured, and one of bide's; a column for each measure taken."""
+    """A line for each strategy of the family that has any of the measures, and one of bide's; a column for each."""
     reference = found.reference(family)
-    rows = [row for row in found.of(family) if row.measured]
+    rows = [row for row in found.of(family) if any(row.value(one) is not None for one in measures)]
     beside = [reference] if rows and reference is not None and reference not in rows else []
     shown = [one for one in measures if any(row.value(one) is not None for row in rows)]
     if not shown:
@@ -49,6 +49,15 @@ def measure_table(found: Findings, family: Family, measures: Sequence[Measure] =
 def _head(measure: Measure) -> str:
     unit = measure.unit if measure.unit not in measure.head and measure.unit != "B" else ""
     return f"{measure.head}, {unit}" if unit else measure.head
+
+
+def counted_table(rows: Iterable[Row]) -> Table | None:
+    """What strategies and workloads counted besides: hops, visits, bytes; None if nothing was."""
+    lines = [
+        [row.name, name, besides]
+        for row in rows for name, one in row.measured.items() if one.figures and (besides := _besides(one.figures))
+    ]  # fmt: skip
+    return Table(["strategy", "workload", "counted besides"], lines) if lines else None
 
 
 def flaw_table(rows: Iterable[Row]) -> Table:
