@@ -76,8 +76,8 @@ class Trips(Workload):
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         ahead, seconds = 50, 1.0
-        each = ahead / 1000 + stage.setting.span(stage.strategy.precision or 0.0)
-        count = max(5, min(20 if quick else 100, int(20 / each)))
+        each = ahead / 1000 + stage.strategy.period + stage.setting.span(stage.strategy.precision or 0.0)
+        count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
         await stage.start()
         client = await stage.client()
         await asyncio.sleep(0.5)
