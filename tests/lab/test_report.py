@@ -22,7 +22,7 @@ from bide.lab.report.families import FAMILIES, OWN, family_of
 from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row
 from bide.lab.report.markdown import markdown, table
 from bide.lab.report.page import page
-from bide.lab.report.tables import Table, cell_table, flaw_table, measure_table, missing_verbs
+from bide.lab.report.tables import Table, cell_table, counted_table, flaw_table, measure_table, missing_verbs
 from bide.lab.report.way import ways
 from bide.lab.report.writing import write_pictures, write_report
 from bide.lab.running import ResultsFile
@@ -120,7 +120,15 @@ def test_a_family_is_held_against_bide_on_the_servers_that_it_uses(found: Findin
     assert timers.name == "bide-memory"
     measured = measure_table(found, by_name["zsets"])
     assert measured is not None
-    assert [line[0] for line in measured.lines] == ["S4-A", "S4-B", "bide-redis"]
+    assert [line[0] for line in measured.lines] == ["S4-A", "bide-redis"]
+
+
+def test_what_was_counted_besides_has_a_table() -> None:
+    counted = made(late=late(1, 2), counts={"hops": 5.0, "messages_sent": 1234.0}, revived=2)
+    table = counted_table(findings.findings([result("S9", "relay", counted)]).rows)
+    assert table is not None
+    assert table.lines == [["S9", "relay", "fired after a cancel 2, hops 5, messages sent 1,234"]]
+    assert counted_table(findings.findings([result("S9", "relay", made())]).rows) is None
 
 
 def test_a_verb_that_is_not_there_is_told_with_its_reason(found: Findings) -> None:
