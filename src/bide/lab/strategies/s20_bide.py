@@ -107,6 +107,7 @@ class OnSqlite(_Bide):
 
     name = "bide-sqlite"
     title = "bide on SQLite"
+    shows = ("steady", "burst", "two")
 
     @property
     def url(self) -> str:
@@ -160,6 +161,7 @@ class OnMysql(_Bide):
     name = "bide-mysql"
     title = "bide on MySQL or MariaDB"
     needs = ("mysql",)
+    shows = ("steady", "burst", "two")
 
     @property
     def url(self) -> str:

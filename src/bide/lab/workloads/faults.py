@@ -36,8 +36,8 @@ class Killed(Workload):
         before = stage.fired()
         await asyncio.sleep(1.0)
         await stage.start(seconds=self.seconds)
-        await stage.until_fired(self.count + 1, by=time.time() + stage.patience + stage.hold + 3)
-        await stage.rest()
+        await stage.until_fired(self.count, by=time.time() + stage.patience + stage.hold + 1)
+        await stage.rest(0.5)
         figures = stage.verdict(until=due).figures()
         figures.counts = {"fired_before_the_kill": before, "killed_under_way": float(under_way)}
         return figures

@@ -29,7 +29,7 @@ class Steady(Workload):
     ahead = 2_000
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = 400 if quick else 2_000
+        count = 200 if quick else 2_000
         await stage.start()
         client = await stage.client()
         before = [await player.usage() for player in stage.players]
