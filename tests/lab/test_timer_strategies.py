@@ -30,7 +30,7 @@ SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWh
 IDLE: list[type[IdleConnections]] = [PublishedIdleRing, LazyRing, WholeScan, TimerEach]
 EVERY: list[type[Strategy]] = [*SOUND, AsPublished, *IDLE]
 KNOWN: list[tuple[type[Strategy], Flaw]] = [(strategy, flaw) for strategy in EVERY for flaw in strategy.flaws]
-_AT_ONCE = 6
+_AT_ONCE = 8
 """Cells that are played at the same time: they mostly wait, and none of them holds a figure that is matter of luck."""
 
 

@@ -196,7 +196,7 @@ class Laps(Workload):
         return super().why_not(strategy) or ("" if getattr(strategy, "has_laps", False) else "it has no laps")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        far, near, laps = (5_000, 50, 2.5) if quick else (100_000, 1_000, 10.0)
+        far, near, laps = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
         stage.setting = replace(stage.setting, options={**stage.setting.options, "lap": "60"})
         lap = stage.setting.span(60)
         ahead = round(lap * 1000)
@@ -231,12 +231,14 @@ class Touch(Workload):
 
     name = "touch"
     about = "10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when"
+    connections = 10_000
+    """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("" if hasattr(strategy, "touch") else "it has no connections to touch")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        return msgspec.convert(await _apart("touch", stage.spec("worker"), 10_000 if quick else 100_000), Figures)
+        return msgspec.convert(await _apart("touch", stage.spec("worker"), self.connections), Figures)
 
 
 def touched(strategy: Any, connections: int) -> Figures:
