@@ -102,7 +102,8 @@ def class_path() -> str:
     return kept.read_text()
 
 
-def _loopback() -> Path:
+def loopback_library() -> Path:
+    """To be loaded first: what a process would have listen everywhere listens here alone. Raises `ServerMissing`."""
     library = _cache() / "loopback.so"
     if not library.exists():
         compiler = program("cc", "a C compiler, by which it is kept on the loopback address")
@@ -145,7 +146,7 @@ class RocketMqServer(Running):
         """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
         assert not self.running, "it runs already"
         java = program("java", "a JDK of version 8 or later")
-        jars, library = class_path(), _loopback()
+        jars, library = class_path(), loopback_library()
         self.directory.mkdir(parents=True, exist_ok=True)
         names, replication, remoting = free_port(), free_port(), free_port()
         broker = self._free_broker_port()

@@ -59,6 +59,7 @@ def test_one_that_the_environment_names_is_used(services: Callable[..., subproce
     ("words", "said"),
     [
         (("start", "oracle"), "'oracle' is not accepted; give redis, cluster, sentinel, postgres, mysql, rabbitmq"),
+        (("--with", "oracle", "start"), "invalid choice: 'oracle'"),
         (("run", "redis"), "followed by -- and a command"),
         (("start", "redis", "--", "true"), "followed by -- and a command"),
     ],

@@ -97,7 +97,7 @@ class RabbitMqStrategy(Strategy):
             async with message.process(requeue=True):
                 await done(Message.read(message.body))
 
-        source = await self.channel.get_queue(self.queue(queue), ensure=False)
+        source = await self.declare(queue)  # what is declared here is taken up again after a connection was lost
         tag = await source.consume(arrived)
         try:
             await asyncio.Event().wait()
