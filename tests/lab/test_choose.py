@@ -150,6 +150,20 @@ def test_what_is_for_one_purpose_alone_is_out() -> None:
         assert EVERY[name].unfit in why_not(name, Wishes(servers=ALL, survive=False))
 
 
+def test_what_nobody_has_looked_at_is_said() -> None:
+    def minds(name: str, wishes: Wishes, *results: Result) -> str:
+        [one] = [one for one in choice_of(wishes, results).fitting if one.row.name == name]
+        return "; ".join(one.minds)
+
+    killed, two = (result("S3", name, made(late=CLOSE)) for name in ("killed", "two"))
+    wishes = Wishes(servers=ALL)
+    assert "lost when something dies was not measured" in minds("S3", wishes)
+    assert "lost when something dies" not in minds("S3", wishes, killed)
+    assert "twice when two of each consumer run was not measured" in minds("S3", wishes, killed)
+    assert "was not measured" not in minds("S3", wishes, killed, two)
+    assert "was not measured" not in minds("bide-memory", Wishes(survive=False)), "it is one process with its client"
+
+
 def test_the_pick_is_measured_and_has_less_to_mind() -> None:
     wishes = Wishes(survive=False)
     results = [result("bide-memory", "steady", made(late=late(0.1, 1))),

@@ -185,7 +185,7 @@ def _repeats(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | Non
         if seen is not None and seen.duplicated:
             return Reason(f"did {seen.duplicated:,} of {seen.expected:,} twice ({name}: {WORKLOADS[name].about})",
                           measured=True)  # fmt: skip
-    if wishes.twice is Twice.NO and strategy.hold and row.figures("killed") is None:
+    if wishes.twice is Twice.NO and strategy.hold and not strategy.in_process and row.figures("killed") is None:
         return Reason("what a dead consumer held is given to another, who may do it a second time")
     return _known(strategy, row, matters, DOUBLED)
 
@@ -255,8 +255,13 @@ def _merits(wishes: Wishes, strategy: type[Strategy], row: Row) -> list[str]:
 
 
 def _minds(wishes: Wishes, strategy: type[Strategy], row: Row) -> list[str]:
-    """Its flaws, but for those that were not seen, and those that the wishes allow."""
+    """What nobody has looked at, and its flaws, but for those that were not seen and those that the wishes allow."""
     told = []
+    if wishes.survive and not _tried(strategy, row, DOWN):
+        told.append("whether anything is lost when something dies was not measured")
+    if wishes.twice is not Twice.YES and not _tried(strategy, row, {"two"} if wishes.twice is Twice.CRASH else DOWN):
+        when = "two of each consumer run" if wishes.twice is Twice.CRASH else "something dies"
+        told.append(f"whether a task is done twice when {when} was not measured")
     for flaw in strategy.flaws:
         figures = row.figures(flaw.workload)
         seen = flaw.seen(figures) if figures is not None else ""
@@ -267,6 +272,12 @@ def _minds(wishes: Wishes, strategy: type[Strategy], row: Row) -> list[str]:
         if (seen or figures is None) and not allowed:
             told.append(f"{flaw.text}{f': {seen}' if seen else ' (not measured)'}")
     return told
+
+
+def _tried(strategy: type[Strategy], row: Row, names: Iterable[str]) -> bool:
+    """Whether any of these workloads was played, or none of them makes sense here."""
+    sensible = [name for name in names if not WORKLOADS[name].why_not(strategy)]
+    return not sensible or any(row.figures(name) is not None for name in sensible)
 
 
 def late_words(row: Row) -> str:

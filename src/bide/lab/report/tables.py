@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bide.lab.figures import Figures, Result
 from bide.lab.report.families import Family
-from bide.lab.report.findings import Better, Findings, Row
+from bide.lab.report.findings import NOT_WAITED_FOR, Better, Findings, Row
 from bide.lab.report.measures import BY_NAME, Measure, figure
 
 COLUMNS = tuple(
@@ -106,6 +106,8 @@ def _cell_words(result: Result) -> list[str]:
     seen, took = result.figures, figure(result.seconds)
     if seen is None:
         return [*[EMPTY] * 7, took, result.why_not]
+    if result.workload in NOT_WAITED_FOR:  # what is due after its end was not lost
+        return [*[EMPTY] * 7, took, _besides(seen)]
     late = [EMPTY if one is None else figure(one) for one in (seen.p50, seen.p99, seen.most)]
     counts = [EMPTY if one is None or not seen.expected else f"{one:,}"
               for one in (seen.lost, seen.duplicated, seen.early)]  # fmt: skip
