@@ -61,6 +61,15 @@ GONE = Flaw("what waits in memory is gone when the process ends, however it does
 """What all of them are known for; each file shows it with one of its variants."""
 
 
+def _visited(seen: Figures) -> str:
+    vain, waiting = seen.counts.get("vain_visits", 0), seen.counts.get("far", 0)
+    return f"{vain:,.0f} visits in vain to {waiting:,.0f} tasks in {seen.counts['laps']:.1f} laps" if vain else ""
+
+
+VISITED = Flaw("every lap visits every task whose lap has not come", "laps", _visited)
+"""What those are known for that go round."""
+
+
 class InMemory(Strategy):
     """A timer, a lock around it, and a thread that sleeps until the timer has something, or is woken.
 

@@ -32,8 +32,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bide.core.instants import Millis
-from bide.lab.figures import Figures
-from bide.lab.servers.none import GONE, InMemory
+from bide.lab.servers.none import GONE, VISITED, InMemory
 from bide.lab.strategy import Flaw, now
 
 if TYPE_CHECKING:
@@ -145,14 +144,6 @@ class PublishedRing(Ring[Thing]):
         return as_published(max(1, steps), len(self._slots))
 
 
-def _visited(seen: Figures) -> str:
-    vain, waiting = seen.counts.get("vain_visits", 0), seen.counts.get("far", 0)
-    return f"{vain:,.0f} visits in vain to {waiting:,.0f} tasks in {seen.counts['laps']:.1f} laps" if vain else ""
-
-
-_VISITS = Flaw("every lap visits every task whose lap has not come", "laps", _visited)
-
-
 class _RingStrategy(InMemory):
     """A ring turned by a thread. Option `lap`: seconds of strategy time of one lap, instead of an hour."""
 
@@ -195,7 +186,7 @@ class AsPublished(_RingStrategy):
                 if (late := seen.counts.get("a_lap_late", 0)) else ""
             ),
         ),
-        _VISITS,
+        VISITED,
     )  # fmt: skip
     skips: ClassVar[Mapping[str, str]] = {"cost": "its operations are those of S13-B"}
 
@@ -209,7 +200,7 @@ class Counted(_RingStrategy):
     name = "S13-B"
     title = "ring with lap counts, the boundary minded"
     shows = ("steady", "idle", "cost")
-    flaws = (_VISITS, GONE)
+    flaws = (VISITED, GONE)
 
     def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
         return Ring(slots=slots, step=round(step * 1e9), start=start)

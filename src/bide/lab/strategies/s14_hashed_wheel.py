@@ -34,7 +34,7 @@ from typing import Any, Generic, TypeVar
 
 from bide.core.instants import Millis
 from bide.lab.figures import Figures
-from bide.lab.servers.none import GONE, InMemory
+from bide.lab.servers.none import GONE, VISITED, InMemory
 from bide.lab.strategy import Flaw, Item
 from bide.timers import HashedWheel
 
@@ -146,11 +146,6 @@ def _ticks(seen: Figures) -> str:
     return f"half of them more than {late:.0f} ms late, at ticks of {TICK} ms" if late and late > TICK / 4 else ""
 
 
-def _visited(seen: Figures) -> str:
-    vain, waiting = seen.counts.get("vain_visits", 0), seen.counts.get("far", 0)
-    return f"{vain:,.0f} visits in vain to {waiting:,.0f} tasks in {seen.counts['laps']:.1f} laps" if vain else ""
-
-
 class Ticking(InMemory):
     """Netty's form. Options: `lap`, seconds of strategy time instead of 512 ticks; `pending`, the most that may wait
     (without it there is no limit, as in Netty)."""
@@ -162,7 +157,7 @@ class Ticking(InMemory):
     shows = ("cost",)
     flaws = (
         Flaw("every task waits for the end of its tick", "steady", _ticks),
-        Flaw("every lap visits every task whose lap has not come", "laps", _visited),
+        VISITED,
         GONE,
     )
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
@@ -65,17 +64,17 @@ class IdleConnections(Strategy):
         self._looked = 0
         self._longest = 0
 
-    @abstractmethod
     def touch(self, uid: str) -> None:
         """A packet of `uid`, maybe its first."""
+        raise NotImplementedError
 
-    @abstractmethod
     def forget(self, uid: str) -> bool:
         """Its connection is closed; False: it was not there."""
+        raise NotImplementedError
 
-    @abstractmethod
     def knows(self, uid: str) -> bool:
         """Whether it is there, and not idle yet."""
+        raise NotImplementedError
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for item in items:
