@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from bide.lab.actor import Step
 from bide.lab.cast import Player
 from bide.lab.figures import Figures
-from bide.lab.journal import Call
+from bide.lab.journal import Call, whole_lines
 from bide.lab.judge import judge
 from bide.lab.stage import Stage, keys_of
 from bide.lab.strategy import Strategy, now
@@ -33,7 +33,7 @@ class Writer(Workload):
 
     name = "writer"
     about = "clients are killed -9 while they schedule; what they had committed has to fire"
-    kills, quick_kills = 12, 3
+    kills, quick_kills = 12, 4
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("it is one process: see restarted" if strategy.in_process else "")
@@ -77,7 +77,7 @@ async def _owed(stage: Stage) -> tuple[set[str], list[Call], Mapping[str, int]]:
 async def _warm(client: Player) -> None:
     """Until each of its callers has been answered twice: connecting takes longer than a call, and is no call's part."""
     for _ in range(200):
-        if client.spec.journal.read_bytes().count(b"\n< ") >= 2 * _CALLERS:
+        if whole_lines(client.spec.journal).count(b"\n< ") >= 2 * _CALLERS:
             return
         await asyncio.sleep(0.01)
 
