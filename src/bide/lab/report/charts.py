@@ -89,7 +89,7 @@ def cost(axes: Axes, rows: Sequence[Row], operation: str, unit: str) -> None:
 
 def faults(axes: Axes, cells: Sequence[tuple[Row, str]]) -> None:
     """Two bars for each cell, in percent of what had to fire."""
-    most = 100.0
+    most = 10.0
     for place, (row, name) in enumerate(cells):
         seen = row.figures(name)
         assert seen is not None
@@ -97,7 +97,7 @@ def faults(axes: Axes, cells: Sequence[tuple[Row, str]]) -> None:
             share = 100 * count / (seen.expected or 1)
             axes.barh(place + shift, share, height=0.3, color=color)
             most = max(most, share)
-            axes.text(share + 1.5, place + shift, f"{count:,}", va="center", fontsize=8)
+            axes.text(share, place + shift, f" {count:,}", va="center", fontsize=8)
     _names(axes, [f"{row.name}, {name}" for row, name in cells])
     axes.set_xlim(0, most * 1.14)
     axes.set_xlabel("% of the tasks that had to fire")

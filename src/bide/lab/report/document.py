@@ -9,9 +9,10 @@ from pathlib import Path
 from bide.lab.card import PARTS, Card
 from bide.lab.report.families import Family
 from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row, findings
-from bide.lab.report.markdown import bullets, table
+from bide.lab.report.markdown import bullets, missing_words, table
 from bide.lab.report.pictures import Picture, pictures
 from bide.lab.report.tables import (
+    Missing,
     Table,
     ahead_table,
     counted_table,
@@ -34,6 +35,14 @@ CHINESE: Mapping[str, str] = {
     "cancel, µs": "cancel，µs", "fire_now, µs": "fire_now，µs", NOT_ASKED: "本次未运行", NOT_SEEN: "本次未出现",
 }  # fmt: skip
 """What heads of tables, and the words for what was not seen, are in Chinese; all else is as it was measured."""
+
+_CAPTIONS = {
+    "How late, under a steady load": "平稳负载下的延迟", "Tasks fired a second, in a burst": "突发时每秒触发的任务",
+    "Processor time while nothing is due": "没有任务到期时的处理器时间",
+    "Memory for each task that waits": "每个等待任务的内存", "Lost, and done twice, where any were": "丢失的和重复执行的任务",
+    "by how many wait": "随等待数量变化",
+}  # fmt: skip
+"""Parts of captions."""
 
 
 class Document:
@@ -86,7 +95,7 @@ class Document:
         if left_out := not_measured(rows):
             parts.append(bullets([f"{', '.join(names)}: {_translated(why, chinese)}" for why, names in left_out]))
         if missing := missing_verbs(rows):
-            parts.append(bullets([f"`{verb}` ({', '.join(names)}): {why}" for verb, why, names in missing]))
+            parts.append(bullets([_missing(one) if chinese else missing_words(one) for one in missing]))
         return "\n\n".join(parts) + "\n"
 
     def _table(self, given: Table, chinese: bool) -> str:
@@ -110,3 +119,13 @@ class Document:
 
 def _translated(text: str, chinese: bool) -> str:
     return CHINESE.get(text, text) if chinese else text
+
+
+def _caption(text: str, chinese: bool) -> str:
+    for english, other in _CAPTIONS.items() if chinese else ():
+        text = text.replace(english, other)
+    return text
+
+
+def _missing(one: Missing) -> str:
+    return f"{', '.join(one.names)} 没有 {', '.join(f'`{verb}`' for verb in one.verbs)}：{one.why}"

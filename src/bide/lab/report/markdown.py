@@ -5,6 +5,7 @@ from __future__ import annotations
 from bide.lab.report.families import Family
 from bide.lab.report.findings import Findings
 from bide.lab.report.tables import (
+    Missing,
     Table,
     ahead_table,
     cell_table,
@@ -42,11 +43,15 @@ def family_parts(found: Findings, family: Family) -> list[str]:
     if (counted := counted_table(rows)) is not None:
         parts.append(table(counted))
     if missing := missing_verbs(rows):
-        lines = [f"no `{verb}` in {', '.join(names)}: {reason}" for verb, reason, names in missing]
-        parts.append(bullets(lines))
+        parts.append(bullets([missing_words(one) for one in missing]))
     if left_out := not_measured(rows):
         parts.append(bullets([f"{', '.join(names)}: {reason}" for reason, names in left_out]))
     return parts
+
+
+def missing_words(one: Missing) -> str:
+    """A line about verbs that are not there."""
+    return f"no {', '.join(f'`{verb}`' for verb in one.verbs)} in {', '.join(one.names)}: {one.why}"
 
 
 def bullets(lines: list[str]) -> str:

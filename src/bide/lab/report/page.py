@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -125,8 +126,9 @@ def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:
         parts.append(f'<h3>Not measured</h3><ul class="plain">{lines}</ul>')
     if missing := missing_verbs(rows):
         lines = "".join(
-            f"<li><code>{verb}</code> in <b>{escape(', '.join(names))}</b>: {escape(why)}</li>"
-            for verb, why, names in missing
+            f"<li>{', '.join(f'<code>{verb}</code>' for verb in one.verbs)} in <b>{escape(', '.join(one.names))}</b>: "
+            f"{escape(one.why)}</li>"
+            for one in missing
         )
         parts.append(f'<h3>Verbs that are not there</h3><ul class="plain">{lines}</ul>')
     parts += _cards(rows)
@@ -148,11 +150,16 @@ def _cards(rows: Sequence[Row]) -> list[str]:
 
 def _card(card: Card, variants: Sequence[Row]) -> str:
     names = ", ".join(row.name for row in variants)
-    told = "".join(f"<dt>{part}</dt><dd>{escape(card.parts[part])}</dd>" for part in PARTS)
+    told = "".join(f"<dt>{part}</dt><dd>{_prose(card.parts[part])}</dd>" for part in PARTS)
     return (
         f"<details><summary>{escape(card.title)} <small>{escape(names)}</small></summary>"
         f"<div><pre>{escape(card.drawing)}</pre><dl>{told}</dl></div></details>"
     )
+
+
+def _prose(text: str) -> str:
+    """A paragraph of a card: what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _cells(found: Findings) -> str:

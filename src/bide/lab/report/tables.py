@@ -76,13 +76,24 @@ def ahead_table(better: Iterable[Better]) -> Table:
     return Table(["measure", "best of bide", "ahead of it"], lines)
 
 
-def missing_verbs(rows: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
-    """Each verb and reason, with all strategies that share it."""
+class Missing(NamedTuple):
+    """Verbs that some strategies have not, all for one reason."""
+
+    verbs: Sequence[str]
+    why: str
+    names: Sequence[str]
+
+
+def missing_verbs(rows: Iterable[Row]) -> list[Missing]:
+    """Every verb that a strategy has not, those with the same reason and the same strategies together."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for verb, reason in (row.cannot or {}).items():
-            found.setdefault((verb, reason), []).append(row.name)
-    return [(verb, reason, names) for (verb, reason), names in found.items()]
+        for verb, why in (row.cannot or {}).items():
+            found.setdefault((why, verb), []).append(row.name)
+    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (why, verb), names in found.items():
+        together.setdefault((why, tuple(names)), []).append(verb)
+    return [Missing(verbs, why, names) for (why, names), verbs in together.items()]
 
 
 def not_measured(rows: Iterable[Row]) -> list[tuple[str, list[str]]]:
