@@ -39,7 +39,8 @@ CHINESE: Mapping[str, str] = {
 _CAPTIONS = {
     "How late, under a steady load": "平稳负载下的延迟", "Tasks fired a second, in a burst": "突发时每秒触发的任务",
     "Processor time while nothing is due": "没有任务到期时的处理器时间",
-    "Memory for each task that waits": "每个等待任务的内存", "Lost, and done twice, where any were": "丢失的和重复执行的任务",
+    "Memory for each task that waits": "每个等待任务的内存",
+    "Lost, and done twice, where any were": "丢失的和重复执行的任务",
     "by how many wait": "随等待数量变化",
 }  # fmt: skip
 """Parts of captions."""
@@ -83,10 +84,12 @@ class Document:
 
     def measured(self, family: Family, *, chinese: bool = False) -> str:
         """Pictures and table of a family."""
-        parts = [
-            f"![{one.caption}]({self.folder.name}/{one.name}.svg)" for one in self.pictures if one.family is family
+        drawn = [
+            f"![{_caption(one.caption, chinese)}]({self.folder.name}/{one.name}.svg)"
+            for one in self.pictures
+            if one.family is family
         ]
-        parts = ["\n".join(parts)] if parts else []
+        parts = ["\n".join(drawn)] if drawn else []
         if (given := measure_table(self.found, family)) is not None:
             parts.append(self._table(given, chinese))
         rows = self.found.of(family)
