@@ -7,24 +7,26 @@ is over. The business row decides: a message that finds it done, cancelled, or a
 
 **Origin.** RocketMQ 4, whose delay levels these are; the relay is how its users came to delays that have no level. Here
 each level is a RabbitMQ queue with a time to live for all its messages and a dead letter to the relay's queue, since
-the clients for Python of RocketMQ 5 cannot set a level any more. The rest is counted in whole seconds, rounded up.
+the client for Python of RocketMQ 5 refuses to set a level ("property is used by system"). The rest is counted in whole
+seconds, rounded up.
 
 **Cost.** O(1) to send, whatever waits. A delay costs a message, a delivery and a look at the row for each hop; a move
 costs one more message, and the old one travels on to its end.
 
-**Flaw.** Every hop adds its own lateness and another message; nothing is precise below the smallest level; and the
-broker can neither cancel nor move, so that superseded messages live on until they arrive.
+**Flaw.** Every hop is another message and late in its own way; as the rest is counted anew each time, that adds up
+within a second and not beyond. Nothing is precise below the smallest level; and the broker can neither cancel nor move,
+so that superseded messages live on until they arrive.
 
 **Right when.** The broker is there already, delays are a few fixed ones (retries), and a second matters little.
 
 **To bide.** Schedule new tasks with bide, and read the rows that are still scheduled into bide once, with their keys;
 a message of theirs that arrives afterwards finds the row done, and is dropped as it always was.
 
-      client --- row: scheduled, 10:07:31 ---> [ database ] <--- still scheduled? for this time? due? ---+
-         |                                                                                              |
-         +--- largest level <= rest ---> [ 1 s | 5 s | 10 s | ... | 1 h | 2 h ] --- after it ---> relay -+--> do it
-                                              ^                                                          |
-                                              +------------------- not due: the next level --------------+
+      client --- row: scheduled, 10:07:31 ---> [ database ] <--- still scheduled? for this time? ---+
+         |                                                                                         |
+         +--- largest level <= rest ---> [ 1 s | 5 s | ... | 1 h | 2 h ] --- after it ---> relay --+--> do it
+                                              ^                                              |
+                                              +---------- not due: the next level -----------+
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class TimedMessage(RocketMqStrategy):
     name = "S11"
     title = "Timed message of a broker"
     period = 1.0
-    hold = 60.0
+    hold = 200.0
     shows = ()
     skips: ClassVar[Mapping[str, str]] = {
         "horizon": "the longest delay is a day unless the proxy is told otherwise",

@@ -13,8 +13,6 @@ from bide.lab.strategy import Strategy, now
 from bide.lab.workload import Workload
 
 _HOUR = 3_600_000
-_SPREAD = 250
-"""Milliseconds within which the delays of one length are begun."""
 _FIRED_AFTER = "fired_after_"
 """What a strategy that relays counts its firings under, by their hops."""
 
@@ -36,9 +34,9 @@ class Relay(Workload):
         return super().why_not(strategy) or strategy.cannot.get("reschedule", "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        delays, each, moved = (self.quick_delays, 20, 20) if quick else (self.delays, 200, 200)
+        delays, each, moved, spread = (self.quick_delays, 20, 20, 250) if quick else (self.delays, 200, 200, 2_500)
         far = keys_of(moved, "moved")
-        steps, length_of = self._steps(stage, delays, each)
+        steps, length_of = self._steps(stage, delays, each, spread)
         await stage.start()
         client = await stage.client()
         begin = now()
@@ -49,7 +47,7 @@ class Relay(Workload):
             stage.sound(await client.play(begin, [Step(0, "reschedule", [(key, due)]) for key in far], callers=8))
         waiting = len(length_of) - stage.fired()
         alive = (await stage.director.left()).get("messages_left")
-        end = begin / 1000 + _SPREAD / 1000 + stage.setting.span(max(delays))
+        end = (begin + spread) / 1000 + stage.setting.span(max(delays))
         await stage.until_fired(len(length_of), by=end + stage.patience)
         await stage.rest()
         await stage.unharmed()
@@ -66,12 +64,12 @@ class Relay(Workload):
         return figures
 
     @staticmethod
-    def _steps(stage: Stage, delays: Sequence[int], each: int) -> tuple[list[Step], dict[str, int]]:
-        """A schedule for each, the same delays each a little after the other; and the length of each key's delay."""
+    def _steps(stage: Stage, delays: Sequence[int], each: int, spread: int) -> tuple[list[Step], dict[str, int]]:
+        """So many schedules of each length within `spread` milliseconds; and the length of each key's delay."""
         steps, length_of = [], {}
         for seconds in delays:
             for number in range(each):
-                key, at = f"d{seconds}-{number}", number * _SPREAD // each
+                key, at = f"d{seconds}-{number}", number * spread // each
                 steps.append(Step(at, "schedule", [(key, at + round(stage.setting.span(seconds) * 1000))]))
                 length_of[key] = seconds
         return sorted(steps, key=lambda step: step.at), length_of
