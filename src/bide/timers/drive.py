@@ -171,6 +171,8 @@ class _Driven(Generic[Item]):
         # what the drive sleeps for; anything added for an earlier time wakes it
         self._looks_at: float = -math.inf
         self._latest: float = -math.inf
+        # how much later than the clock says what is counted from a reading of it may be due
+        self._rounding: Millis = 0
 
     def now(self) -> Millis:
         """What the drive's clock shows: times for this timer are counted from here."""
@@ -223,7 +225,7 @@ class _Driven(Generic[Item]):
         now = self._clock.now()
         if now >= self._latest:
             self._latest = now
-            self._due.update(dict.fromkeys(self._advancing.advance(now)))
+            self._due.update(dict.fromkeys(self._advancing.advance(now - self._rounding)))
         if self._due:
             self._looks_at = -math.inf
             return 0
@@ -232,7 +234,7 @@ class _Driven(Generic[Item]):
             self._looks_at = math.inf
             return None
         # a clock that was set back is waited for
-        self._looks_at = max(deadline, self._latest)
+        self._looks_at = max(deadline + self._rounding, self._latest)
         seconds = self._clock.seconds_until(int(self._looks_at))
         return min(max(seconds, _SHORTEST_WAIT), self._longest_sleep)
 
@@ -311,6 +313,8 @@ class IdleDrive(_Driven[Item]):
     ) -> None:
         super().__init__(ring, callback, clock, longest_sleep)
         self._ring = ring
+        # a touch is counted from a clock that rounds down: without this it would be called idle a moment too early
+        self._rounding = clock.grain
 
     def touch(self, uid: Item) -> None:
         """Heard of `uid`, maybe for the first time: its time-out begins anew."""
