@@ -6,8 +6,8 @@ and goes, by the queue's dead-letter setting, to the queue that the workers read
 **Origin.** The usual answer for RabbitMQ without plugins. S10: one queue, a time to live for each message. S10-levels,
 the cure: a queue for each delay, in which all live equally long, made when it is first needed and gone when it is not.
 
-**Cost.** One message, two queues and no polling; with a queue for each delay, some 45 kilobytes of the broker's memory for
-every length of delay that is in use, and delays rounded up to whole seconds so that there are not too many.
+**Cost.** One message, two queues and no polling; with a queue for each delay, some 45 kilobytes of the broker's memory
+for every length of delay that is in use, and delays rounded up to whole seconds so that there are not too many.
 
 **Flaw.** A queue is looked at from its head: a message with a long time to live holds up all those behind it that have
 expired already. Neither form can cancel or move, and no delay may be longer than 49 days.
