@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from bide.lab.figures import Figures
 from bide.lab.servers.redis import RedisStrategy
 from bide.lab.strategy import Effect, Flaw, Item, now
 
@@ -119,22 +120,19 @@ class RemoveBefore(_ZsetPoll):
             await asyncio.sleep(_PERIOD)
 
 
+def _held_up(seen: Figures) -> str:
+    slow = seen.counts.get("slow_ms", 0)
+    if seen.p50 is None or seen.p50 < max(slow / 4, 250):
+        return ""
+    return f"behind one task of {slow / 1000:g} s half of the others were {seen.p50:,.0f} ms late"
+
+
 class SmallestOnly(_ZsetPoll):
     """The smallest element alone: not due, sleep; due, remove it, do it, and look again."""
 
     name = "S4-C"
     title = "ZSET poll, the smallest element only"
-    flaws = (
-        Flaw(
-            "one slow task holds up all others", "slow",
-            lambda seen: (
-                f"behind one task of {seen.counts['slow_ms'] / 1000:.1f} s half of the others were"
-                f" {seen.p50:,.0f} ms late"
-                if seen.p50 is not None and seen.p50 > seen.counts["slow_ms"] / 4
-                else ""
-            ),
-        ),
-    )  # fmt: skip
+    flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
 
     async def run(self, role: str, effect: Effect) -> None:
         while True:

@@ -48,23 +48,25 @@ _LOCK = 1.5
 _RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
 
 
-def _sizes(seen: Figures) -> list[float]:
-    return [size for name, size in seen.counts.items() if name.startswith("waiting_")]
+def _of_shards(seen: Figures, name: str) -> list[float]:
+    return [count for what, count in seen.counts.items() if what.startswith(f"{name}_")]
+
+
+def _told(seen: Figures) -> str:
+    sizes, commands = _of_shards(seen, "waiting"), _of_shards(seen, "commands")
+    return (
+        f"the fullest of {len(sizes)} shards holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f};"
+        f" the busiest took {max(commands) / sum(commands) * 100:.0f} % of {sum(commands):,.0f} commands"
+    )
 
 
 def _unevenness(seen: Figures) -> str:
-    sizes = _sizes(seen)
-    if not sizes or max(sizes) < 1.2 * sum(sizes) / len(sizes):
-        return ""
-    return f"the fullest of {len(sizes)} shards holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f}"
+    sizes = _of_shards(seen, "waiting")
+    return _told(seen) if sizes and max(sizes) > 1.2 * sum(sizes) / len(sizes) else ""
 
 
 def _evened(seen: Figures) -> str:
-    sizes = _sizes(seen)
-    if not sizes:
-        return ""
-    asked = f"the sizes of {len(sizes)} shards were asked before each schedule"
-    return f"{asked}; the fullest holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f}"
+    return f"asked before each schedule, {_told(seen)}" if _of_shards(seen, "waiting") else ""
 
 
 def _standstill(seen: Figures) -> str:

@@ -11,17 +11,18 @@ unacknowledged every 100 s and worker; nothing is asked for a task's time, which
 
 **Flaw.** Who holds a task for its time looks like who has died: one that is due later than the time-out is given out
 again, to the same worker or another, and all copies fire. What a killed worker really held comes only after the
-time-out. A revocation lives in workers' memory; there is no other way to change what a worker holds.
+time-out, and what it was at never, since it acknowledges first. A revocation lives in workers' memory; there is no
+other way to change what a worker holds.
 
 **Right when.** Delays are short against the time-out, tasks few, and each is made to bear being done twice.
 
 **To bide.** Send new tasks with bide, which can also hand each to the same broker when it is due; keep workers running
 until the last that was sent with a time has come, since what they hold is in no index.
 
-      client --- LPUSH ---> [ queue ] --- BRPOP, at once ---> worker: heap in memory --- at its time: ack, do it
+      client --- LPUSH ---> [ queue ] --- BRPOP, at once ---> worker: heap --- its time: ack, do it
                                ^                                |
-                               |                                +---> [ unacked, index by time of fetching ]
-                               +--------- older than the visibility time-out: again ---------+
+                               |                                +---> [ unacked: by time of fetching ]
+                               +--------- older than the visibility time-out: again ------+
 """
 
 from __future__ import annotations
