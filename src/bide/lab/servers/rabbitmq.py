@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bide.core.errors import MissingExtra
 from bide.lab.strategy import Item, Setting, Strategy, now
 
 _WINDOW = 50
@@ -49,8 +50,11 @@ class RabbitMqStrategy(Strategy):
         self.seen: Counter[str] = Counter()
 
     async def open(self) -> None:
-        import aio_pika
-
+        """Raises MissingExtra."""
+        try:
+            import aio_pika
+        except ModuleNotFoundError as error:
+            raise MissingExtra("lab", "a strategy on RabbitMQ") from error
         self.connection = await aio_pika.connect_robust(self.setting.urls["rabbitmq"], reconnect_interval=_RECONNECT)
         self.channel = await self.connection.channel()
         await self.channel.set_qos(prefetch_count=_WINDOW)

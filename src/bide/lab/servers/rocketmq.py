@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from bide.core.errors import MissingExtra
 from bide.lab.strategy import Item, Setting, Strategy
 
 TOPIC = "bide_lab"
@@ -29,6 +30,8 @@ def _client(setting: Setting) -> Any:
     os.environ["HOME"] = str(setting.folder)
     try:
         import rocketmq
+    except ModuleNotFoundError as error:
+        raise MissingExtra("rocketmq", "a strategy on RocketMQ") from error
     finally:
         os.environ.pop("HOME")
         if home is not None:

@@ -22,11 +22,11 @@ so that superseded messages live on until they arrive.
 **To bide.** Schedule new tasks with bide, and read the rows that are still scheduled into bide once, with their keys;
 a message of theirs that arrives afterwards finds the row done, and is dropped as it always was.
 
-      client --- row: scheduled, 10:07:31 ---> [ database ] <--- still scheduled? for this time? ---+
-         |                                                                                         |
-         +--- largest level <= rest ---> [ 1 s | 5 s | ... | 1 h | 2 h ] --- after it ---> relay --+--> do it
-                                              ^                                              |
-                                              +---------- not due: the next level -----------+
+      client --- row: scheduled, 10:07:31 ---> [ database ] <--- scheduled for this time? -----+
+         |                                                                                     |
+         +--- largest level <= rest ---> [ 1 s | 5 s | ... | 1 h | 2 h ] --- over ---> relay --+--> do it
+                                              ^                                          |
+                                              +-------- not due: the next level ---------+
 """
 
 from __future__ import annotations

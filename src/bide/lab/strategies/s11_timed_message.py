@@ -19,9 +19,9 @@ sender has to keep, where the broker allows it, which it does not by default. A 
 **To bide.** Schedule new tasks with bide, and read the rows that are still scheduled into bide once, with their keys;
 a message that arrives afterwards finds the row done.
 
-      client --- row: scheduled, 10:07:31 ---> [ database ] <--- still scheduled? for this time? ---+
-         |                                                                                          |
-         +--- deliver at 10:07:31 ---> [ log ] [ wheel, a slot a second ] ---> [ topic ] ---> consumer --> do it
+      client --- row: scheduled, 10:07:31 ---> [ database ] <--- scheduled for this time? ----+
+         |                                                                                    |
+         +--- deliver at 10:07:31 ---> [ log ] [ wheel: a slot a second ] ---> [ topic ] ---> consumer
 """
 
 from __future__ import annotations
