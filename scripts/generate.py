@@ -86,6 +86,8 @@ def lab_parts() -> dict[str, Callable[[], str]]:
         "lab-way": lambda: lab().way(),
         "lab-flaws": lambda: lab().flaws(),
         "lab-flaws-zh": lambda: lab().flaws(chinese=True),
+        "lab-picks": lambda: lab().picks(),
+        "lab-picks-zh": lambda: lab().picks(chinese=True),
         "lab-ahead": lambda: lab().ahead(),
         "lab-ahead-zh": lambda: lab().ahead(chinese=True),
     }

@@ -62,6 +62,14 @@ def test_what_needs_a_server_that_is_not_there_is_out() -> None:
     assert "bide-redis" in fitting(Wishes(servers=frozenset({"redis"})))
 
 
+def test_what_lives_on_one_machine_is_out_where_several_take_part() -> None:
+    wishes = Wishes(servers=ALL, survive=False, several=True)
+    assert "in a process of one machine" in why_not("S12", wishes)
+    assert "in a file of one machine" in why_not("bide-sqlite", wishes)
+    assert all(EVERY[name].needs for name in fitting(wishes))
+    assert "bide-sqlite" in fitting(Wishes(servers=ALL))
+
+
 @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
 def test_what_lacks_a_verb_is_out_with_the_reason_that_it_gives(verb: str) -> None:
     wanted = Wishes(servers=ALL, cancel=verb == "cancel", move=verb == "reschedule")

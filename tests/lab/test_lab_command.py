@@ -116,6 +116,15 @@ def test_choose_prints_for_people_within_80_columns(results: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_choose_takes_servers_to_mean_several_machines() -> None:
+    def fitting(*words: str) -> set[str]:
+        return {one["strategy"] for one in shapes("choose", *words)[0]["fitting"]}
+
+    assert "bide-sqlite" not in fitting("--servers", "redis")
+    assert "bide-sqlite" in fitting("--servers", "redis", "--one-machine")
+    assert "bide-sqlite" in fitting()
+
+
 def test_choose_without_figures_says_that_nothing_was_measured() -> None:
     text = run("choose", "--servers", "redis").stdout
     assert text.lstrip().startswith("Nothing was measured")
@@ -140,13 +149,14 @@ def test_choose_asks_in_a_terminal() -> None:
             [sys.executable, "-m", "bide", "lab", "choose", "--twice", "yes"],
             stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as asked:  # fmt: skip
-            os.write(ours, b"5000\n50ms\nnone\ny\ny\nn\n")
+            os.write(ours, b"5000\n50ms\nnone\nn\ny\ny\nn\n")
             text, _ = asked.communicate(timeout=30)
     finally:
         os.close(ours)
         os.close(theirs)
     assert asked.returncode == 0, text
     assert text.index("How many tasks") < text.index("By how much") < text.index("Which servers")
+    assert text.index("Which servers") < text.index("several machines") < text.index("cancelled until its time")
     assert "May it be done twice" not in text, "an option has answered that"
     assert "needs no server" in text
     assert "gone with it" not in text

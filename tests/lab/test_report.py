@@ -22,7 +22,8 @@ from bide.lab.report.families import FAMILIES, OWN, family_of
 from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row
 from bide.lab.report.markdown import markdown, table
 from bide.lab.report.page import page
-from bide.lab.report.tables import Table, cell_table, counted_table, flaw_table, measure_table, missing_verbs
+from bide.lab.report.picks import SITUATIONS, picks_table
+from bide.lab.report.tables import EMPTY, Table, cell_table, counted_table, flaw_table, measure_table, missing_verbs
 from bide.lab.report.way import ways
 from bide.lab.report.writing import write_pictures, write_report
 from bide.lab.running import ResultsFile
@@ -148,6 +149,17 @@ def test_the_way_of_measuring_is_told_for_each_that_there_was() -> None:
     assert "full run" in both[1]
     assert "Nothing is scaled" in both[1]
     assert "empty" in ways([])[0]
+
+
+def test_every_situation_gets_an_answer_from_the_figures(found: Findings) -> None:
+    lines = {line[0]: line for line in picks_table(found).lines}
+    assert len(lines) == len(SITUATIONS)
+    assert all(line[1] != EMPTY for line in lines.values())
+    redis = lines[SITUATIONS[0].words]
+    assert redis[1].startswith("bide-redis")
+    assert "p99" in redis[2]
+    chinese = picks_table(found, chinese=True).lines
+    assert [line[1:] for line in chinese] == [line[1:] for line in lines.values()]
 
 
 def test_a_markdown_table_has_as_many_cells_in_each_line() -> None:

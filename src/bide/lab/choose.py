@@ -42,6 +42,8 @@ class Wishes:
     """Seconds by which 99 of 100 may be late at most."""
     servers: frozenset[str] = frozenset()
     """The kinds that there are."""
+    several: bool = False
+    """Whether processes on several machines take part."""
     cancel: bool = True
     move: bool = True
     survive: bool = True
@@ -111,6 +113,12 @@ def _candidate(wishes: Wishes, strategy: type[Strategy], row: Row) -> Candidate:
 def _servers(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None:
     missing = [kind for kind in strategy.needs if kind not in wishes.servers]
     return Reason(f"needs {' and '.join(missing)}, which you have not") if missing else None
+
+
+def _machines(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None:
+    if wishes.several and not strategy.needs:
+        return Reason(f"what waits is in a {'process' if strategy.in_process else 'file'} of one machine")
+    return None
 
 
 def _verbs(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None:
@@ -199,7 +207,7 @@ def _known(strategy: type[Strategy], row: Row, matters: Sequence[str], kind: Fig
 
 
 Rule = Callable[[Wishes, type[Strategy], Row], Reason | None]
-RULES: Sequence[Rule] = (_servers, _fitness, _verbs, _lateness, _early, _losses, _repeats, _size)
+RULES: Sequence[Rule] = (_servers, _fitness, _machines, _verbs, _lateness, _early, _losses, _repeats, _size)
 
 
 def _made(**figures: int | float) -> Figures:

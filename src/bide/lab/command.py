@@ -21,7 +21,8 @@ from bide.lab.card import PARTS, Card, card_of
 from bide.lab.catalogue import catalogue, chosen
 from bide.lab.choose import Candidate, Choice, Twice, Wishes, choose
 from bide.lab.figures import Result
-from bide.lab.report.findings import findings
+from bide.lab.report.findings import NOT_WAITED_FOR, findings
+from bide.lab.report.measures import MEASURES
 from bide.lab.report.writing import write_report
 from bide.lab.running import Cell, ResultsFile, Run, cells_of, play_all
 from bide.lab.strategy import Strategy
@@ -182,6 +183,10 @@ def _in_short(result: Result) -> str:
     seen = result.figures
     if seen is None:
         return result.why_not
+    if result.workload in NOT_WAITED_FOR:
+        taken = [(one, value) for one in MEASURES
+                 if one.workload == result.workload and (value := one.of(seen)) is not None]  # fmt: skip
+        return ", ".join(f"{one.head} {one.words(value)}" for one, value in taken) or "measured"
     late = (
         f"late p50 {seen.p50:,.1f} ms, p99 {seen.p99:,.1f} ms; "
         if seen.p50 is not None and seen.p99 is not None
@@ -218,6 +223,8 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
 @click.option(
     "--servers", metavar="KINDS", help=f"What you have, such as redis,postgres; or none. Of {', '.join(KINDS)}."
 )
+@click.option("--several/--one-machine", default=None,
+              help="Do processes on several machines take part? [yes, if there are servers]")  # fmt: skip
 @click.option("--cancel/--no-cancel", default=None, help="May it be cancelled until its time? [yes]")
 @click.option("--move/--no-move", default=None, help="May it be moved to another time? [yes]")
 @click.option("--survive/--no-survive", default=None, help="Must it survive a process that dies? [yes]")
@@ -233,7 +240,10 @@ def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...]
     What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
     """
     asks = sys.stdin.isatty() and not surroundings.json
-    wishes = _wishes({name: _asked(name, value, asks=asks) for name, value in given.items()})
+    answers: dict[str, Any] = {}
+    for name in _QUESTIONS:
+        answers[name] = _asked(name, given[name], answers, asks=asks)
+    wishes = _wishes(answers)
     every = [*catalogue().values(), *(chosen(words) if words else ())]
     choice = choose(wishes, findings(ResultsFile(results).read(), every), every)
     if surroundings.json:
@@ -256,16 +266,19 @@ _QUESTIONS: Mapping[str, tuple[str, Any]] = {
     "tasks": ("How many tasks wait at the same time", 100_000),
     "late": ("By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s"),
     "servers": (f"Which servers do you have ({', '.join(KINDS)}, or none)", "none"),
+    "several": ("Do processes on several machines take part", None),
     "cancel": ("May a task be cancelled until its time", True),
     "move": ("May it be moved to another time", True),
     "survive": ("Must it survive a process that dies", True),
     "twice": ("May it be done twice (yes, crash: only after a crash, no)", "crash"),
 }
-"""By option: the question, and what counts where nobody answers."""
+"""By option, in the order in which they are asked: the question, and what counts where nobody answers."""
 
 
-def _asked(name: str, value: Any, *, asks: bool) -> Any:
+def _asked(name: str, value: Any, answers: Mapping[str, Any], *, asks: bool) -> Any:
     question, default = _QUESTIONS[name]
+    if name == "several":
+        default = answers["servers"].strip() not in ("", "none")
     if value is not None or not asks:
         return default if value is None else value
     if isinstance(default, bool):
@@ -280,7 +293,7 @@ def _wishes(given: Mapping[str, Any]) -> Wishes:
     if given["twice"] not in list(Twice):
         raise BadInput("twice", given["twice"], "yes, crash or no")
     late = duration(given["late"], field="late") / 1000
-    more = {name: given[name] for name in ("tasks", "cancel", "move", "survive")}
+    more = {name: given[name] for name in ("tasks", "several", "cancel", "move", "survive")}
     return Wishes(late=late, servers=frozenset(servers), twice=Twice(given["twice"]), **more)
 
 

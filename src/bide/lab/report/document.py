@@ -10,6 +10,7 @@ from bide.lab.card import PARTS, Card
 from bide.lab.report.families import Family
 from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row, findings
 from bide.lab.report.markdown import bullets, missing_words, table
+from bide.lab.report.picks import picks_table
 from bide.lab.report.pictures import Picture, pictures
 from bide.lab.report.tables import (
     Missing,
@@ -27,7 +28,8 @@ from bide.lab.running import ResultsFile
 
 CHINESE: Mapping[str, str] = {
     "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的",
-    "counted besides": "另外的计数", "measure": "指标", "best of bide": "bide 最好的", "ahead of it": "领先者",
+    "counted besides": "另外的计数", "situation": "情形", "pick": "选择", "measured": "测得", "or": "或者",
+    "measure": "指标", "best of bide": "bide 最好的", "ahead of it": "领先者",
     "late p50, ms": "延迟 p50，ms", "late p99, ms": "延迟 p99，ms",
     "fired/s": "每秒触发", "idle CPU, %": "空闲 CPU，%", "idle CPU, servers, %": "服务器空闲 CPU，%",
     "asked/s, idle": "空闲时每秒询问", "bytes/task": "字节/任务", "bytes/task, servers": "服务器字节/任务",
@@ -68,6 +70,10 @@ class Document:
         if not self.found.better:
             return "在这次运行中没有。\n" if chinese else "Nowhere in this run.\n"
         return self._table(ahead_table(self.found.better), chinese) + "\n"
+
+    def picks(self, *, chinese: bool = False) -> str:
+        """Which to pick when."""
+        return self._table(picks_table(self.found, chinese=chinese), chinese) + "\n"
 
     def cards(self, family: Family) -> str:
         """What the family has in common, and the card of each of its files."""

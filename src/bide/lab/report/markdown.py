@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bide.lab.report.families import Family
 from bide.lab.report.findings import Findings
+from bide.lab.report.picks import picks_table
 from bide.lab.report.tables import (
     Missing,
     Table,
@@ -23,6 +24,7 @@ def markdown(found: Findings) -> str:
     parts = ["# Delayed tasks, measured", *ways(found.results)]
     parts += ["## What each is known for", table(flaw_table(found.rows))]
     parts += ["## Where another is ahead of bide", ahead(found)]
+    parts += ["## Which to pick when", table(picks_table(found))]
     for family in found.families:
         parts += [f"## {family.title}", family.about, *family_parts(found, family)]
     parts += ["## Every cell", table(cell_table(found.rows))]

@@ -11,6 +11,7 @@ from bide.lab.card import PARTS, Card
 from bide.lab.report.drawing import DARK, LIGHT, variables
 from bide.lab.report.families import Family
 from bide.lab.report.findings import Findings, Row
+from bide.lab.report.picks import picks_table
 from bide.lab.report.pictures import Picture
 from bide.lab.report.tables import (
     Table,
@@ -28,8 +29,8 @@ TITLE = "Delayed tasks, measured"
 
 def page(found: Findings, drawn: Sequence[Picture]) -> str:
     """The whole page."""
-    links = [("known", "Known for"), ("ahead", "Ahead of bide"), *((one.name, one.title) for one in found.families),
-             ("cells", "Every cell")]  # fmt: skip
+    links = [("known", "Known for"), ("ahead", "Ahead of bide"), ("picks", "Which to pick")]
+    links += [*((one.name, one.title) for one in found.families), ("cells", "Every cell")]
     nav = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in links)
     families = "".join(_family(found, one, [made for made in drawn if made.family is one]) for one in found.families)
     return f"""<!doctype html>
@@ -55,6 +56,10 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 {_known(found)}</section>
 <section id="ahead"><h2>Where another is ahead of bide</h2>
 {_ahead(found)}</section>
+<section id="picks"><h2>Which to pick when</h2>
+<p>What <code>bide lab choose</code> answers in a few situations: the first is picked, the others would do too. Its
+rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.</p>
+{_table(picks_table(found))}</section>
 {families}
 <section id="cells"><h2>Every cell</h2>
 <p>Times in milliseconds; what a cell took, in seconds.</p>
