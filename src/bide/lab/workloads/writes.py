@@ -20,15 +20,18 @@ _CALLERS = 32
 """Calls of one client at a time."""
 _KEYS = 5_000
 """More than a client schedules until it is killed."""
+_AHEAD = 1_000
+"""Milliseconds from a client's first call until its tasks are due; it lives for a quarter of that."""
 _PER_SECOND = 3_000
-"""Tasks that a strategy is given a second for, since all of them come due at once."""
+"""Tasks that a strategy is given a second for, since many of them come due at once."""
 
 
 class Writer(Workload):
     """Clients schedule as fast as they can, and are killed by SIGKILL one after another in the middle of it.
 
-    All tasks are due at one instant after the last kill. What a client was never answered may have been done or not:
-    where the strategy keeps the caller's own data (`Strategy.committed`), those decide. What is committed is owed.
+    The tasks of each are due together, some time after its death. What a client was never answered may have been done
+    or not: where the strategy keeps the caller's own data (`Strategy.committed`), those decide. What is committed is
+    owed.
     """
 
     name = "writer"
@@ -43,15 +46,16 @@ class Writer(Workload):
         chance = random.Random(7)
         await stage.start()
         clients = [await stage.client() for _ in range(writers)]
-        due = now() + writers * 300 + 500
+        begin = now()
         for number, client in enumerate(clients):
             begin = now()
-            steps = [Step(0, "schedule", [(key, due - begin)]) for key in keys_of(_KEYS, f"w{number}-")]
+            steps = [Step(0, "schedule", [(key, _AHEAD)]) for key in keys_of(_KEYS, f"w{number}-")]
             playing = asyncio.create_task(client.play(begin, steps, callers=_CALLERS))
             await _warm(client)
             await asyncio.sleep(0.1 * chance.random())
             client.kill()
             await playing
+        due = begin + _AHEAD
         promised = (await _owed(stage))[0]
         await _until_fired(stage, promised, by=due / 1000 + stage.patience + len(promised) / _PER_SECOND)
         await stage.rest()
