@@ -29,22 +29,24 @@ from types import FrameType
 
 from tests.servers.child import ServerFailed, ServerMissing
 from tests.servers.packages import InstallFailed, install
-from tests.servers.shared import KINDS, WITH, SharedServers
+from tests.servers.shared import KINDS, SharedServers
 
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
+    usual = [name for name, kind in KINDS.items() if not kind.asked_for]
+    more = [name for name, kind in KINDS.items() if kind.asked_for]
     parser = argparse.ArgumentParser(
         prog="scripts/services", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=("install", "start", "run"))
     parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres|mysql|rabbitmq")
-    parser.add_argument("--with", dest="more", action="append", default=[], choices=list(WITH), help="one more kind")
+    parser.add_argument("--with", dest="more", action="append", default=[], choices=more, help="one more kind")
     own, command = _parted(arguments)
     given = parser.parse_args(own)
-    kinds: list[str] = given.kinds or ([] if given.more else list(KINDS))
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(KINDS)}")
+    kinds: list[str] = given.kinds or ([] if given.more else usual)
+    if unknown := [kind for kind in kinds if kind not in usual]:
+        parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(usual)}")
     if (given.verb == "run") != bool(command):
         parser.error("run, and only run, is followed by -- and a command")
     signal.signal(signal.SIGTERM, _ended)
@@ -81,7 +83,7 @@ def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:
     with ExitStack() as stack:
         servers = SharedServers(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="services-"))))
         stack.callback(servers.stop)
-        found = {{**KINDS, **WITH}[kind].variable: servers.url(kind) for kind in kinds}
+        found = {KINDS[kind].variable: servers.url(kind) for kind in kinds}
         if command:
             return _run(command, found)
         for variable, url in found.items():

@@ -27,6 +27,8 @@ class Kind:
     """The environment variable with the URL of one that runs already."""
     make: Callable[[Path], Server]
     """A new one, with its data below the given folder, not started."""
+    asked_for: bool = False
+    """Started only when it is asked for by name: large, and not needed by any test that has to run."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -36,9 +38,8 @@ KINDS: Mapping[str, Kind] = {
     "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
     "mysql": Kind(variable="TEST_MYSQL_URL", make=MariaDbServer),
     "rabbitmq": Kind(variable="TEST_RABBITMQ_URL", make=RabbitMqServer),
+    "rocketmq": Kind(variable="TEST_ROCKETMQ_URL", make=RocketMqServer, asked_for=True),
 }
-WITH: Mapping[str, Kind] = {"rocketmq": Kind(variable="TEST_ROCKETMQ_URL", make=RocketMqServer)}
-"""Those that are started only when they are asked for by name: large, and not needed by any test that has to run."""
 OF_REDIS = ("redis", "cluster", "sentinel")
 """The kinds that keep keys."""
 
@@ -55,7 +56,7 @@ class SharedServers:
     def url(self, kind: str) -> str:
         """Where a server of the `kind` is. Raises `ServerMissing`, `ServerFailed`."""
         if kind not in self.urls:
-            one = {**KINDS, **WITH}[kind]
+            one = KINDS[kind]
             self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)
         return self.urls[kind]
 
