@@ -89,15 +89,13 @@ def cost(axes: Axes, rows: Sequence[Row], operation: str, unit: str) -> None:
 
 def faults(axes: Axes, cells: Sequence[tuple[Row, str]]) -> None:
     """Two bars for each cell, in percent of what had to fire."""
-    most = 10.0
-    for place, (row, name) in enumerate(cells):
-        seen = row.figures(name)
-        assert seen is not None
-        for count, color, shift in zip(row.harm(name), (LOST, TWICE), (-0.17, 0.17), strict=True):
-            share = 100 * count / (seen.expected or 1)
+    found = [(row.harm(name), seen.expected or 1) for row, name in cells if (seen := row.figures(name)) is not None]
+    most = max(10.0, *(100 * count / expected for harm, expected in found for count in harm))
+    for place, (harm, expected) in enumerate(found):
+        for count, color, shift in zip(harm, (LOST, TWICE), (-0.17, 0.17), strict=True):
+            share = 100 * count / expected
             axes.barh(place + shift, share, height=0.3, color=color)
-            most = max(most, share)
-            axes.text(share, place + shift, f" {count:,}", va="center", fontsize=8)
+            axes.text(share + most * 0.015, place + shift, f"{count:,}", va="center", fontsize=8)
     _names(axes, [f"{row.name}, {name}" for row, name in cells])
     axes.set_xlim(0, most * 1.14)
     axes.set_xlabel("% of the tasks that had to fire")

@@ -14,6 +14,7 @@ from bide.lab.report.findings import Findings, Row
 from bide.lab.report.picks import picks_table
 from bide.lab.report.pictures import Picture
 from bide.lab.report.tables import (
+    EMPTY,
     Table,
     ahead_table,
     cell_table,
@@ -59,7 +60,7 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 <section id="picks"><h2>Which to pick when</h2>
 <p>What <code>bide lab choose</code> answers in a few situations: the first is picked, the others would do too. Its
 rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.</p>
-{_table(picks_table(found))}</section>
+{_picks(found)}</section>
 {families}
 <section id="cells"><h2>Every cell</h2>
 <p>Times in milliseconds; what a cell took, in seconds.</p>
@@ -112,8 +113,21 @@ def _ahead(found: Findings) -> str:
         return "<p>bide was not measured in this run, so nothing can be said.</p>"
     if not found.better:
         return "<p>Nowhere in this run.</p>"
-    told = "<p>For each measure the best row of bide's, and every strategy that did better than that.</p>"
-    return told + _table(ahead_table(found.better))
+    told = "<p>For each measure the best row of bide's, then every strategy that did better than that.</p>"
+    lines = [
+        f"<li><span>{escape(measure)}</span><span>{escape(ours)}</span><span>ahead: {escape(theirs)}</span></li>"
+        for measure, ours, theirs in ahead_table(found.better).lines
+    ]
+    return f'{told}<ul class="known said">{"".join(lines)}</ul>'
+
+
+def _picks(found: Findings) -> str:
+    lines = [
+        f"<li><span>{escape(situation)}</span><span><b>{escape(pick)}</b><br><small>{escape(measured)}</small></span>"
+        f"<span>{'' if others == EMPTY else f'or {escape(others)}'}</span></li>"
+        for situation, pick, measured, others in picks_table(found).lines
+    ]
+    return f'<ul class="known said">{"".join(lines)}</ul>'
 
 
 def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:
