@@ -264,6 +264,7 @@ async def test_an_idle_ring_on_a_loop() -> None:
     clock, idle = HandClock(0), list[str]()
     async with drive(IdleRing[str](timeout=30_000, tick=1000), idle.append, clock=clock) as ring:
         await looked_again(clock, 1)
+        clock.time = 1_000
         ring.touch("a")
         ring.touch("b")
         ring.touch("c")
@@ -274,7 +275,7 @@ async def test_an_idle_ring_on_a_loop() -> None:
         clock.time = 29_999
         await looked_again(clock)
         assert idle == []
-        clock.time = 30_000  # touched in the last part of the millisecond 0, it has been silent for less than that
+        clock.time = 31_000  # if it was touched at the end of the millisecond 1,000, it has been silent for less
         await looked_again(clock)
         assert idle == []
         clock.time = 31_001
