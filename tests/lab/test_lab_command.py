@@ -98,6 +98,22 @@ def test_report_of_nothing_says_what_would_be_accepted() -> None:
     assert "bide lab run" in error("report", "--results", "none.jsonl")
 
 
+@pytest.mark.parametrize("text", ['{"strategy": 1}\n', "lateness,p50\n"], ids=["another shape", "no JSON"])
+@pytest.mark.parametrize("command", ["report", "choose"])
+def test_a_file_of_something_else_is_refused(command: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(text)
+    assert "other.jsonl" in error(command, "--results", "other.jsonl")
+
+
+def test_report_of_an_empty_file_lists_all_as_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    [told] = shapes("report", "--results", "empty.jsonl")
+    assert (told["measured"], told["pictures"]) == (0, [])
+    text = Path(told["tables"]).read_text(encoding="utf-8")
+    assert "not in this run" in text
+    assert "bide was not measured" in Path(told["page"]).read_text(encoding="utf-8")
+
+
 def test_choose_answers_with_reasons_on_both_sides(results: Path) -> None:
     [told] = shapes("choose", "--servers", "redis,postgres", "--tasks", "1000", "--late", "100ms")
     assert told["measured"] is True

@@ -99,6 +99,15 @@ def test_the_best_of_bides_rows_is_what_others_have_to_beat() -> None:
     assert ahead_of_bide(ours[0], theirs)["scheduled"] == ["S4-A"]
 
 
+def test_where_nobody_is_ahead_it_says_why() -> None:
+    alone = [result("S12", "steady", made(late=late(1, 2)))]
+    assert "not measured" in findings.findings(alone).nobody_ahead
+    both = findings.findings([*alone, result("bide-redis", "steady", made(late=late(0.1, 0.2)))])
+    assert both.nobody_ahead == "Nowhere in this run."
+    assert both.nobody_ahead in markdown(both)
+    assert both.nobody_ahead in page(both, [])
+
+
 def test_figures_that_were_taken_in_another_way_are_not_compared() -> None:
     ours, theirs = made(late=late(1, 2)), made(late=late(0.1, 0.2))
     assert ahead_of_bide(result("bide-redis", "steady", ours), result("S12", "steady", theirs))

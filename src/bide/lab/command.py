@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
@@ -195,6 +196,14 @@ def _in_short(result: Result) -> str:
     return f"{late}{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
 
 
+def _read(results: Path) -> list[Result]:
+    """Raises BadInput where it is something else."""
+    try:
+        return ResultsFile(results).read()
+    except msgspec.MsgspecError as error:
+        raise BadInput("results", str(results), f"a file that `bide lab run` has written ({error})") from error
+
+
 @lab.command()
 @results_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
@@ -206,7 +215,7 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
     """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
     if not results.is_file():
         raise BadInput("results", str(results), "a file that `bide lab run` has written")
-    found = findings(ResultsFile(results).read(), chosen(words) if words else ())
+    found = findings(_read(results), chosen(words) if words else ())
     written = write_report(found, out)
     measured = sum(bool(row.measured) for row in found.rows)
     if surroundings.json:
@@ -245,7 +254,7 @@ def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...]
         answers[name] = _asked(name, given[name], answers, asks=asks)
     wishes = _wishes(answers)
     every = [*catalogue().values(), *(chosen(words) if words else ())]
-    choice = choose(wishes, findings(ResultsFile(results).read(), every), every)
+    choice = choose(wishes, findings(_read(results), every), every)
     if surroundings.json:
         print_json({
             "measured": choice.measured,

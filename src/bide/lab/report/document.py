@@ -35,6 +35,8 @@ CHINESE: Mapping[str, str] = {
     "asked/s, idle": "空闲时每秒询问", "bytes/task": "字节/任务", "bytes/task, servers": "服务器字节/任务",
     "messages/task": "消息/任务", "schedule, µs": "schedule，µs", "reschedule, µs": "reschedule，µs",
     "cancel, µs": "cancel，µs", "fire_now, µs": "fire_now，µs", NOT_ASKED: "本次未运行", NOT_SEEN: "本次未出现",
+    "Nowhere in this run.": "在这次运行中没有。",
+    "bide was not measured in this run, so nothing can be said.": "这次运行没有测量 bide，无从比较。",
 }  # fmt: skip
 """What heads of tables, and the words for what was not seen, are in Chinese; all else is as it was measured."""
 
@@ -67,8 +69,8 @@ class Document:
 
     def ahead(self, *, chinese: bool = False) -> str:
         """Where others are ahead of bide."""
-        if not self.found.better:
-            return "在这次运行中没有。\n" if chinese else "Nowhere in this run.\n"
+        if self.found.nobody_ahead:
+            return f"{_translated(self.found.nobody_ahead, chinese)}\n"
         return self._table(ahead_table(self.found.better), chinese) + "\n"
 
     def picks(self, *, chinese: bool = False) -> str:

@@ -33,7 +33,7 @@ def markdown(found: Findings) -> str:
 
 def ahead(found: Findings) -> str:
     """Where others are ahead of bide, or that they nowhere are."""
-    return table(ahead_table(found.better)) if found.better else "Nowhere in this run."
+    return found.nobody_ahead or table(ahead_table(found.better))
 
 
 def family_parts(found: Findings, family: Family) -> list[str]:

@@ -109,10 +109,8 @@ def _known(found: Findings) -> str:
 
 
 def _ahead(found: Findings) -> str:
-    if not found.bide or not any(row.measured for row in found.bide):
-        return "<p>bide was not measured in this run, so nothing can be said.</p>"
-    if not found.better:
-        return "<p>Nowhere in this run.</p>"
+    if found.nobody_ahead:
+        return f"<p>{found.nobody_ahead}</p>"
     told = "<p>For each measure the best row of bide's, then every strategy that did better than that.</p>"
     lines = [
         f"<li><span>{escape(measure)}</span><span>{escape(ours)}</span><span>ahead: {escape(theirs)}</span></li>"
