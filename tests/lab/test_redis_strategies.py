@@ -33,7 +33,7 @@ KNOWN: list[tuple[type[Strategy], Flaw]] = [
 ]
 MINUTE = 0.3
 """Seconds that six minutes of nobody being there are scaled by."""
-_AT_ONCE = 4
+_AT_ONCE = 3
 """Cells that are played at the same time: they mostly wait."""
 _EVENTS = "notify-keyspace-events"
 

@@ -8,6 +8,8 @@ from bide.lab.strategy import Setting, Strategy
 
 _CONNECTIONS = 64
 """Of one process; who finds none free waits for one."""
+_PATIENCE = 30.0
+"""Seconds to connect: a machine that plays many cells at once may be slow, and that is no fault of a strategy."""
 
 
 class RedisStrategy(Strategy):
@@ -25,8 +27,9 @@ class RedisStrategy(Strategy):
 
         # without a time-out of the client's, so that a blocking pop may wait for as long as it likes
         pool = BlockingConnectionPool.from_url(
-            self.setting.urls["redis"], socket_timeout=None, max_connections=_CONNECTIONS, timeout=None
-        )
+            self.setting.urls["redis"], max_connections=_CONNECTIONS, timeout=None,
+            socket_timeout=None, socket_connect_timeout=_PATIENCE,
+        )  # fmt: skip
         self.redis = Redis.from_pool(pool)
 
     async def close(self) -> None:
