@@ -46,7 +46,7 @@ import-time: ## how long `import bide` takes, in fresh processes
 	@.venv/bin/python scripts/import_time.py
 
 generate: ## write the parts of docs/ that come from the code
-	@$(SETUP) run
+	@$(SETUP) test
 	@.venv/bin/python scripts/generate.py
 
 clean: ## remove everything that the other targets made

@@ -2,7 +2,7 @@
 
 make lab                                    what each strategy is known for, in short: some five minutes
 make lab ARGS="--full"                      everything, in full length: about an hour
-make lab ARGS="--with rocketmq"             RocketMQ too, where Maven and a JDK answer
+make lab ARGS="--with rocketmq"             RocketMQ too, where Maven, a JDK and cc answer; installs its client
 
 All else is passed on to `bide lab run`. A server whose program is missing is told, and its strategies are listed in the
 report as not measured. A run that was interrupted is taken up again by the same command.
@@ -10,6 +10,7 @@ report as not measured. A run that was interrupted is taken up again by the same
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
         at = given.index("--with")
         kinds += given[at + 1 : at + 2]
         del given[at : at + 2]
+    if "rocketmq" in kinds and importlib.util.find_spec("rocketmq") is None:
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "-e", ".[rocketmq]"], check=True)
     length = [] if "--full" in given else ["--quick"]
     given = [word for word in given if word != "--full"]
     results = [] if "--results" in given else ["--results", _RESULTS]

@@ -30,7 +30,8 @@ from urllib.parse import unquote, urlencode, urlsplit
 from bide import Bide, Task
 from bide.core.answers import Answer
 from bide.core.instants import as_datetime
-from bide.lab.strategy import Effect, Item, Setting, Strategy
+from bide.lab.servers.none import GONE
+from bide.lab.strategy import Effect, Flaw, Item, Setting, Strategy
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -38,11 +39,17 @@ from bide.wiring import store_maker
 _TOPIC = "lab"
 
 
+_AGAIN = Flaw(
+    "what was done and not settled yet when its worker died is done again", "killed",
+    lambda seen: f"{seen.duplicated} of {seen.expected} tasks done twice" if seen.duplicated else "",
+)  # fmt: skip
+
+
 class _Bide(Strategy):
     """An app on one kind of store, as a user has it."""
 
     hold = 10.0
-    shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "killed")
+    shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "idle")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -95,7 +102,8 @@ class InMemory(_Bide):
     name = "bide-memory"
     title = "bide in memory"
     in_process = True
-    shows = ("steady", "burst", "restarted")
+    shows = ("steady", "burst", "idle")
+    flaws = (GONE,)
 
     @property
     def url(self) -> str:
@@ -107,7 +115,6 @@ class OnSqlite(_Bide):
 
     name = "bide-sqlite"
     title = "bide on SQLite"
-    shows = ("steady", "burst", "two")
 
     @property
     def url(self) -> str:
@@ -120,6 +127,8 @@ class OnRedis(_Bide):
     name = "bide-redis"
     title = "bide on Redis"
     needs = ("redis",)
+    shows = ("steady", "burst", "two", "idle", "verbs", "trips")
+    flaws = (_AGAIN,)
 
     @property
     def url(self) -> str:
@@ -140,6 +149,8 @@ class OnPostgres(_Bide):
     name = "bide-postgres"
     title = "bide on PostgreSQL"
     needs = ("postgres",)
+    shows = ("steady", "burst", "two", "idle", "verbs", "trips")
+    flaws = (_AGAIN,)
 
     @property
     def url(self) -> str:
@@ -161,7 +172,6 @@ class OnMysql(_Bide):
     name = "bide-mysql"
     title = "bide on MySQL or MariaDB"
     needs = ("mysql",)
-    shows = ("steady", "burst", "two")
 
     @property
     def url(self) -> str:
