@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +25,8 @@ from bide.lab.strategy import Setting, Strategy
 from bide.lab.workload import Workload
 from bide.lab.workloads import WORKLOADS
 
+_AT_ONCE = 3
+"""Cells that are played at the same time, of those that need not be alone."""
 FAILED = "failed"
 """What the reason of a cell begins with that should have been played and could not."""
 
@@ -140,14 +144,29 @@ class ResultsFile:
 async def play_all(
     cells: Sequence[Cell], run: Run, results: ResultsFile, *, told: Callable[[int, Cell, Result | None], None]
 ) -> list[Result]:
-    """All cells that are not in the results yet. `told` hears of each when it begins (None) and when it is over."""
-    played = []
-    for number, cell in enumerate(cells):
-        if results.has(cell, run):
-            continue
-        told(number, cell, None)
-        result = await play(cell, run)
-        results.add(result)
-        told(number, cell, result)
-        played.append(result)
+    """All cells that are not in the results yet. `told` hears of each when it begins (None) and when it is over.
+
+    First those that measure time, one after another; then those that only count, which mostly wait, some at a time.
+    """
+    played: list[Result] = []
+    missing = [(number, cell) for number, cell in enumerate(cells) if not results.has(cell, run)]
+    places = asyncio.Semaphore(_AT_ONCE)
+    # strategies of one file may share what is not theirs alone, such as a setting of the server
+    files: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def play_one(number: int, cell: Cell) -> None:
+        async with files[cell.strategy.__module__], places:
+            told(number, cell, None)
+            result = await play(cell, run)
+            results.add(result)
+            told(number, cell, result)
+            played.append(result)
+
+    for number, cell in missing:
+        if cell.workload.alone:
+            await play_one(number, cell)
+    async with asyncio.TaskGroup() as together:
+        for number, cell in missing:
+            if not cell.workload.alone:
+                together.create_task(play_one(number, cell))
     return played

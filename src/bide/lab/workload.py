@@ -19,6 +19,9 @@ class Workload:
     relayed: ClassVar[bool] = False
     """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
 
+    alone: ClassVar[bool] = True
+    """Whether nothing else may be played meanwhile: its figures are times, and not only counts."""
+
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""
         fit = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}

@@ -282,6 +282,7 @@ class OneTransaction(OnPostgres):
     name = "S19-bide"
     title = "one transaction with bide in it"
     shows = ("writer",)
+    flaws = ()
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -149,8 +149,8 @@ class OnPostgres(_Bide):
     name = "bide-postgres"
     title = "bide on PostgreSQL"
     needs = ("postgres",)
-    shows = ("steady", "burst", "two", "idle", "verbs", "trips")
-    flaws = (_AGAIN,)
+    shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "idle", "verbs", "trips")
+    flaws: ClassVar[Sequence[Flaw]] = (_AGAIN,)
 
     @property
     def url(self) -> str:

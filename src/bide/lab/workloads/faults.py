@@ -13,11 +13,17 @@ from bide.lab.workloads.load import batches
 
 
 class Killed(Workload):
-    """In the middle of a burst every consumer is killed by SIGKILL; a second later others take their places."""
+    """In the middle of it all every consumer is killed by SIGKILL; a second later others take their places.
+
+    Who does one after another is then in the middle of what was due at once; who does many at a time is done with that,
+    and in the middle of what comes after it.
+    """
 
     name = "killed"
-    about = "500 tasks due at once; every consumer is killed -9 in the middle, and started again"
-    count = 500
+    about = "500 tasks due at once and 200 over the next 0.6 s; every consumer is killed -9, and started again"
+    alone = False
+    count, after, every = 500, 200, 3
+    """Tasks due at once; tasks after that, and milliseconds from one to the next."""
     seconds = 0.002
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -28,17 +34,21 @@ class Killed(Workload):
         first = await stage.start(seconds=self.seconds)
         client = await stage.client()
         begin, ahead = now(), 1_500
-        stage.sound(await client.play(begin, batches([(key, ahead) for key in keys_of(self.count)]), callers=4))
-        due = (begin + ahead) / 1000
-        under_way = await stage.until_fired(self.count // 3, by=due + stage.patience)
+        at_once = [(key, ahead) for key in keys_of(self.count)]
+        after = [(key, ahead + self.every * number) for number, key in enumerate(keys_of(self.after, "after"))]
+        stage.sound(await client.play(begin, batches(at_once + after), callers=4))
+        first_due, last_due = (begin + ahead) / 1000, (begin + after[-1][1]) / 1000
+        under_way = await stage.until_fired(self.count // 3, by=first_due + stage.patience)
+        await asyncio.sleep((first_due + last_due) / 2 - time.time())
         for player in first:
             player.kill()
         before = stage.fired()
         await asyncio.sleep(1.0)
         await stage.start(seconds=self.seconds)
-        await stage.until_fired(self.count, by=time.time() + stage.patience + stage.hold + 1)
+        every = self.count + self.after
+        await stage.until_fired(every, by=time.time() + stage.patience + stage.hold + 1)
         await stage.rest(0.5)
-        figures = stage.verdict(until=due).figures()
+        figures = stage.verdict(until=last_due).figures()
         figures.counts = {"fired_before_the_kill": before, "killed_under_way": float(under_way)}
         return figures
 
@@ -48,6 +58,7 @@ class Cut(Workload):
 
     name = "cut"
     about = "every connection is reset in the middle of 200 tasks a second"
+    alone = False
     relayed = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -81,7 +92,7 @@ class TwoAtOnce(Workload):
         return super().why_not(strategy) or ("it is one process" if strategy.in_process else "")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, rate, ahead = (400, 200.0, 1_000) if quick else (1_200, 400.0, 2_000)
+        count, rate, ahead = (300, 300.0, 800) if quick else (1_200, 400.0, 2_000)
         await stage.start(seconds=self.seconds)
         await stage.start(seconds=self.seconds)
         client = await stage.client()
@@ -101,6 +112,7 @@ class Away(Workload):
 
     name = "away"
     about = "no consumer runs for six minutes of strategy time, in which 100 tasks come due"
+    alone = False
     minutes = 6.0
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -133,12 +145,13 @@ class Restarted(Workload):
 
     name = "restarted"
     about = "the process ends with 500 tasks waiting, and is started again"
+    alone = False
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("" if strategy.in_process else "its tasks are on a server: see killed")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, ahead = 500, 1_500
+        count, ahead = 500, 1_000
         [player] = await stage.start()
         begin = now()
         stage.sound(await player.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4))

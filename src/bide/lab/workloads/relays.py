@@ -94,6 +94,7 @@ class Head(Workload):
 
     name = "head"
     about = "one task due late, scheduled ahead of 100 that are due soon"
+    alone = False
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         short, long = (300, 3_000) if quick else (1_000, 20_000)

@@ -49,6 +49,7 @@ class Gap(Workload):
 
     name = "gap"
     about = "2,000 tasks a second that are due at once, so that some come between two commands of a consumer"
+    alone = False
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, rate = (4_000, 2_000.0) if quick else (20_000, 2_000.0)
@@ -96,6 +97,7 @@ class Deaf(Workload):
 
     name = "deaf"
     about = "subscriptions go silent, unnoticed; then 100 tasks come due, then the consumers are started again"
+    alone = False
     relayed = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -133,6 +135,7 @@ class Beyond(Workload):
 
     name = "beyond"
     about = "100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again"
+    alone = False
     time_out = 1.0
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -160,6 +163,7 @@ class Failover(Workload):
 
     name = "failover"
     about = "two of each consumer; the first of each is killed -9 in the middle of 100 tasks a second"
+    alone = False
     time_out = 1.5
 
     def why_not(self, strategy: type[Strategy]) -> str:

@@ -191,6 +191,7 @@ class Laps(Workload):
 
     name = "laps"
     about = "5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap"
+    alone = False
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or ("" if getattr(strategy, "has_laps", False) else "it has no laps")

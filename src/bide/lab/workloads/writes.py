@@ -36,6 +36,7 @@ class Writer(Workload):
 
     name = "writer"
     about = "clients are killed -9 while they schedule; what they had committed has to fire"
+    alone = False
     kills, quick_kills = 12, 4
 
     def why_not(self, strategy: type[Strategy]) -> str:
