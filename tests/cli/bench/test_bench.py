@@ -17,7 +17,8 @@ from bide.core.errors import BadInput
 ABOUT = {"store", "version", "python", "loop", "cpus"}
 DELIVERED = {"lost", "duplicated"}
 LATENESS = {
-    "p50_ms", "p99_ms", "p999_ms", "max_ms", "early", "lost", "duplicated", "call_at_p50_ms", "call_at_p99_ms",
+    "p50_ms", "p99_ms", "p999_ms", "max_ms", "after_wake_p50_ms", "after_wake_p99_ms", "early", "lost", "duplicated",
+    "call_at_p50_ms", "call_at_p99_ms",
 }  # fmt: skip
 FIELDS: dict[str, set[str]] = {
     "schedule": {"single_per_s", "concurrent_per_s", "bulk_per_s", "bytes_per_task"},

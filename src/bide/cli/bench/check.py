@@ -28,6 +28,8 @@ class Findings:
     last_settled: int = 0
     lateness: Sequence[float] = field(default_factory=list)
     """Of every start, sorted: when the handler began, less the instant before which the caller did not want it."""
+    after_wake: Sequence[float] = field(default_factory=list)
+    """The same, less the `wake_at` that it was leased for: a whole millisecond, and never before that instant."""
 
     def faults(self, *, crash: bool = False) -> list[str]:
         """What is wrong beyond the counted fields."""
@@ -50,8 +52,10 @@ def examine(expected: Mapping[str, int], starts: Iterable[Start], settles: Itera
     duplicated = redelivered = early = 0
     ordered = sorted((start for start in starts if start.key in expected), key=lambda start: start.at)
     lateness: list[float] = []
+    after_wake: list[float] = []
     for start in ordered:
         lateness.append((start.at - expected[start.key]) / NANOSECONDS)
+        after_wake.append(start.at / NANOSECONDS - start.planned_at)
         if start.at < max(start.planned_at * NANOSECONDS, expected[start.key]):
             early += 1
         if start.key in seen:
@@ -69,4 +73,5 @@ def examine(expected: Mapping[str, int], starts: Iterable[Start], settles: Itera
         last_start=ordered[-1].at if ordered else 0,
         last_settled=max(settled.values(), default=0),
         lateness=sorted(lateness),
+        after_wake=sorted(after_wake),
     )

@@ -27,6 +27,7 @@ FLOOD = "bench.flood"
 SECONDS = 15
 AHEAD = {"2s": "2s", "20ms": "20ms", "0": "0s", "fire": ""}
 """By the word of `--ahead`: how long before it is due a task is scheduled. `fire`: due in an hour, then fired."""
+_AFTER_WAKE = {"p50_ms": 0.5, "p99_ms": 0.99}
 _WORKS = (Work(topic=TOPIC), Work(topic=FLOOD, seconds=3600.0, concurrency=1))
 """The flood has one worker, and that one is busy for an hour: due tasks with no free worker."""
 
@@ -116,10 +117,14 @@ async def _call_at(plan: Plan, count: int, ahead: int) -> list[float]:
 
 
 def _figures(found: Findings, call_at: list[float]) -> Mapping[str, float]:
-    late = found.lateness
+    late, woken = found.lateness, found.after_wake
     parts = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
     return {
         **{name: rounded(percentile(late, part)) if late else 0.0 for name, part in parts.items()},
+        **{
+            f"after_wake_{name}": rounded(percentile(woken, part)) if woken else 0.0
+            for name, part in _AFTER_WAKE.items()
+        },
         "early": found.early,
         "lost": found.lost,
         "duplicated": found.duplicated,
