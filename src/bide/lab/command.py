@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
@@ -25,7 +24,7 @@ from bide.lab.figures import Result
 from bide.lab.report.findings import NOT_WAITED_FOR, findings
 from bide.lab.report.measures import MEASURES
 from bide.lab.report.writing import write_report
-from bide.lab.running import Cell, ResultsFile, Run, cells_of, play_all
+from bide.lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play_all
 from bide.lab.strategy import Strategy
 from bide.lab.workloads import WORKLOADS
 
@@ -172,7 +171,7 @@ def run(
             click.echo(f"{name}: {_in_short(result)}")
 
     played = list(asyncio.run(play_all(cells, whole, file, told=told)))
-    failed = [one for one in played if one.why_not.startswith("failed")]
+    failed = [one for one in played if one.why_not.startswith(FAILED)]
     if not surroundings.json:
         measured = sum(one.figures is not None for one in played)
         click.echo(f"{measured} cells measured, {len(failed)} failed: {results}")
@@ -196,14 +195,6 @@ def _in_short(result: Result) -> str:
     return f"{late}{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
 
 
-def _read(results: Path) -> list[Result]:
-    """Raises BadInput where it is something else."""
-    try:
-        return ResultsFile(results).read()
-    except msgspec.MsgspecError as error:
-        raise BadInput("results", str(results), f"a file that `bide lab run` has written ({error})") from error
-
-
 @lab.command()
 @results_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
@@ -215,7 +206,7 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
     """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
     if not results.is_file():
         raise BadInput("results", str(results), "a file that `bide lab run` has written")
-    found = findings(_read(results), chosen(words) if words else ())
+    found = findings(ResultsFile(results).read(), chosen(words) if words else ())
     written = write_report(found, out)
     measured = sum(bool(row.measured) for row in found.rows)
     if surroundings.json:
@@ -254,7 +245,7 @@ def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...]
         answers[name] = _asked(name, given[name], answers, asks=asks)
     wishes = _wishes(answers)
     every = [*catalogue().values(), *(chosen(words) if words else ())]
-    choice = choose(wishes, findings(_read(results), every), every)
+    choice = choose(wishes, findings(ResultsFile(results).read(), every), every)
     if surroundings.json:
         print_json({
             "measured": choice.measured,
