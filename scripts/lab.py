@@ -23,7 +23,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 from tests.servers.child import ServerFailed, ServerMissing  # noqa: E402 - found in the clone, wherever this is called from
 from tests.servers.shared import KINDS, SharedServers  # noqa: E402
 
-_WANTED = ("redis", "postgres", "mysql", "rabbitmq")
+_WANTED = ("redis", "postgres", "mysql", "mysql_replica", "rabbitmq")
 _RESULTS = "lab-results.jsonl"
 _REPORT = "lab-report"
 

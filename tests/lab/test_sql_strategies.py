@@ -8,7 +8,7 @@ import pytest
 from tests.lab.playing import keeps_its_word, named, setting_of, shows
 
 from bide.lab.stage import Stage, keys_of
-from bide.lab.strategies.s01_table_scan import Parallel, Serial, Tables
+from bide.lab.strategies.s01_table_scan import Parallel, Replica, Serial, Tables
 from bide.lab.strategies.s02_cron_batch import EveryMinute, Hourly
 from bide.lab.strategies.s03_skip_locked import SkipLocked
 from bide.lab.strategy import Strategy, now
@@ -24,6 +24,20 @@ MINUTE = 0.3
 async def test_a_scan_does_what_it_claims(strategy: type[Strategy], mysql_url: str, tmp_path: Path) -> None:
     verdict = await keeps_its_word(strategy, {"mysql": mysql_url}, tmp_path, minute=MINUTE)
     assert verdict.late[-1] < MINUTE * 1000 + 500
+
+
+async def test_a_scan_of_a_replica_publishes_nothing_that_was_moved_or_cancelled_meanwhile(
+    mysql_replica_url: str, tmp_path: Path
+) -> None:
+    await keeps_its_word(Replica, {"mysql_replica": mysql_replica_url}, tmp_path)
+
+
+async def test_a_scan_of_a_replica_is_late_by_what_that_is_behind(mysql_replica_url: str, tmp_path: Path) -> None:
+    seen, figures = await shows(Replica, Replica.flaws[0], {"mysql_replica": mysql_replica_url}, tmp_path)
+    assert "posts met again" in seen
+    assert (figures.lost, figures.duplicated, figures.early) == (0, 0, 0)
+    assert figures.p50 is not None
+    assert figures.p50 > 500
 
 
 @pytest.mark.parametrize("strategy", [Hourly, EveryMinute], ids=named)

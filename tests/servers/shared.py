@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers.mariadb_pair import MariaDbPair
 from tests.servers.mariadb_server import MariaDbServer
 from tests.servers.postgres_server import PostgresServer
 from tests.servers.rabbitmq_server import RabbitMqServer
@@ -16,7 +17,16 @@ from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.rocketmq_server import RocketMqServer
 
-Server = RedisServer | RedisCluster | RedisSentinel | PostgresServer | MariaDbServer | RabbitMqServer | RocketMqServer
+Server = (
+    RedisServer
+    | RedisCluster
+    | RedisSentinel
+    | PostgresServer
+    | MariaDbServer
+    | MariaDbPair
+    | RabbitMqServer
+    | RocketMqServer
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +38,7 @@ class Kind:
     make: Callable[[Path], Server]
     """A new one, with its data below the given folder, not started."""
     asked_for: bool = False
-    """Started only when it is asked for by name: large, and not needed by any test that has to run."""
+    """Started only when it is asked for by name: large, or needed by few tests."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -37,6 +47,7 @@ KINDS: Mapping[str, Kind] = {
     "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
     "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
     "mysql": Kind(variable="TEST_MYSQL_URL", make=MariaDbServer),
+    "mysql_replica": Kind(variable="TEST_MYSQL_REPLICA_URL", make=MariaDbPair, asked_for=True),
     "rabbitmq": Kind(variable="TEST_RABBITMQ_URL", make=RabbitMqServer),
     "rocketmq": Kind(variable="TEST_ROCKETMQ_URL", make=RocketMqServer, asked_for=True),
 }

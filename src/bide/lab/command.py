@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {
     "redis": "redis://127.0.0.1:6379/0",
     "postgres": "postgresql://user@127.0.0.1:5432/database",
     "mysql": "mysql://user@127.0.0.1:3306/database",
+    "mysql_replica": "mysql://user@127.0.0.1:3306/database?replica=127.0.0.1:3307",
     "rabbitmq": "amqp://guest:guest@127.0.0.1:5672/",
     "rocketmq": "rocketmq://127.0.0.1:8081",
 }
@@ -127,7 +128,10 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
     for kind, example in reversed(list(KINDS.items())):
         variable = f"TEST_{kind.upper()}_URL"
         command = click.option(
-            f"--{kind}", metavar="URL", envvar=[f"LAB_{kind.upper()}_URL", variable], help=f"Such as {example}"
+            f"--{kind.replace('_', '-')}",
+            metavar="URL",
+            envvar=[f"LAB_{kind.upper()}_URL", variable],
+            help=f"Such as {example}",
         )(command)
     return command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from bide.lab.strategy import Setting, Strategy
 
@@ -23,13 +23,17 @@ class MysqlStrategy(Strategy):
         """An asyncmy pool."""
 
     async def open(self) -> None:
+        self.pool = await self.pool_of(urlsplit(self.setting.urls[self.needs[0]]))
+
+    async def pool_of(self, parts: SplitResult, place: str = "") -> Any:
+        """Connections to what a URL names, or to `place`, HOST:PORT, as the same user."""
         import asyncmy
 
-        parts = urlsplit(self.setting.urls["mysql"])
-        self.pool = await asyncmy.create_pool(
-            host=parts.hostname or "127.0.0.1", port=parts.port or 3306, user=unquote(parts.username or "root"),
-            password=unquote(parts.password or ""), database=parts.path.removeprefix("/"), autocommit=True,
-            minsize=1, maxsize=self.connections,
+        host, _, port = place.partition(":")
+        return await asyncmy.create_pool(
+            host=host or parts.hostname or "127.0.0.1", port=int(port or 0) or parts.port or 3306,
+            user=unquote(parts.username or "root"), password=unquote(parts.password or ""),
+            database=parts.path.removeprefix("/"), autocommit=True, minsize=1, maxsize=self.connections,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -50,8 +54,9 @@ class MysqlStrategy(Strategy):
         async with self.pool.acquire() as connection, connection.cursor() as cursor:
             await cursor.executemany(statement, rows)
 
-    async def rows(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
-        async with self.pool.acquire() as connection, connection.cursor() as cursor:
+    async def rows(self, statement: str, *values: Any, pool: Any = None) -> Sequence[Sequence[Any]]:
+        """All that it finds, asked on a connection of `pool` if that is given."""
+        async with (pool or self.pool).acquire() as connection, connection.cursor() as cursor:
             await cursor.execute(statement, values)
             found: Sequence[Sequence[Any]] = await cursor.fetchall()
             return found

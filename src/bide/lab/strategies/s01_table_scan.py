@@ -10,8 +10,7 @@ published recipe for it: it bounds what a scan can meet, and with the index (sta
 **Cost.** Half a period of lateness on average, a whole one at most, and the position in the page besides; one question
 per table and period while nothing is due; an index that every change of the status has to keep. The reader is often a
 replica: then a post that was published or moved within its lag is met again, so that the publishing statement has to
-repeat the condition, as it does here. (No replica is played here; two scanners at once meet each other's posts in the
-same way, and the condition keeps them apart.)
+repeat the condition, as it does here, and each is late by the lag besides.
 
 **Flaw.** The window is a bet that no pause is longer than it: what came due while the scanner was away for more than
 five minutes is never looked at again, and nothing says so.
@@ -36,7 +35,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 from zlib import crc32
 
 from bide.lab.figures import Figures
@@ -118,7 +118,7 @@ class Serial(MysqlStrategy):
         expected, last = until - round(self.setting.span(_WINDOW) * 1000), ""
         self.counted["scans"] += 1
         while True:
-            page = await self.rows(
+            page = await self.look(
                 f"SELECT id, expected FROM {blog} WHERE status = %s AND expected BETWEEN %s AND %s "
                 f"AND (expected > %s OR id > %s) ORDER BY expected, id LIMIT {_PAGE}",
                 _SCHEDULED, expected, until, expected, last,
@@ -130,6 +130,9 @@ class Serial(MysqlStrategy):
             if len(page) < _PAGE:
                 return
             last, expected = page[-1]
+
+    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
+        return await self.rows(statement, *values)
 
     async def publish_all(self, blog: str, page: Page, effect: Effect) -> None:
         for key, expected in page:
@@ -183,3 +186,45 @@ class Tables(Serial):
     tables = 4
     shows = ("burst",)
     flaws = ()
+
+
+def _behind(seen: Figures) -> str:
+    again, late = seen.counts.get("looked_at_in_vain", 0), seen.p50
+    if not again or late is None:
+        return ""
+    return f"half of them {late:,.0f} ms late, and {again:,.0f} posts met again that were published already"
+
+
+class Replica(Serial):
+    """One table, read from a replica that is as far behind as it is, and written to where it is kept."""
+
+    name = "S1-replica"
+    title = "table scan, read from a replica"
+    needs = ("mysql_replica",)
+    direct = True
+    precision = 2 * _PERIOD  # of its own, and as much for a replica that is as far behind
+    shows = ()
+    flaws = (Flaw("what it reads is as old as the replica is behind", "steady", _behind),)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.reader: Any = None
+
+    async def open(self) -> None:
+        await super().open()
+        url = urlsplit(self.setting.urls["mysql_replica"])
+        self.reader = await self.pool_of(url, parse_qs(url.query)["replica"][0])
+
+    async def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            await self.reader.wait_closed()
+        await super().close()
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        while not await self.look("SHOW TABLES LIKE %s", self.blogs[0]):  # noqa: ASYNC110 - the replica tells nobody
+            await asyncio.sleep(0.05)
+
+    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
+        return await self.rows(statement, *values, pool=self.reader)
