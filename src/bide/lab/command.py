@@ -140,7 +140,13 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
 @click.option(
     "--strategies", "words", multiple=True, metavar="NAME", help="S4, S4-A or a path of a file; all without it."
 )
-@click.option("--workloads", "only", multiple=True, metavar="NAME", help="All that make sense without it.")
+@click.option(
+    "--workloads",
+    "only",
+    multiple=True,
+    metavar="NAME",
+    help="Without it those that a strategy names, and those that are for all.",
+)
 @click.option("--quick", is_flag=True, help="Only what each strategy is known for, with few tasks.")
 @click.option("--minute", type=click.FloatRange(0.1, 60), default=1.0, show_default=True,
               help="Seconds that one minute of a strategy's own periods takes.")  # fmt: skip

@@ -52,12 +52,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cells_of(strategies: Sequence[type[Strategy]], workloads: Sequence[str], *, quick: bool) -> list[Cell]:
-    """In the order in which they are played. Without `workloads` all; quick, those that show what must be seen."""
+    """Without `workloads`, those that a strategy names and, unless quick, those that are for all."""
     cells = []
     for strategy in strategies:
         needed = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
         for name, workload in WORKLOADS.items():
-            if name in workloads if workloads else (not quick or name in needed):
+            if name in workloads if workloads else name in needed or (workload.for_all and not quick):
                 cells.append(Cell(strategy, workload))
     return cells
 

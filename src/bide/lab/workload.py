@@ -19,6 +19,8 @@ class Workload:
     relayed: ClassVar[bool] = False
     """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
 
+    for_all: ClassVar[bool] = False
+    """Whether every strategy is to be seen under it, unless that makes no sense; else those that name it."""
     alone: ClassVar[bool] = True
     """Whether nothing else may be played meanwhile: its figures are times, and not only counts."""
 

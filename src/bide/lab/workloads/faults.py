@@ -21,6 +21,7 @@ class Killed(Workload):
 
     name = "killed"
     about = "500 tasks due at once and 200 over the next 0.6 s; every consumer is killed -9, and started again"
+    for_all = True
     alone = False
     count, after, every = 500, 200, 3
     """Tasks due at once; tasks after that, and milliseconds from one to the next."""
@@ -58,6 +59,7 @@ class Cut(Workload):
 
     name = "cut"
     about = "every connection is reset in the middle of 200 tasks a second"
+    for_all = True
     alone = False
     relayed = True
 
@@ -86,6 +88,7 @@ class TwoAtOnce(Workload):
 
     name = "two"
     about = "two of each consumer at once, each effect taking 1 ms"
+    for_all = True
     seconds = 0.001
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -112,6 +115,7 @@ class Away(Workload):
 
     name = "away"
     about = "no consumer runs for six minutes of strategy time, in which 100 tasks come due"
+    for_all = True
     alone = False
     minutes = 6.0
 
@@ -145,6 +149,7 @@ class Restarted(Workload):
 
     name = "restarted"
     about = "the process ends with 500 tasks waiting, and is started again"
+    for_all = True
     alone = False
 
     def why_not(self, strategy: type[Strategy]) -> str:

@@ -25,6 +25,7 @@ class Steady(Workload):
 
     name = "steady"
     about = "200 tasks a second, each due 2 s ahead (in a quick run 1 s)"
+    for_all = True
     rate = 200.0
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
@@ -52,6 +53,7 @@ class Burst(Workload):
 
     name = "burst"
     about = "5,000 tasks due at one instant"
+    for_all = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count = stage.bearable(1_000 if quick else 5_000)
@@ -79,6 +81,7 @@ class Horizon(Workload):
 
     name = "horizon"
     about = "tasks due in 1 s to 1 year; those of the first seconds have to fire"
+    for_all = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count, seconds = (1_000, 3.0) if quick else (10_000, 6.0)
@@ -103,6 +106,7 @@ class Churn(Workload):
 
     name = "churn"
     about = "half of the tasks are moved, a third are cancelled, the rest fire"
+    for_all = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
         return super().why_not(strategy) or strategy.cannot.get("reschedule", "") or strategy.cannot.get("cancel", "")

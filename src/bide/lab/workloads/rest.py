@@ -22,6 +22,7 @@ class Idle(Workload):
 
     name = "idle"
     about = "tasks due in an hour: what it costs to wait"
+    for_all = True
     relayed = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
@@ -69,6 +70,7 @@ class Trips(Workload):
 
     name = "trips"
     about = "one task at a time, from schedule to done: messages to the servers"
+    for_all = True
     relayed = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
@@ -102,6 +104,7 @@ class Verbs(Workload):
 
     name = "verbs"
     about = "one call at a time: microseconds of each verb"
+    for_all = True
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
         count = 50 if quick else 200

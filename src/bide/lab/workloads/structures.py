@@ -54,6 +54,7 @@ class Cost(Workload):
 
     name = "cost"
     about = "nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting"
+    for_all = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
         bare = "" if hasattr(strategy, "structure") else "it has no structure in memory that could be measured alone"
