@@ -1,4 +1,4 @@
-"""Two MariaDB servers of our own: one is written to, and the other follows it, a second behind as it is told to be."""
+"""Two MariaDB servers of our own: one is written to, and the other follows it, some seconds behind as it is told to be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.servers.child import Running
 from tests.servers.mariadb_server import HOST, MariaDbServer
 from tests.servers.waiting import wait_until
 
-LAG = 1
-"""Seconds, which is as finely as MariaDB can be told."""
+LAG = 3
+"""Seconds, which is as finely as MariaDB can be told: longer than tasks are scheduled ahead, so that it shows."""
 
 
 class MariaDbPair(Running):
