@@ -25,7 +25,7 @@ def _way(key: tuple[bool, float, str, str], some: Sequence[Result]) -> str:
     length = "A quick run" if quick else "A full run"
     return (
         f"{length} of bide {version} on {machine}: {len(measured)} cells measured, {len(some) - len(measured)} not, "
-        f"in {_span(sum(one.seconds for one in some))}, {_days(some)}. {scale_words(minute)}"
+        f"{_span(sum(one.seconds for one in some))} of playing, some at a time, {_days(some)}. {scale_words(minute)}"
     )
 
 
