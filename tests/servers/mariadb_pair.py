@@ -1,4 +1,4 @@
-"""Two MariaDB servers of our own: one is written to, and the other follows it, some seconds behind as it is told to be."""
+"""Two MariaDB servers of our own: one is written to, the other follows it, some seconds behind as it is told to be."""
 
 from __future__ import annotations
 

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.servers.child import Child, Running, ServerFailed, ServerMissing
-from tests.servers.ports import free_port
+from tests.servers.child import Child, ServerFailed, ServerMissing
+from tests.servers.own_server import HOST as HOST
+from tests.servers.own_server import OwnServer
 
-HOST = "127.0.0.1"
 PACKAGES = "mariadb-server"
 USER = "bide"
 ADMINISTRATOR = "root"
 DATABASE = "bide"
-_ACCOUNT = "mysql"
-_PATIENCE = 60.0
-"""Seconds for a server to answer; it takes half a second, but machines that test do much at once."""
-_TRIES = 5
 
 _BEGINNING = (
     "SET SESSION sql_log_bin = 0;\n"
@@ -50,7 +42,7 @@ def binary(name: str) -> str:
     return found
 
 
-class MariaDbServer(Running):
+class MariaDbServer(OwnServer):
     """A server with its data and its log below `directory`, or in a temporary folder where we are root.
 
     With `follows` it begins empty, replays everything from that server, and follows it until it is promoted; both
@@ -61,6 +53,9 @@ class MariaDbServer(Running):
     mariadbd.
     """
 
+    program = "MariaDB"
+    account = "mysql"
+
     def __init__(
         self,
         directory: Path,
@@ -69,19 +64,8 @@ class MariaDbServer(Running):
         options: Mapping[str, str] | None = None,
         follows: MariaDbServer | None = None,
     ) -> None:
-        self.directory = directory
-        self.options = dict(options or {})
+        super().__init__(directory, port=port, options=options)
         self.follows = follows
-        self._port = port
-        self._chooses = port is None
-        self._child: Child | None = None
-        self._own: Path | None = None
-
-    @property
-    def port(self) -> int:
-        """Known from the first start on."""
-        assert self._port is not None, "start it first"
-        return self._port
 
     @property
     def url(self) -> str:
@@ -91,43 +75,8 @@ class MariaDbServer(Running):
     def administrators_url(self) -> str:
         return f"mysql://{ADMINISTRATOR}@{HOST}:{self.port}/{DATABASE}"
 
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, "it does not run"
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
-
-    @property
-    def home(self) -> Path:
-        """Where its data and its log are."""
-        return self.directory if self._own is None else self._own
-
-    def start(self) -> None:
-        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
-        assert not self.running, "it runs already"
-        fresh = not (self.home / "data").exists()
-        if fresh:
-            self._make()
-        for _ in range(_TRIES):
-            if self._port is None:
-                self._port = free_port()
-            self._launch()
-            try:
-                self._await_answer()
-                self._chooses = False
-                break
-            except ServerFailed as error:
-                if not self._chooses or "Address already in use" not in str(error):
-                    if fresh:
-                        self._tidy()
-                    raise
-            self._port = None
-        else:
-            raise ServerFailed("others kept taking the ports")
-        if fresh and self.follows is not None:
+    def _begun(self) -> None:
+        if self.follows is not None:
             self.ask(
                 f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_PORT = {self.follows.port}, "
                 f"MASTER_USER = '{ADMINISTRATOR}', MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1"
@@ -137,12 +86,7 @@ class MariaDbServer(Running):
     def _make(self) -> None:
         """The folder and the data in it."""
         install = binary("mariadb-install-db")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            if shutil.which("setpriv") is None:
-                raise ServerMissing("setpriv is not installed, and MariaDB is not to run as root")
-            self._own = Path(tempfile.mkdtemp(prefix="bide-mariadb-"))
-            shutil.chown(self._own, _ACCOUNT, _ACCOUNT)
+        super()._make()
         (self.home / "beginning.sql").write_text(_BEGINNING)
         (self.home / "beginning.sql").chmod(0o644)
         words = [
@@ -153,11 +97,6 @@ class MariaDbServer(Running):
         done = subprocess.run([*self._account(), *words], cwd=self.home, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ServerFailed(f"{words[0]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-
-    def _account(self) -> list[str]:
-        if os.geteuid() != 0:
-            return []
-        return ["setpriv", f"--reuid={_ACCOUNT}", f"--regid={_ACCOUNT}", "--clear-groups", "--"]
 
     def _launch(self) -> None:
         settings = {
@@ -181,63 +120,14 @@ class MariaDbServer(Running):
         words = [f"--{name}={value}" for name, value in settings.items()]
         self._child = Child([*self._account(), binary("mariadbd"), "--no-defaults", *words], self.home / "log")
 
-    def _await_answer(self) -> None:
-        assert self._child is not None
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if not self._child.running:
-                failure = self._child.failed("ended while it started")
-                self._end(signal.SIGKILL)
-                raise failure
-            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1.0) as probe:
-                if probe.recv(1):  # the greeting; before, it may listen and not answer yet
-                    return
-            time.sleep(0.01)
-        failure = self._child.failed(f"did not answer within {_PATIENCE:.0f} s")
-        self._end(signal.SIGKILL)
-        raise failure
-
-    def stop(self) -> None:
-        """Ended without waiting for its clients, and forgotten; nothing if it does not run."""
-        self._end(signal.SIGKILL)
-        self._tidy()
-
-    def _tidy(self) -> None:
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
-            self._own = None
-
-    def halt(self) -> None:
-        """Ended in order; its data stays."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ended by SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            self._child.end(number)
-            self._child = None
-
-    def restart(self) -> None:
-        """The same port, the same data; stopped before, if it runs."""
-        self.halt()
-        self.start()
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
+            return bool(probe.recv(1))  # the greeting; before, it may listen and not answer yet
 
     def promote(self) -> None:
         """Follows nobody any more, and may be written to."""
         self.ask("STOP SLAVE")
         self.ask("SET GLOBAL read_only = 0")
-
-    def pause(self) -> None:
-        """Does nothing until `resume`."""
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGCONT)
 
     def ask(self, statement: str) -> list[Any]:
         """One statement of an administrator's, on a connection of its own."""

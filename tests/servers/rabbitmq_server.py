@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import socket
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.servers.child import Child, Running, ServerFailed, ServerMissing
+from tests.servers.child import Child, ServerMissing
+from tests.servers.own_server import HOST as HOST
+from tests.servers.own_server import OwnServer
 from tests.servers.ports import free_port
 
-HOST = "127.0.0.1"
 PACKAGES = "rabbitmq-server"
 _PLACES = ("/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/lib/erlang/bin")
-_ACCOUNT = "rabbitmq"
-_PATIENCE = 60.0
-"""Seconds for a broker to answer; it takes under three, but machines that test do much at once."""
-_TRIES = 5
 _GREETING = b"AMQP\x00\x00\x09\x01"
 """What a client of AMQP 0-9-1 says first; the answer to it begins with the byte 1."""
-_TAKEN = ("eaddrinuse", "address already in use", "port_not_available")
 
 
 def binary(name: str) -> str:
@@ -38,89 +31,35 @@ def binary(name: str) -> str:
     return found
 
 
-class RabbitMqServer(Running):
+class RabbitMqServer(OwnServer):
     """A broker with its data and its log below `directory`, or in a temporary folder where we are root.
 
     It has a port mapper (epmd) of its own beside it, so that it neither finds nor leaves one that others use; both
     listen on the loopback address alone. No plugin is enabled. `options` are lines of rabbitmq.conf, by name.
     """
 
+    program = "RabbitMQ"
+    account = "rabbitmq"
+    taken = ("eaddrinuse", "address already in use", "port_not_available")
+    more_ports = True
+
     def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
-        self.directory = directory
-        self.options = dict(options or {})
-        self._port = port
-        self._chooses = port is None
+        super().__init__(directory, port=port, options=options)
         self._mapper: Child | None = None
-        self._child: Child | None = None
-        self._own: Path | None = None
         self.ports: list[int] = []
         """All that it listens on since its last start: for clients, for other brokers, and its port mapper's."""
-
-    @property
-    def port(self) -> int:
-        """Known from the first start on."""
-        assert self._port is not None, "start it first"
-        return self._port
 
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@{HOST}:{self.port}/"
 
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, "it does not run"
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
-
-    @property
-    def home(self) -> Path:
-        """Where its data and its log are."""
-        return self.directory if self._own is None else self._own
-
-    def start(self) -> None:
-        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
-        assert not self.running, "it runs already"
-        fresh = not (self.home / "data").exists()
-        if fresh:
-            self._make()
-        for _ in range(_TRIES):
-            if self._port is None:
-                self._port = free_port()
-            try:
-                self._launch()
-                self._await_answer()
-                self._chooses = False
-                return
-            except ServerFailed as error:
-                self.kill()
-                if not any(word in str(error) for word in _TAKEN):
-                    if fresh:
-                        self._tidy()
-                    raise
-            if self._chooses:
-                self._port = None
-        raise ServerFailed("others kept taking the ports")
-
     def _make(self) -> None:
         """The folder; the broker fills it."""
         binary("rabbitmq-server")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            if shutil.which("setpriv") is None:
-                raise ServerMissing("setpriv is not installed, and RabbitMQ is not to run as root")
-            self._own = Path(tempfile.mkdtemp(prefix="bide-rabbitmq-"))
-            shutil.chown(self._own, _ACCOUNT, _ACCOUNT)
+        super()._make()
         (self.home / "data").mkdir()
         if os.geteuid() == 0:
-            shutil.chown(self.home / "data", _ACCOUNT, _ACCOUNT)
-
-    def _account(self) -> list[str]:
-        if os.geteuid() != 0:
-            return []
-        return ["setpriv", f"--reuid={_ACCOUNT}", f"--regid={_ACCOUNT}", "--clear-groups", "--"]
+            shutil.chown(self.home / "data", self.account, self.account)
 
     def _launch(self) -> None:
         """The port mapper first: the broker would start one that stays, and for everybody."""
@@ -155,55 +94,13 @@ class RabbitMqServer(Running):
         )  # fmt: skip
         self._child = Child([*self._account(), binary("rabbitmq-server")], self.home / "log", environment=broker)
 
-    def _await_answer(self) -> None:
-        assert self._child is not None
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if not self._child.running:
-                raise self._child.failed("ended while it started")
-            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1.0) as probe:
-                probe.sendall(_GREETING)
-                if probe.recv(1) == b"\x01":
-                    return
-            time.sleep(0.02)
-        raise self._child.failed(f"did not answer within {_PATIENCE:.0f} s")
-
-    def stop(self) -> None:
-        """Ended without waiting for its clients, and forgotten; nothing if it does not run."""
-        self.kill()
-        self._tidy()
-
-    def _tidy(self) -> None:
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
-            self._own = None
-
-    def halt(self) -> None:
-        """Ended in order; its data stays."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ended by SIGKILL."""
-        self._end(signal.SIGKILL)
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
+            probe.sendall(_GREETING)
+            return probe.recv(1) == b"\x01"
 
     def _end(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            self._child.end(number)
-            self._child = None
+        super()._end(number)
         if self._mapper is not None:
             self._mapper.end(signal.SIGKILL)
             self._mapper = None
-
-    def restart(self) -> None:
-        """The same port, the same data; stopped before, if it runs."""
-        self.halt()
-        self.start()
-
-    def pause(self) -> None:
-        """Does nothing until `resume`."""
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGCONT)

@@ -1,0 +1,177 @@
+"""What servers of our own have in common whose programs do not want to be root: folder, account, port, process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from tests.servers.child import Child, Running, ServerFailed, ServerMissing
+from tests.servers.ports import free_port
+
+HOST = "127.0.0.1"
+_TRIES = 5
+"""Ports that are tried, if others keep taking them first."""
+
+
+class OwnServer(Running):
+    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
+
+    Without `port` a free one is taken at the first start, and kept.
+    """
+
+    program: ClassVar[str]
+    """What it is called in errors."""
+    account: ClassVar[str]
+    """Who it runs as where we are root."""
+    patience: ClassVar[float] = 60.0
+    """Seconds for it to answer; it takes one or three, but machines that test do much at once."""
+    taken: ClassVar[Sequence[str]] = ("Address already in use",)
+    """What its log says where somebody has a port of its."""
+    more_ports: ClassVar[bool] = False
+    """Whether it takes ports besides that one, others at each try."""
+    halts_by: ClassVar[signal.Signals] = signal.SIGTERM
+    stops_by: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self.options = dict(options or {})
+        self._port = port
+        self._chooses = port is None
+        self._child: Child | None = None
+        self._own: Path | None = None
+
+    @property
+    def port(self) -> int:
+        """Known from the first start on."""
+        assert self._port is not None, "start it first"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "it does not run"
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    @property
+    def home(self) -> Path:
+        """Where its data and its log are."""
+        return self.directory if self._own is None else self._own
+
+    def start(self) -> None:
+        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
+        assert not self.running, "it runs already"
+        fresh = not (self.home / "data").exists()
+        if fresh:
+            self._make()
+        self._start(fresh)
+        if fresh:
+            self._begun()
+
+    def _start(self, fresh: bool) -> None:
+        for _ in range(_TRIES):
+            if self._port is None:
+                self._port = free_port()
+            try:
+                self._launch()
+                self._await_answer()
+                self._chooses = False
+                return
+            except ServerFailed as error:
+                self._end(signal.SIGKILL)
+                again = self._chooses or self.more_ports
+                if not again or not any(words in str(error) for words in self.taken):
+                    if fresh:
+                        self._tidy()
+                    raise
+            if self._chooses:
+                self._port = None
+        raise ServerFailed("others kept taking the ports")
+
+    def _make(self) -> None:
+        """The folder, and what has to be in it before the first start."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            if shutil.which("setpriv") is None:
+                raise ServerMissing(f"setpriv is not installed, and {self.program} is not to run as root")
+            self._own = Path(tempfile.mkdtemp(prefix=f"bide-{self.program.lower()}-"))
+            shutil.chown(self._own, self.account, self.account)
+
+    def _account(self) -> list[str]:
+        """The words that a command begins with."""
+        if os.geteuid() != 0:
+            return []
+        return ["setpriv", f"--reuid={self.account}", f"--regid={self.account}", "--clear-groups", "--"]
+
+    def _launch(self) -> None:
+        """Set `_child`."""
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        """Whether it takes clients by now. May raise OSError instead of False."""
+        raise NotImplementedError
+
+    def _begun(self) -> None:
+        """After the first start."""
+
+    def _await_answer(self) -> None:
+        assert self._child is not None
+        until = time.monotonic() + self.patience
+        while time.monotonic() < until:
+            if not self._child.running:
+                raise self._child.failed("ended while it started")
+            with contextlib.suppress(OSError):  # nobody listens there yet
+                if self._answers():
+                    return
+            time.sleep(0.01)
+        raise self._child.failed(f"did not answer within {self.patience:.0f} s")
+
+    def stop(self) -> None:
+        """Ended without waiting for its clients, and forgotten; nothing if it does not run."""
+        self._end(self.stops_by)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own = None
+
+    def halt(self) -> None:
+        """Ended in order; its data stays."""
+        self._end(self.halts_by)
+
+    def kill(self) -> None:
+        """Ended by SIGKILL. Processes that serve its clients see that, and end by themselves."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.end(number)
+            self._child = None
+
+    def restart(self) -> None:
+        """The same port, the same data; stopped before, if it runs."""
+        self.halt()
+        self.start()
+
+    def pause(self) -> None:
+        """Does nothing until `resume`; processes of its that serve clients already go on."""
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGCONT)
