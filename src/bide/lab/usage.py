@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bide.cli.bench.processes import spent_by_family
+from bide.cli.bench.processes import family, spent, stat
 
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -27,7 +27,7 @@ class ServerUse:
     def cpu(self) -> float | None:
         """Seconds of processor time so far, of the servers and their children."""
         try:
-            return sum(spent_by_family(place) for place in self._processes) if self._whole else None
+            return sum(_spent(place) for place in self._processes) if self._whole else None
         except OSError:
             return None
 
@@ -47,6 +47,16 @@ class ServerUse:
             with suppress(OSError):
                 total += int((process / "statm").read_text(encoding="ascii").split()[1])
         return total * os.sysconf("SC_PAGE_SIZE")
+
+
+def _spent(process: Path) -> float:
+    """Seconds of all threads that it and its children have now, and what children took that have ended."""
+    total = stat(process).waited
+    for place in family(process):
+        for thread in (place / "task").glob("*"):
+            with suppress(OSError):  # it ended a moment ago
+                total += spent(thread)
+    return total
 
 
 async def _size(kind: str, url: str) -> int | None:

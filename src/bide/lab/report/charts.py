@@ -83,7 +83,8 @@ def cost(axes: Axes, rows: Sequence[Row], operation: str, unit: str) -> None:
     axes.set_xlabel("tasks that wait")
     axes.set_ylabel(unit)
     axes.yaxis.set_major_formatter(lambda value, _: figure(value))
-    axes.yaxis.set_minor_formatter("")
+    # a range within one power of ten would have no number at all
+    axes.yaxis.set_minor_formatter(lambda value, _: figure(value) if f"{value:e}"[0] in "25" else "")
     _with_legend(axes)
 
 
