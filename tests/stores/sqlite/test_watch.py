@@ -77,11 +77,14 @@ async def test_a_task_put_by_another_process_is_heard_of_in_time(path: str, way:
 @pytest.mark.real_time
 @pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_idle_watcher_costs_next_to_nothing(path: str, way: str) -> None:
+@pytest.mark.parametrize("commits", [0, 300], ids=["from the beginning", "after a busy time"])
+async def test_an_idle_watcher_costs_next_to_nothing(path: str, way: str, commits: int) -> None:
     store = SqliteStore(path, watch=way)
     await store.open()
     listening = await store.listen(["t"], lambda topic, wake: None)
-    await asyncio.sleep(0.2)
+    for number in range(commits):
+        await put_one(store, new(f"{number}", due=In(SECOND)))
+    await asyncio.sleep(0.5)
     before = time.process_time()
     await asyncio.sleep(2)
     used = (time.process_time() - before) / 2

@@ -37,7 +37,7 @@ class Idle(Workload):
         empty = [await player.usage(collect=True) for player in holders]
         bytes_before = await servers.size()
         took = await client.fill(count, ahead=_HOUR)
-        await asyncio.sleep(seconds / 3)  # what was begun is finished, on the servers too
+        await asyncio.sleep(1.5)  # what was begun is finished, on the servers too
         bytes_after = await servers.size()
         filled = [await player.usage(collect=True) for player in holders]
         before, cpu_before = [await player.usage() for player in holders], servers.cpu()

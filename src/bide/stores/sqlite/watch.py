@@ -128,12 +128,14 @@ class Watcher:
             if self._stopping:
                 return
             step = 0 if moved else step + 1
-            credit = min(_AT_ONCE, credit + (time.monotonic() - looked) / TOGETHER)
+            now = time.monotonic()
+            credit = min(_AT_ONCE, credit + (now - looked) / TOGETHER)
+            looked = now
             if credit < 1.0:
                 time.sleep(TOGETHER)
-                self._tidings.drain()
-                step = 0
-            looked = time.monotonic()
+                # only what is new begins the looks anew: else a busy file would be looked at for ever afterwards
+                if self._tidings.drain():
+                    step = 0
             credit -= 1.0
             if not self._look(cursor):
                 step = max(0, min(step, len(self._again) - 1))
