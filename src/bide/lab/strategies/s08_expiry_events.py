@@ -86,11 +86,11 @@ class ExpiryEvents(RedisStrategy):
         pipeline = self.redis.pipeline(transaction=True)
         for item in items:
             pipeline.set(self._body(item.key), item.due)
-            pipeline.set(self._task(item.key), "", pxat=_ahead(item.due))
+            pipeline.set(self._task(item.key), "", px=_ahead(item.due))
         await pipeline.execute()
 
     async def reschedule(self, item: Item) -> bool:
-        moved = bool(await self.redis.pexpireat(self._task(item.key), _ahead(item.due)))
+        moved = bool(await self.redis.pexpire(self._task(item.key), _ahead(item.due)))
         if moved:
             await self.redis.set(self._body(item.key), item.due, xx=True)
         return moved
@@ -121,5 +121,5 @@ class ExpiryEvents(RedisStrategy):
 
 
 def _ahead(due: int) -> int:
-    """Not in the past: a key that is set to have expired is deleted at once, and that is not an expiry."""
-    return max(due, now() + 2)
+    """Milliseconds from now, at least one: what is to have expired already is deleted, and that is not an expiry."""
+    return max(1, due - now())
