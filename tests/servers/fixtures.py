@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -107,16 +108,7 @@ def redis_namespace(shared_servers: SharedServers) -> Iterator[str]:
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[StartsRedis]:
     """Starts private servers, which the test may pause and kill; they end with it."""
-    with ExitStack() as started:
-        count = 0
-
-        def start(**options: Any) -> RedisServer:
-            nonlocal count
-            count += 1
-            server = RedisServer(tmp_path / f"redis-{count}", **options)
-            return _entered(started, server)
-
-        yield start
+    yield from _private(RedisServer, tmp_path / "redis")
 
 
 @pytest.fixture
@@ -142,6 +134,17 @@ def redis_sentinel(tmp_path: Path) -> Iterator[RedisSentinel]:
         yield _entered(started, RedisSentinel(tmp_path / "sentinel"))
 
 
+def _private(make: Callable[..., Server], home: Path) -> Iterator[Callable[..., Server]]:
+    """Starts one server after another, each in a folder of its own; they end with the test."""
+    with ExitStack() as started:
+        numbers = count(1)
+
+        def start(**options: Any) -> Server:
+            return _entered(started, make(home.with_name(f"{home.name}-{next(numbers)}"), **options))
+
+        yield start
+
+
 @pytest.fixture(scope="session")
 def postgres_url(shared_servers: SharedServers) -> str:
     """postgresql://USER@HOST:PORT/DATABASE of a server that others use too."""
@@ -163,15 +166,7 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
     """Starts private servers, which the test may pause and kill; they end with it."""
-    with ExitStack() as started:
-        count = 0
-
-        def start(**options: Any) -> PostgresServer:
-            nonlocal count
-            count += 1
-            return _entered(started, PostgresServer(tmp_path / f"postgres-{count}", **options))
-
-        yield start
+    yield from _private(PostgresServer, tmp_path / "postgres")
 
 
 @pytest.fixture(scope="session")
@@ -192,15 +187,7 @@ def mysql_schema(mysql_url: str) -> Iterator[str]:
 @pytest.fixture
 def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
     """Starts private servers, which the test may pause and kill; they end with it."""
-    with ExitStack() as started:
-        count = 0
-
-        def start(**options: Any) -> MariaDbServer:
-            nonlocal count
-            count += 1
-            return _entered(started, MariaDbServer(tmp_path / f"mariadb-{count}", **options))
-
-        yield start
+    yield from _private(MariaDbServer, tmp_path / "mariadb")
 
 
 @pytest.fixture(scope="session")
@@ -218,15 +205,7 @@ def rabbitmq_url(shared_servers: SharedServers) -> str:
 @pytest.fixture
 def rabbitmq_server(tmp_path: Path) -> Iterator[StartsRabbitMq]:
     """Starts private brokers, which the test may pause and kill; they end with it."""
-    with ExitStack() as started:
-        count = 0
-
-        def start(**options: Any) -> RabbitMqServer:
-            nonlocal count
-            count += 1
-            return _entered(started, RabbitMqServer(tmp_path / f"rabbitmq-{count}", **options))
-
-        yield start
+    yield from _private(RabbitMqServer, tmp_path / "rabbitmq")
 
 
 @pytest.fixture(scope="session")
