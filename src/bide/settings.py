@@ -291,6 +291,14 @@ class Settings:
             "What an answer of SQLite survives: with `full` a power cut, with `normal` the death of any process.",
         ),
     )
+    history: str = field(
+        default="on",
+        metadata=_about(
+            OneOf(("on", "off")),
+            "Whether a process writes down, minute by minute and for a day, how much it did and how late: what the "
+            "console shows of the past.",
+        ),
+    )
     actor: str | None = field(
         default=None,
         metadata=_about(Name(), "Who is named in the log of changes that a person makes; without it, nobody."),

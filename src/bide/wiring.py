@@ -100,6 +100,7 @@ def terms_of(settings: Settings) -> Terms:
         concurrency=settings.concurrency,
         grace=settings.grace,
         payload_limit=settings.payload_limit,
+        history=settings.history == "on",
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
     )
 

@@ -35,7 +35,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     what: str = ""
     """The verb and its answer, or the error."""
     was: Millis | None = None
-    """For a move: the wake_at from before."""
+    """For a change: the wake_at from before. For a delivery: when it began."""
     wake_at: Millis | None = None
     """The wake_at after it, where there is one."""
 

@@ -249,7 +249,9 @@ def _moved(old: Record, token: Token, due_at: Millis, wake_at: Millis, deadline:
 
 
 def _ended(old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None) -> Record:
+    """`wake_at` has no use any more: of what was held it becomes the time at which that began (see `started_at`)."""
+    wake_at = min(old.token // 1000, now) if old.state is State.LEASED else old.wake_at
     return Record(
-        old.topic, old.key, old.id, old.group, to, old.due_at, old.wake_at, old.planned_at, old.attempt, old.failures,
+        old.topic, old.key, old.id, old.group, to, old.due_at, wake_at, old.planned_at, old.attempt, old.failures,
         old.losses, token, old.holder, old.payload, old.options, old.deadline, error, old.created_at, now, keep_until,
     )  # fmt: skip

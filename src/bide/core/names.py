@@ -15,6 +15,9 @@ _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ACCEPTED = f"1 to {LONGEST_NAME} bytes of text without control characters"
 RESERVED_TOPIC = "bide:settings"
 """Settings that must survive live here as hidden tasks; no verb of a caller's reaches or shows it."""
+SHOWN_TOPIC = "bide:shown"
+"""So does, for a day, what is there to be shown: what happened when, who works how, what is being changed."""
+RESERVED_TOPICS = frozenset({RESERVED_TOPIC, SHOWN_TOPIC})
 
 
 def check_name(field: str, value: object) -> str:
@@ -34,8 +37,8 @@ def check_name(field: str, value: object) -> str:
 def check_topic(value: object, field: str = "topic") -> str:
     """`value`, if it can be a topic of a caller's. Raises BadInput."""
     topic = check_name(field, value)
-    if topic == RESERVED_TOPIC:
-        raise BadInput(field, value, "a topic of your own: this one holds bide's settings")
+    if topic in RESERVED_TOPICS:
+        raise BadInput(field, value, "a topic of your own: this one holds what is bide's own")
     return topic
 
 

@@ -37,7 +37,7 @@ class AppWorker:
         try:
             routes, observe = attached(app.instruments, self._routes, self._observe)
             self._worker = Worker(
-                app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder,
+                app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder, history=app.history,
                 observe=observe, name=self._name, tables=() if self._tables is None else self._tables(),
             )  # fmt: skip
             await self._worker.start()

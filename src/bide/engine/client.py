@@ -16,7 +16,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Length, When, as_datetime, duration
-from bide.core.names import RESERVED_TOPIC, check_name, check_topic, new_id
+from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.outcomes import one_due
 from bide.core.payloads import encode_payload
 from bide.core.records import (
@@ -40,11 +40,12 @@ from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of,
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
+from bide.engine.history import History
 from bide.engine.recorder import Recorder
 from bide.engine.running import inherited_headers, options_with
 from bide.engine.session import Session
 from bide.engine.terms import Terms
-from bide.ports import Carrier, Clock, Instrument, KeepsEvents, Store, TellsTime
+from bide.ports import COUNTED, Carrier, Clock, Instrument, KeepsEvents, Store, TellsTime
 
 if TYPE_CHECKING:
     from bide.engine.joined_client import JoinedClient
@@ -82,7 +83,7 @@ class Client:
             await store.open()
             if isinstance(store, TellsTime):
                 self.clock = store.clock() or self._own_clock
-            self._opened = Session(store, self.clock, self.actor)
+            self._opened = Session(store, self.clock, self.actor, history=self.terms.history)
         elif self._opened.loop is not asyncio.get_running_loop():
             raise SetupError(
                 "this app is open in another event loop; give each loop an app of its own, or use app.sync"
@@ -127,6 +128,10 @@ class Client:
     @property
     def recorder(self) -> Recorder:
         return self._session.recorder
+
+    @property
+    def history(self) -> History:
+        return self._session.history
 
     @property
     def _session(self) -> Session:
@@ -192,7 +197,7 @@ class Client:
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule what `new` made; folded with concurrent calls like any other."""
-        if task.topic == RESERVED_TOPIC:
+        if task.topic in RESERVED_TOPICS:
             check_topic(task.topic)
         return await self._session.add(task)
 
@@ -202,7 +207,7 @@ class Client:
         for task in batch:
             if type(task) is not NewTask:
                 raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
-            if task.topic == RESERVED_TOPIC:
+            if task.topic in RESERVED_TOPICS:
                 check_topic(task.topic)
         return await self._session.add_many(batch)
 
@@ -329,19 +334,22 @@ class Client:
             return await self._session.verbs.find(where, page)
         while True:
             found = await self._session.verbs.find(where, page)
-            shown = [record for record in found.tasks if record.topic != RESERVED_TOPIC]
+            shown = [record for record in found.tasks if record.topic not in RESERVED_TOPICS]
             if shown or found.cursor is None:
                 return Found(shown, found.cursor)
             page = Page(limit=page.limit, cursor=found.cursor)
 
-    async def tally(self, edges: Sequence[When | Length] | None = None) -> Tally:
-        """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between."""
+    async def tally(self, edges: Sequence[When | Length] | None = None, *, upto: int = COUNTED) -> Tally:
+        """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between.
+
+        Of each such interval up to `upto` are counted, where that costs something (see `Store.tally`).
+        """
         now = self.clock.now()
         found = await self._session.store.tally(
-            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges]
+            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges], upto=upto
         )
-        counts = {of: count for of, count in found.counts.items() if of[0] != RESERVED_TOPIC}
-        forecast = {topic: count for topic, count in found.forecast.items() if topic != RESERVED_TOPIC}
+        counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
+        forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}
         return Tally(counts, forecast)
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:

@@ -17,6 +17,8 @@ from bide.core.errors import StoreError
 from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.records import Lease, Record, Settlement, Topic
+from bide.engine.history import History
+from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.engine.terms import Terms
 from bide.engine.verdicts import Policy, dead, given_back, unfit
@@ -113,6 +115,7 @@ class Desk:
         recorder: Recorder,
         policy_of: Callable[[Topic], Policy],
         started: Callable[[Record, Millis], None] | None = None,
+        history: History | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -120,13 +123,16 @@ class Desk:
         self._recorder = recorder
         self._policy_of = policy_of
         self._started = started
+        self._history = history
         self._loop = asyncio.get_running_loop()
         self._waker = Waker(clock, terms.cap)
+        self.held_back = HeldBack(store, clock, self._waker.kick)
         self.wakes = self._waker.wakes
         self._groups: dict[tuple[str, Millis], _Group] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
         self._work: asyncio.Task[None] | None = None
+        self._pauses: asyncio.Task[None] | None = None
         self._afterwards: set[asyncio.Task[None]] = set()
         self._closing = False
         self.waiting = 0
@@ -135,6 +141,7 @@ class Desk:
     async def start(self) -> None:
         """Begin to look."""
         self._work = self._loop.create_task(self._run(), name="bide desk")
+        self._pauses = self._loop.create_task(self.held_back.look_for_ever(), name="bide pauses")
 
     async def close(self) -> None:
         """Everybody who waits gets what there is: nothing."""
@@ -142,6 +149,9 @@ class Desk:
         self._waker.kick()
         if self._work is not None:
             await asyncio.wait([self._work])
+        if self._pauses is not None:
+            self._pauses.cancel()
+            await asyncio.wait([self._pauses])
         for group in self._groups.values():
             for waiting in {one for queue in group.queues.values() for one in queue}:
                 self._answer(group, waiting)
@@ -211,11 +221,14 @@ class Desk:
     async def _round(self) -> Millis | None:
         """Ask for everybody who waits, and hand out what came; the next wake of what they still want."""
         wakes: list[Millis] = []
+        await self.held_back.first()
         for group in list(self._groups.values()):
-            asked = group.asked()
-            if not asked:
-                continue
+            asked = {topic: count for topic, count in group.asked().items() if topic not in self.held_back.topics}
             looking, group.impatient = group.impatient, []
+            if not asked:  # nobody is left, or all that is asked for is paused
+                for waiting in looking:
+                    self._answer(group, waiting)
+                continue
             now = self._clock.now()
             until = now + self._clock.span(group.lease_for)
             leased = await self._store.lease(asked, now=now, until=until, holder=group.holder)
@@ -250,6 +263,8 @@ class Desk:
             got[id(waiting)] = waiting
             if self._started is not None:
                 self._started(record, now)
+            if self._history is not None:
+                self._history.began(record.topic, (record.planned_at,), now)
         for waiting in got.values():
             self._answer(group, waiting)
         self.give_back(left)
@@ -282,7 +297,8 @@ class Desk:
         task.add_done_callback(self._afterwards.discard)
 
     def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
-        self._recorder.note(event_of(record, kind, at=self._clock.now(), who=who, what=what))
+        began = None if kind is EventKind.LOSS else record.started_at
+        self._recorder.note(event_of(record, kind, at=self._clock.now(), who=who, what=what, was=began))
 
     # --- wake-ups
 

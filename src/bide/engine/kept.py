@@ -1,14 +1,15 @@
-"""Settings that must survive, kept in the store itself: hidden tasks of a reserved topic, which are never due.
+"""What must survive besides tasks, kept in the store itself: hidden tasks of a reserved topic, which nobody leases.
 
-So every store keeps them, durably and atomically, without an operation of its own; and whoever shares the store shares
-them. Callers can neither see nor touch that topic: the client's verbs refuse it and leave it out.
+So every store keeps it, durably and atomically, without an operation of its own; and whoever shares the store shares
+it. Callers can neither see nor touch those topics: the client's verbs refuse them and leave them out. What is kept for
+a while only has its end for a due time: so what has passed it is found by the index that finds what is due.
 """
 
 from __future__ import annotations
 
-from bide.core.instants import LAST_INSTANT
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPIC, check_name, new_id
-from bide.core.records import At, Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State
+from bide.core.records import At, Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Topic
 from bide.ports import Clock, Verbs
 
 _PAGE = 500
@@ -17,46 +18,66 @@ _PAGE = 500
 class Kept:
     """Bytes by name, in an open store. Errors are the store's own: StoreUnavailable, StoreFull."""
 
-    def __init__(self, store: Verbs, clock: Clock) -> None:
+    def __init__(self, store: Verbs, clock: Clock, topic: Topic = RESERVED_TOPIC) -> None:
         self._store = store
         self._clock = clock
+        self._topic = topic
 
-    async def put(self, name: str, value: bytes) -> None:
-        """Keep `value` under `name`, in place of what was there. Durable once this returns. One store call."""
-        await self._add(name, value, OnConflict.REPLACE)
+    async def put(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> None:
+        """Keep `value` under `name`, in place of what was there. Durable once this returns. One store call.
+
+        What has passed its `until` is there until somebody forgets it (`forget_past`).
+        """
+        await self._add(name, value, OnConflict.REPLACE, until)
 
     async def put_if_absent(self, name: str, value: bytes) -> bool:
         """Keep it unless there is one by that name; whether this call did. Of many at once exactly one does."""
-        return await self._add(name, value, OnConflict.REFUSE) is Result.CREATED
+        return await self._add(name, value, OnConflict.REFUSE, LAST_INSTANT) is Result.CREATED
 
     async def get(self, name: str) -> bytes | None:
         """What is kept under `name`; None: nothing."""
-        [record] = await self._store.get([Ref(RESERVED_TOPIC, check_name("name", name))])
+        [record] = await self._store.get([Ref(self._topic, check_name("name", name))])
         return None if record is None or not _is_kept(record) else record.payload
 
     async def all(self, prefix: str = "") -> dict[str, bytes]:
-        """Everything whose name begins with `prefix`, by name. O(all settings), some hundreds to a store call."""
-        found: dict[str, bytes] = {}
-        cursor: str | None = None
-        while True:
-            page = await self._store.find(
-                Filter(topic=RESERVED_TOPIC, state=State.WAITING), Page(limit=_PAGE, cursor=cursor)
-            )
-            found.update((record.key, record.payload) for record in page.tasks if record.key.startswith(prefix))
-            cursor = page.cursor
-            if cursor is None:
-                return dict(sorted(found.items()))
+        """Everything whose name begins with `prefix`, by name. O(all that is kept), some hundreds to a store call."""
+        found = await self._find(Filter(topic=self._topic, state=State.WAITING))
+        return dict(sorted((one.key, one.payload) for one in found if one.key.startswith(prefix)))
+
+    async def ending(self, since: Millis, before: Millis) -> dict[str, bytes]:
+        """What is kept until then: from `since` on, and not as long as `before`; the soonest first. O(found)."""
+        where = Filter(topic=self._topic, state=State.WAITING, wake_from=since, wake_before=before)
+        return {one.key: one.payload for one in await self._find(where)}
 
     async def remove(self, name: str) -> bool:
         """Forget it, without a trace; whether there was one."""
-        cancel = Cancel(RESERVED_TOPIC, check_name("name", name))
+        cancel = Cancel(self._topic, check_name("name", name))
         [answer] = await self._store.change([cancel], now=self._clock.now())
         return answer.result is Result.CANCELLED
 
-    async def _add(self, name: str, value: bytes, on_conflict: OnConflict) -> Result:
-        new = NewTask(
-            RESERVED_TOPIC, check_name("name", name), new_id(), At(LAST_INSTANT), value, on_conflict=on_conflict
-        )
+    async def forget_past(self) -> int:
+        """Forget some hundreds of what has passed its `until`, the oldest first; how many it was."""
+        now = self._clock.now()
+        past = Filter(topic=self._topic, state=State.WAITING, wake_before=now)
+        found = await self._store.find(past, Page(limit=_PAGE))
+        # by token: what was put anew meanwhile is not what was found
+        cancels = [Cancel(self._topic, one.key, if_token=one.token) for one in found.tasks]
+        if cancels:
+            await self._store.change(cancels, now=now)
+        return len(cancels)
+
+    async def _find(self, where: Filter) -> list[Record]:
+        records: list[Record] = []
+        cursor: str | None = None
+        while True:
+            page = await self._store.find(where, Page(limit=_PAGE, cursor=cursor))
+            records += page.tasks
+            cursor = page.cursor
+            if cursor is None:
+                return records
+
+    async def _add(self, name: str, value: bytes, on_conflict: OnConflict, until: Millis) -> Result:
+        new = NewTask(self._topic, check_name("name", name), new_id(), At(until), value, on_conflict=on_conflict)
         [answer] = await self._store.add([new], now=self._clock.now())
         return answer.result
 

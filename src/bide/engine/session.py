@@ -12,6 +12,7 @@ from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive, Ref, Result
 from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
+from bide.engine.history import History
 from bide.engine.joining import joined_to, stays_here
 from bide.engine.recorder import Recorder
 from bide.ports import AnswersApart, Clock, Joined, Parted, Store, Verbs
@@ -30,10 +31,11 @@ class Session:
     """Belongs to the event loop it was made in. With an `actor`, or somebody who acts here (`acting_as`), every change
     that took place is noted as theirs."""
 
-    def __init__(self, store: Store, clock: Clock, actor: str | None) -> None:
+    def __init__(self, store: Store, clock: Clock, actor: str | None, *, history: bool = False) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.recorder = Recorder(store)
+        self.history = History(store, clock, told=history)
         self._clock = clock
         self._actor = actor
         apart = isinstance(store, AnswersApart)
@@ -65,7 +67,10 @@ class Session:
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
         """In bulk only what replaced something is noted: a load of new tasks would push all else out of the log."""
-        return await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
+        answers = await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
+        if not stays_here(self.store):
+            self.history.scheduled(len(answers))
+        return answers
 
     async def change(self, change: Change) -> Answer:
         joined = self.joined()
@@ -146,7 +151,9 @@ class Session:
         return batcher
 
     async def _add(self, batch: Sequence[NewTask]) -> Sequence[Answer]:
-        return await self._send_adds(batch, now=self._clock.now())
+        answers = await self._send_adds(batch, now=self._clock.now())
+        self.history.scheduled(len(answers))
+        return answers
 
     async def _change(self, batch: Sequence[Change]) -> Sequence[Answer]:
         return await self._send_changes(batch, now=self._clock.now())
@@ -156,6 +163,7 @@ class Session:
         drains = [one.drain for one in self._adds.values()] + [one.drain for one in self._changes.values()]
         for drain in [*drains, *(one.drain for one in self._gets.values())]:
             await drain()
+        await self.history.close()
         await self.recorder.close()
         await self.store.close()
 

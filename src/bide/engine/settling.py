@@ -12,6 +12,7 @@ from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
+from bide.engine.history import History
 from bide.engine.recorder import Recorder
 from bide.engine.terms import Terms
 from bide.engine.verdicts import Policy, settlement
@@ -30,6 +31,7 @@ class Settling:
         recorder: Recorder,
         policy_of: Callable[[Topic], Policy],
         settled: Callable[[Topic, Verdict], None] | None = None,
+        history: History | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -37,6 +39,7 @@ class Settling:
         self._recorder = recorder
         self._policy_of = policy_of
         self._settled = settled
+        self._history = history
 
     async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
         """Record how these leases ended; false where the lease was gone, and nothing changed. Raises StoreError."""
@@ -62,6 +65,8 @@ class Settling:
             settled[place] = ok
             if ok and self._settled is not None:
                 self._settled(told.topic, told.verdict)
+            if ok and self._history is not None:
+                self._history.ended(told.topic, told.verdict)
             if ok and record is not None and told.verdict in (Verdict.RETRY, Verdict.DEAD):
                 self._note(record, told, who)
         return settled
@@ -75,7 +80,8 @@ class Settling:
         now = self._clock.now()
         kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
         wake = None if told.wake is None else told.wake.resolve(now)
-        self._recorder.note(event_of(record, kind, at=now, who=who, what=told.error or "", wake_at=wake))
+        began = record.started_at
+        self._recorder.note(event_of(record, kind, at=now, who=who, what=told.error or "", was=began, wake_at=wake))
 
 
 def _plain(outcome: Outcome) -> bool:

@@ -39,6 +39,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     grace: Millis = 30_000
     """How long running handlers may go on when a worker stops."""
     payload_limit: int = PAYLOAD_LIMIT
+    history: bool = True
+    """Whether what happened is written down, minute by minute; see `engine.history`."""
     retention: Retention = Retention()
     retention_by_topic: Mapping[Topic, Retention] = MappingProxyType({})
 

@@ -8,14 +8,12 @@ much as it can start now and holds nothing else (P7).
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-import msgspec
 from msgspec import Struct
 
 from bide.core.errors import StoreError
@@ -23,12 +21,14 @@ from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Record, Settlement, State, Topic, Verdict
-from bide.core.tasks import Task
+from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.engine.capacity import wants
 from bide.engine.delivery import Delivery
+from bide.engine.history import History
+from bide.engine.hooks import Hooks, as_dead
 from bide.engine.keeper import Keeper
 from bide.engine.lanes import Lanes
+from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.engine.settler import Settler
 from bide.engine.sweeper import Sweeper
@@ -72,6 +72,7 @@ class Worker:
         clock: Clock,
         terms: Terms,
         recorder: Recorder,
+        history: History | None = None,
         observe: Observer | None = None,
         name: str | None = None,
         tables: Iterable[TableLoop] = (),
@@ -83,6 +84,7 @@ class Worker:
         self.stats = Stats()
         self.tables = TableLoops(tables)
         self._recorder = recorder
+        self._history = history
         self._observe = observe
         self._waker = Waker(clock, terms.cap)
         self.wakes = self._waker.wakes
@@ -90,9 +92,10 @@ class Worker:
         self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
         self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
+        self._held_back = HeldBack(store, clock, self._waker.kick)
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._hooks: set[asyncio.Task[None]] = set()
+        self._hooks = Hooks()
         self._stopping = False
         self._flood = False
         self._emptied: list[asyncio.Future[None]] = []
@@ -119,6 +122,7 @@ class Worker:
             ("keeper", self._keeper.run()),
             ("purge", self._sweeper.purge_for_ever()),
             ("presence", self._sweeper.announce_for_ever()),
+            ("pauses", self._held_back.look_for_ever()),
         ):
             self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
 
@@ -147,7 +151,7 @@ class Worker:
                 emptied.set_exception(RuntimeError(_STOPPED))
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._hooks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
         await self._sweeper.leave()
 
     async def until_empty(self) -> None:
@@ -181,12 +185,13 @@ class Worker:
         For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
         scheduled something earlier.
         """
-        asked, _ = wants(self._lanes, self.terms.concurrency)
+        await self._held_back.first()
+        asked = self._wanted()
         before = self.stats.leased
         wake = await self._lease(asked)
         await asyncio.gather(*(lanes.idle(None) for lanes in self._lanes.values()))
         await self._settler.drain()
-        await asyncio.gather(*self._hooks)
+        await self._hooks.ended()
         return self.stats.leased - before, wake
 
     # --- lease
@@ -194,11 +199,12 @@ class Worker:
     async def _work(self) -> None:
         while not self._stopping:
             wake: Millis | None = None
-            asked, self._short = wants(self._lanes, self.terms.concurrency)
+            asked = self._wanted()
             if asked:
                 self._waker.forget()
                 try:
-                    wake = await self._lease(asked)
+                    await self._held_back.first()
+                    wake = await self._lease(self._wanted())
                 except StoreError as error:
                     _log.warning("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
                     await asyncio.sleep(_PAUSE_AFTER_ERROR)
@@ -210,6 +216,13 @@ class Worker:
             await self._waker.sleep(wake)
             if not asked:
                 self._waker.forget()
+
+    def _wanted(self) -> dict[Topic, int]:
+        """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
+        asked, self._short = wants(self._lanes, self.terms.concurrency)
+        for topic in self._held_back.topics:
+            asked.pop(topic, None)
+        return asked
 
     async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
@@ -231,6 +244,9 @@ class Worker:
                 by_topic[record.topic] = [delivery]
             else:
                 deliveries.append(delivery)
+        if self._history is not None:
+            for topic, deliveries in by_topic.items():
+                self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
         for topic, count in asked.items():
             lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
             fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
@@ -331,6 +347,8 @@ class Worker:
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
             return
         verdict = told.verdict
+        if self._history is not None:
+            self._history.ended(record.topic, verdict)
         if verdict is Verdict.DONE:
             self.stats.done += 1
         elif verdict is Verdict.RETRY:
@@ -343,7 +361,8 @@ class Worker:
             self.stats.dead += 1
             _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.error)
             self._note(EventKind.DEAD, record, told.error or "")
-            self._tell_dead(delivery, told)
+            task = delivery.now_as(as_dead(record, told, self.clock.now()))
+            self._hooks.call(self._lanes[record.topic].route.on_dead, task)
         if self._observe is not None:
             self._observe(record, told)
         if self._emptied:
@@ -352,36 +371,13 @@ class Worker:
     def _wake(self, told: Settlement) -> Millis | None:
         return None if told.wake is None else told.wake.resolve(self.clock.now())
 
-    def _tell_dead(self, delivery: Delivery, told: Settlement) -> None:
-        record = msgspec.structs.replace(
-            delivery.record,
-            state=State.DEAD,
-            error=told.error,
-            holder=None,
-            keep_until=told.keep_until,
-            finished_at=self.clock.now(),
-        )
-        task = delivery.now_as(record)
-        for hook in self._lanes[delivery.topic].route.on_dead:
-            mourning = asyncio.get_running_loop().create_task(_run_hook(hook, task), name="bide on_dead")
-            self._hooks.add(mourning)
-            mourning.add_done_callback(self._hooks.discard)
-
     def _note(self, kind: EventKind, record: Record, what: str, wake_at: Millis | None = None) -> None:
         now = self.clock.now()
-        self._recorder.note(event_of(record, kind, at=now, who=self.holder, what=what, wake_at=wake_at))
+        began = None if kind is EventKind.LOSS else record.started_at
+        self._recorder.note(event_of(record, kind, at=now, who=self.holder, what=what, was=began, wake_at=wake_at))
 
     def _give_back(self) -> None:
         for lanes in self._lanes.values():
             for delivery in lanes.take_unstarted():
                 delivery.over = True
                 self._settler.put(delivery, given_back(delivery.lease))
-
-
-async def _run_hook(hook: Callable[[Task[object]], object], task: Task[object]) -> None:
-    try:
-        result = hook(task)
-        if inspect.isawaitable(result):
-            await result
-    except Exception:  # noqa: BLE001 - a hook must not stop the worker
-        _log.exception("on_dead hook for %s/%s failed", task.topic, task.key)

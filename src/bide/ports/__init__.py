@@ -6,6 +6,7 @@ from bide.ports.instruments import Carrier, Instrument, Wakes
 from bide.ports.schema import Diagnoses, Finding, HasSchema
 from bide.ports.sinks import Route, Sink
 from bide.ports.store import (
+    COUNTED,
     AnswersApart,
     Heard,
     Joined,
@@ -14,6 +15,7 @@ from bide.ports.store import (
     Listening,
     Notifies,
     Parted,
+    Served,
     Shares,
     Store,
     TellsTime,
@@ -23,6 +25,7 @@ from bide.ports.tables import DueRow, Head, RowRefused, Table, Taken, WatchesTab
 from bide.ports.time import Clock, Timer
 
 __all__ = [
+    "COUNTED",
     "AnswersApart",
     "Carrier",
     "Clock",
@@ -41,6 +44,7 @@ __all__ = [
     "Parted",
     "Route",
     "RowRefused",
+    "Served",
     "Shares",
     "Sink",
     "Store",

@@ -30,6 +30,9 @@ from bide.core.records import (
 )
 from bide.ports.time import Clock
 
+COUNTED = 10_000
+"""Up to so many are counted, unless somebody asks for more: about a millisecond's worth of index entries."""
+
 
 class Verbs(Protocol):
     """The operations that clients use; also what a joined transaction offers."""
@@ -72,8 +75,12 @@ class Store(Verbs, Protocol):
         """Finish what was begun and let go of everything. A second close does nothing."""
         ...
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
-        """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval."""
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+        """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval.
+
+        `upto`: where the count of an interval may stop. Stores that count by walking an index look at so many entries
+        of it at most, some ten million a second; others are exact anyhow, and one far away may stop at `COUNTED`.
+        """
         ...
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
@@ -170,6 +177,14 @@ class TellsTime(Protocol):
     def clock(self) -> Clock | None:
         """The store's clock, for whoever has opened it; None if it was told to go by the caller's."""
         ...
+
+
+@runtime_checkable
+class Served(Protocol):
+    """A store behind a service, which does for those who lease from it what they would else have to do themselves: it
+    holds back what is paused, and tells the history."""
+
+    served: bool
 
 
 @runtime_checkable

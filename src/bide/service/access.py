@@ -98,9 +98,13 @@ class Access:
         if caller.name == ANONYMOUS:
             host = header(b"host")
             refuse_foreign_page(host=host, origin=header(b"origin"), site=header(b"sec-fetch-site"))
-            if not self._any_name:
-                refuse_foreign_name(host)
+            self.refuse_other_names(host)
         return caller
+
+    def refuse_other_names(self, host: str | None) -> None:
+        """Raises Foreign where an anonymous caller calls this machine by a name that is not its own."""
+        if not self._any_name:
+            refuse_foreign_name(host)
 
     async def caller_with(self, token: str) -> Caller:
         """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""

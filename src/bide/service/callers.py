@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from bide.core.errors import BadInput, BideError
-from bide.core.names import LONGEST_NAME, RESERVED_TOPIC, check_name
+from bide.core.names import LONGEST_NAME, RESERVED_TOPICS, check_name
 
 REALM = "bide"
 
@@ -147,8 +147,8 @@ def check_pattern(value: object, field: str = "topic") -> str:
         text = check_name(field, value)
     except BadInput:
         raise BadInput(field, value, accepted) from None
-    if text == RESERVED_TOPIC:
-        raise BadInput(field, value, "a topic of your own: this one holds bide's settings")
+    if text in RESERVED_TOPICS:
+        raise BadInput(field, value, "a topic of your own: this one holds what is bide's own")
     return text
 
 
@@ -171,7 +171,7 @@ class Caller(Struct, frozen=True):
 
         O(patterns). bide's own settings are nobody's.
         """
-        if verb not in self.verbs or topic == RESERVED_TOPIC:
+        if verb not in self.verbs or topic in RESERVED_TOPICS:
             return False
         if self._everywhere:
             return True
@@ -186,7 +186,7 @@ class Caller(Struct, frozen=True):
         """The same for each topic of a batch: looks at each distinct one once."""
         if verb in self.verbs and self._everywhere:
             for topic in topics:
-                if topic == RESERVED_TOPIC:
+                if topic in RESERVED_TOPICS:
                     raise Forbidden(verb, topic, self.name)
             return
         for topic in set(topics):

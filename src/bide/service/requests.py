@@ -41,6 +41,11 @@ class Request:
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
 
+    @property
+    def raw_query(self) -> bytes:
+        """What follows the question mark, as it was sent."""
+        return self._query
+
     def header(self, name: bytes) -> str | None:
         """The value of a header. Raises Problem where it is not text."""
         value = self.headers.get(name)

@@ -1,4 +1,4 @@
-"""The service as an ASGI application: finds the call, finds out who calls, answers, and counts.
+"""The service as an ASGI application: finds the call or the page, finds out who calls, answers, and counts.
 
 Paths are matched as they were sent, still percent-encoded, so that keys such as `a/b`, `%` and `?` work. Everything
 that goes wrong is answered as `application/problem+json`.
@@ -22,6 +22,7 @@ from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
 from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
+from bide.service.console.site import Site
 from bide.service.consuming import Consuming
 from bide.service.contract import CALLS, TASK_PATH
 from bide.service.openapi import document
@@ -79,6 +80,7 @@ class Service:
         counts: Counts | None = None,
         pages: Mapping[tuple[str, str], Page] | None = None,
         open_pages: frozenset[str] = frozenset(),
+        site: Site | None = None,
         body_limit: int = BODY_LIMIT,
         body_patience: float = BODY_PATIENCE,
     ) -> None:
@@ -87,6 +89,7 @@ class Service:
         self._following = following
         self._stores = stores
         self._counts = counts
+        self._site = site
         self._body_limit = body_limit
         self._body_patience = body_patience
         self._loop = asyncio.get_running_loop()
@@ -117,8 +120,8 @@ class Service:
         name = "unknown"
         reply: Reply | Streamed
         try:
-            name, page = self._route(request)
-            if request.path.decode("latin-1") not in self._open:
+            name, page, known = self._route(request)
+            if not known:
                 await self._authenticate(request)
             await request.read(self._body_limit, self._body_patience)
             with acting_as(request.caller.name, audit), self._traced(request):
@@ -144,8 +147,8 @@ class Service:
         given = {name: request.header(name.encode()) for name in TRACE_HEADERS}
         return carrier.received({name: value for name, value in given.items() if value is not None})
 
-    def _route(self, request: Request) -> tuple[str, Page]:
-        """The call that is meant. Raises Problem."""
+    def _route(self, request: Request) -> tuple[str, Page, bool]:
+        """The call that is meant, and whether it is for everybody, or finds out by itself who asks. Raises Problem."""
         path, method = request.path, request.method
         calls = self._calls.get(path)
         if calls is None and path.startswith(_STORE):
@@ -154,6 +157,12 @@ class Service:
         elif calls is None or path == TASK_PATH.encode():
             parts = path.split(b"/")
             if len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
+                if self._site is not None and parts[1] != b"v1":
+                    page = self._site.find(request)
+                    if page is not None:
+                        return "console", page, True
+                    if "text/html" in (request.header(b"accept") or ""):
+                        return "unknown", self._site.missing, True
                 raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
             request.segments = (segment(parts[3], "topic"), segment(parts[5], "key"))
             calls = self._of_task
@@ -164,7 +173,7 @@ class Service:
                 405, "not-allowed", "Not with this method", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
-        return found
+        return *found, path.decode("latin-1") in self._open
 
     async def _authenticate(self, request: Request) -> None:
         request.caller = await self._access.caller_behind(request.header)

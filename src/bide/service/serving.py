@@ -19,6 +19,9 @@ from bide.engine.verdicts import Policy, TopicPolicy
 from bide.service.access import Access, check_start, is_loopback
 from bide.service.audit import audit
 from bide.service.config import PER_TASK, ServeConfig
+from bide.service.console.pages import Console
+from bide.service.console.shared import Shared
+from bide.service.console.site import Site
 from bide.service.consuming import Consuming
 from bide.service.health import Health
 from bide.service.keeping import counted
@@ -96,7 +99,7 @@ class Serving:
         await stack.enter_async_context(app.worker(name=self.instance))
         self._desk = Desk(
             app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
-            started=self.metrics.started,
+            started=self.metrics.started, history=app.history,
         )  # fmt: skip
         self.metrics.working(self._desk.wakes)
         self.metrics.polls.follow(lambda: self._desk.waiting)
@@ -108,7 +111,7 @@ class Serving:
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=self.anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        self._stores = stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT)
+        self._stores = stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT, held_back=self._desk.held_back)
         stack.push_async_callback(stores.close)
         settling = Settling(
             app.store,
@@ -117,11 +120,15 @@ class Serving:
             recorder=app.recorder,
             policy_of=self.policy_of,
             settled=self.metrics.settled,
+            history=app.history,
         )
+        health = Health(app)
+        console = Console(Shared(app, health, self.config, self._policies, self.instance))
+        stack.push_async_callback(console.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
             app, access, consuming, self._following, stores, counts=self.metrics,
-            pages=pages_of(Health(app), self.metrics), open_pages=OPEN,
+            pages=pages_of(health, self.metrics), open_pages=OPEN, site=Site(app, access, console.routes()),
         )  # fmt: skip
 
     async def let_go(self) -> None:

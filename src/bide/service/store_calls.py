@@ -21,6 +21,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.acting import Told, acting_as
 from bide.engine.client import Client
+from bide.engine.pauses import HeldBack
 from bide.ports import wire
 from bide.ports.wire import Call, Failure
 from bide.service import store_checks as checks
@@ -42,10 +43,17 @@ class StoreCalls:
 
     `told` hears of every change, by whom; `body_limit` is what clients are told to keep to. `trusting` is for tests of
     the wire alone: the callers' clocks count, options may be any bytes, and the log of events is theirs alone.
+    `held_back`: what is paused, which nobody leases from here.
     """
 
     def __init__(
-        self, client: Client, *, told: Told | None = None, body_limit: int = BODY_LIMIT, trusting: bool = False
+        self,
+        client: Client,
+        *,
+        told: Told | None = None,
+        body_limit: int = BODY_LIMIT,
+        trusting: bool = False,
+        held_back: HeldBack | None = None,
     ) -> None:
         self._client = client
         self._told = told
@@ -53,7 +61,7 @@ class StoreCalls:
         self._trusting = trusting
         self._repeats = Repeats()
         self._streams = Streams()
-        self._operations = Operations(client, trusting=trusting)
+        self._operations = Operations(client, trusting=trusting, held_back=held_back)
 
     async def answer(self, operation: str, body: bytes, caller: Caller) -> Answered:
         """The answer to one call, also where it is an error. A body that is too large is for the caller to refuse."""

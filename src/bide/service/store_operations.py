@@ -12,6 +12,8 @@ passed its time; whoever may not WORK on all topics is told that there was nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Raw
@@ -21,7 +23,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.names import RESERVED_TOPIC, check_name
+from bide.core.names import RESERVED_TOPICS, check_name
 from bide.core.records import (
     Cancel,
     Change,
@@ -37,6 +39,7 @@ from bide.core.records import (
     Tally,
 )
 from bide.engine.client import Client
+from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
 from bide.service import store_checks as checks
@@ -55,9 +58,10 @@ Prepare = Callable[[Raw, Caller, Millis], Act]
 class Operations:
     """All of them, on the store of an open client."""
 
-    def __init__(self, client: Client, *, trusting: bool) -> None:
+    def __init__(self, client: Client, *, trusting: bool, held_back: HeldBack | None = None) -> None:
         self._client = client
         self._trusting = trusting
+        self._held_back = held_back
         self._session = Session(client.store, client.clock, None)
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
@@ -95,6 +99,7 @@ class Operations:
         good, wrong = sifted(tasks, check)
 
         async def act(now: Millis) -> Reply:
+            self._client.history.scheduled(len(good))
             if len(good) == 1 and not self._trusting:
                 return merged(([await self._session.add(good[0])], {}), wrong)
             return merged(await each(self._client.store.add(good, now=now), self._note_adds), wrong)
@@ -165,7 +170,7 @@ class Operations:
                 page = Page(limit=fit, cursor=page.cursor)
                 continue
             if where.topic is None:
-                shown = [record for record in found.tasks if record.topic != RESERVED_TOPIC]
+                shown = [record for record in found.tasks if record.topic not in RESERVED_TOPICS]
                 if len(shown) < len(found.tasks):
                     if not shown and found.cursor is not None:
                         page = Page(limit=page.limit, cursor=found.cursor)
@@ -201,9 +206,15 @@ class Operations:
         caller.check_all(Verb.WORK, ask.wants)
 
         async def act(now: Millis) -> Reply:
-            return await self._client.store.lease(
-                ask.wants, now=now, until=_until(now, ask.lasts), holder=ask.holder
-            ), {}
+            wants = ask.wants
+            if self._held_back is not None:
+                await self._held_back.first()
+                paused = self._held_back.topics
+                wants = {topic: want for topic, want in wants.items() if topic not in paused}
+            leased = await self._client.store.lease(wants, now=now, until=_until(now, ask.lasts), holder=ask.holder)
+            for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
+                self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
+            return leased, {}
 
         return act
 
@@ -232,7 +243,11 @@ class Operations:
         good, wrong = sifted(outcomes, check)
 
         async def act(now: Millis) -> Reply:
-            return merged(await each(self._client.store.settle(good, now=now)), wrong)
+            accepted, failed = await each(self._client.store.settle(good, now=now))
+            for one, ok in zip(good, accepted, strict=True):
+                if ok is True:
+                    self._client.history.ended(one.topic, one.verdict)
+            return merged((accepted, failed), wrong)
 
         return act
 
@@ -305,7 +320,7 @@ class Operations:
             await self._client.recorder.flush()
             await self._session.recorder.flush()
             found = await store.events(ask.ref, limit=min(max(ask.limit, 0), wire.MOST))
-            return [event for event in found if event.topic != RESERVED_TOPIC], {}
+            return [event for event in found if event.topic not in RESERVED_TOPICS], {}
 
         return act
 

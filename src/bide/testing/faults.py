@@ -24,7 +24,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import Heard, KeepsEvents, Listening, Notifies, Shares, Store
+from bide.ports import COUNTED, Heard, KeepsEvents, Listening, Notifies, Shares, Store
 from bide.testing.virtual import VirtualLoop
 
 Fault = Callable[[str], BaseException | None]
@@ -92,8 +92,8 @@ class FaultyStore:
         found: Found = await self._call("find", lambda: self.inner.find(where, page))
         return found
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
-        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges))
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges, upto=upto))
         return tally
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:

@@ -31,7 +31,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import Clock, Heard, Listening, wire
+from bide.ports import COUNTED, Clock, Heard, Listening, wire
 from bide.ports.wire import Failure, Told
 from bide.stores.http.address import address_of
 from bide.stores.http.calls import Calls
@@ -153,7 +153,7 @@ class HttpStore:
         asked = wire.encode(wire.FindAsk(where, page))
         return self._read(wire.read_found, await self._open().calls.look("find", asked))
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
         return self._read(wire.read_tally, await self._open().calls.look("tally", wire.encode(edges)))
 
     # --- workers

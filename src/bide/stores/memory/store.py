@@ -44,7 +44,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.ports import Heard
+from bide.ports import COUNTED, Heard
 from bide.stores.memory.lines import MakeTimer, TopicTasks
 from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, cursor_of, kind_of, read_cursor
 from bide.stores.memory.tidings import Ears, Log, Subscription
@@ -154,7 +154,7 @@ class MemoryStore:
             return Found(records, None)
         return Found(records, cursor_of(kind_of(where), shown[page.limit - 1][0]) if records else page.cursor)
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
         """O(topics); with edges, a rank in the listing of what waits for each topic and edge. All exact."""
         self._check_open()
         counts: dict[tuple[Topic, State], Count] = {}

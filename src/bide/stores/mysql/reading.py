@@ -7,15 +7,13 @@ from itertools import pairwise
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.ports import COUNTED
 from bide.stores.cursors import order_of, read_cursor
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call, Runs
 from bide.stores.mysql.operations import look_up
 from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
 from bide.stores.pages import Located, read_page, topics_from
-
-COUNT_LIMIT = 10_000
-"""Where counting stops: a few milliseconds' worth of index entries."""
 
 
 async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
@@ -28,8 +26,8 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     return await lane.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None) -> Tally:
-    """Counts by topic and state; O(topics x COUNT_LIMIT) at worst, whatever waits."""
+async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
+    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
 
     async def work(call: Call) -> Tally:
         counts: dict[tuple[Topic, State], Count] = {}
@@ -37,27 +35,25 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None) -> Tally:
         await begin(call)
         spans = [] if edges is None else list(pairwise(edges))
         async for topic in topics_from(_Reads(call), Filter(), ""):
-            states = [
-                call.write("count_state", topic=topic, state=code, most=COUNT_LIMIT + 1) for code in CODES.values()
-            ]
+            states = [call.write("count_state", topic=topic, state=code, most=COUNTED + 1) for code in CODES.values()]
             waiting = [
-                call.write("count_waiting_between", topic=topic, low=low, high=high, most=COUNT_LIMIT + 1)
+                call.write("count_waiting_between", topic=topic, low=low, high=high, most=upto + 1)
                 for low, high in spans
             ]
             numbers = [number for ((number,),) in await call.send(*states, *waiting)]
             for state, number in zip(STATES, numbers, strict=False):
                 if number:
-                    counts[topic, state] = _count(number)
+                    counts[topic, state] = _count(number, COUNTED)
             if spans and (topic, State.WAITING) in counts:
-                forecast[topic] = [_count(number) for number in numbers[len(STATES) :]]
+                forecast[topic] = [_count(number, upto) for number in numbers[len(STATES) :]]
         await call.send(*call.commit())
         return Tally(counts, forecast)
 
     return await lane.read(work)
 
 
-def _count(number: int) -> Count:
-    return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
+def _count(number: int, upto: int) -> Count:
+    return Count(min(number, upto), number <= upto)
 
 
 async def begin(call: Call) -> None:

@@ -35,7 +35,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.core.table_source import TableSource
-from bide.ports import Clock, Finding, Heard, Listening
+from bide.ports import COUNTED, Clock, Finding, Heard, Listening
 from bide.stores.borrowed import borrowed
 from bide.stores.held import together
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
@@ -254,8 +254,8 @@ class MySqlStore:
     async def find(self, where: Filter, page: Page) -> Found:
         return await reading.find(self._open().lanes["read"], where, page)
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
-        return await reading.tally(self._open().lanes["read"], edges)
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+        return await reading.tally(self._open().lanes["read"], edges, upto)
 
     # --- workers
 

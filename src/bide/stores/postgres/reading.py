@@ -7,13 +7,12 @@ from itertools import pairwise
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.ports import COUNTED
 from bide.stores.cursors import order_of, read_cursor
 from bide.stores.pages import Located, read_page
 from bide.stores.postgres.lane import Call, Runs
 from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
 
-COUNT_LIMIT = 10_000
-"""Where counting stops: about a millisecond's worth of index entries."""
 _SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
@@ -30,32 +29,32 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     return await lane.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None) -> Tally:
-    """Counts by topic and state; O(topics x COUNT_LIMIT) at worst, whatever waits."""
+async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
+    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
 
     async def work(call: Call) -> Tally:
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
         await call.begin(_SNAPSHOT)
-        for topic, *numbers in await call.fetch("counts", COUNT_LIMIT + 1):
+        for topic, *numbers in await call.fetch("counts", COUNTED + 1):
             for state, number in zip(STATES, numbers, strict=True):
                 if number:
-                    counts[topic, state] = _count(number)
+                    counts[topic, state] = _count(number, COUNTED)
         spans = [] if edges is None else list(pairwise(edges))
         waiting = [topic for topic, state in counts if state is State.WAITING]
         if spans and waiting:
             asked = [(topic, low, high) for topic in waiting for low, high in spans]
-            rows = await call.fetch("forecast", COUNT_LIMIT + 1, *(list(one) for one in zip(*asked, strict=True)))
+            rows = await call.fetch("forecast", upto + 1, *(list(one) for one in zip(*asked, strict=True)))
             for topic, number in rows:
-                forecast.setdefault(topic, []).append(_count(number))
+                forecast.setdefault(topic, []).append(_count(number, upto))
         await call.commit()
         return Tally(counts, forecast)
 
     return await lane.read(work)
 
 
-def _count(number: int) -> Count:
-    return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
+def _count(number: int, upto: int) -> Count:
+    return Count(min(number, upto), number <= upto)
 
 
 async def find(lane: Runs, where: Filter, page: Page) -> Found:

@@ -28,7 +28,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import Clock, Heard, Listening
+from bide.ports import COUNTED, Clock, Heard, Listening
 from bide.ports import Finding as Examined
 from bide.stores.redis import diagnosis, finding, keeping, writing
 from bide.stores.redis.address import Address, address_of
@@ -179,7 +179,7 @@ class RedisStore:
         opened = self._open()
         return await finding.find(opened.reader, opened.layout, where, page)
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
         opened = self._open()
         return await finding.tally(opened.reader, opened.layout, edges)
 

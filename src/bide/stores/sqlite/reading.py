@@ -13,14 +13,12 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.ports import COUNTED
 from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
 from bide.stores.sqlite import damage
 from bide.stores.sqlite.finding import FEW, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
 from bide.stores.sqlite.rows import CODES, STATES
-
-COUNT_LIMIT = 10_000
-"""Where counting stops: about a millisecond's worth of index entries."""
 
 _LATEST: Millis = 2**62
 """After every instant that there is."""
@@ -38,25 +36,26 @@ def topics(cursor: sqlite3.Cursor) -> list[Topic]:
     return [topic for (topic,) in cursor.execute(QUERIES["topics"])]
 
 
-def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None) -> Tally:
-    """Counts by topic and state; O(topics x COUNT_LIMIT) at worst, whatever waits."""
+def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int) -> Tally:
+    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
     counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
     for topic in topics(cursor):
         for code, state in enumerate(STATES):
-            count = _count(cursor, QUERIES["count_state"], (topic, code))
+            count = _count(cursor, QUERIES["count_state"], (topic, code), COUNTED)
             if count.number:
                 counts[topic, state] = count
         if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
             forecast[topic] = [
-                _count(cursor, QUERIES["count_waiting_between"], (topic, low, high)) for low, high in pairwise(edges)
+                _count(cursor, QUERIES["count_waiting_between"], (topic, low, high), upto)
+                for low, high in pairwise(edges)
             ]
     return Tally(counts, forecast)
 
 
-def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> Count:
-    (number,) = cursor.execute(query, (*arguments, COUNT_LIMIT + 1)).fetchone()
-    return Count(min(number, COUNT_LIMIT), number <= COUNT_LIMIT)
+def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto: int) -> Count:
+    (number,) = cursor.execute(query, (*arguments, upto + 1)).fetchone()
+    return Count(min(number, upto), number <= upto)
 
 
 def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:

@@ -28,7 +28,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.core.table_source import TableSource
-from bide.ports import Finding
+from bide.ports import COUNTED, Finding
 from bide.stores.sqlite import diagnosis, journal, operations, reading, schema
 from bide.stores.sqlite.database import Database, Settings, version_of_file
 from bide.stores.sqlite.joined import JoinedVerbs
@@ -122,8 +122,8 @@ class SqliteStore:
     async def find(self, where: Filter, page: Page) -> Found:
         return await self._open().reader.submit(partial(reading.find, where=where, page=page))
 
-    async def tally(self, edges: Sequence[Millis] | None = None) -> Tally:
-        return await self._open().reader.submit(partial(reading.tally, edges=edges))
+    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+        return await self._open().reader.submit(partial(reading.tally, edges=edges, upto=upto))
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         call = partial(operations.lease, wants=wants, now=now, until=until, holder=holder)

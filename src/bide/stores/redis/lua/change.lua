@@ -17,6 +17,7 @@ local function change(topic, key, what)
   if if_token ~= 0 and if_token ~= token then return 's', -1, body end
   if op == 1 then
     local place, planned, attempt, failures, losses, _, _, holder, size, error = ran(body)
+    if state == LEASED then wake = started(token) end
     token = next_token()
     local ended = body_of(flags, CANCELLED, token, created, due, wake, planned, attempt, failures, losses, now, keep,
                           holder, size, error, sub(body, place))

@@ -76,6 +76,9 @@ local function next_token()
   return last_token
 end
 
+-- When a lease with this token began: what an ended task has in the place of its next wake.
+local function started(token) return math.min(floor(token / 1000), now) end
+
 -- '+900000' is from now, '1790000000000' an instant; kept within what a datetime can hold.
 local function instant(text)
   local at = tonumber(text)

@@ -12,7 +12,7 @@ local function settle(topic, key, asked, what)
     forget(topic, key, body, LEASED)
     return 1
   end
-  local created, due, wake = unpack_bytes('>I6I6I6', body, 9)
+  local created, due = unpack_bytes('>I6I6', body, 9)
   local place, planned, attempt, failures, losses, _, _, holder, size, error = ran(body)
   local verdict, keep, new_size, after = unpack_bytes('>BI6I4', what)
   local new_error = ''
@@ -25,7 +25,7 @@ local function settle(topic, key, asked, what)
   if verdict == 0 or verdict == 4 then
     local to = verdict == 0 and DONE or DEAD
     if new_size ~= NO_ERROR or verdict == 0 then size, error = new_size, new_error end
-    local ended = body_of(flags, to, new_token, created, due, wake, planned, attempt, failures, losses, now, keep,
+    local ended = body_of(flags, to, new_token, created, due, started(token), planned, attempt, failures, losses, now, keep,
                           holder, size, error, sub(body, place))
     finish(topic, key, body, LEASED, to, ended, keep, place)
     return 1

@@ -1,0 +1,274 @@
+"""The past, minute by minute: how much was planned, begun and ended, and how late it was.
+
+Each process counts what it does itself and writes its row of the minute into the store every two seconds in which
+something happened; so whoever looks sees all of them together, also those that have gone, and nothing is written where
+nothing happens. A row is kept for a day. Losing one costs a picture, never a task: where the store is away or full, the
+counts wait for a later write.
+
+Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as HdrHistogram's are): 16 ms and
+18 ms can be told apart, 16 s and 16.5 s cannot, and a quantile is never further off than 12.5 %.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, field
+
+from bide.core.errors import StoreError
+from bide.core.instants import Millis
+from bide.core.names import SHOWN_TOPIC, new_id
+from bide.core.records import Topic, Verdict
+from bide.engine.kept import Kept
+from bide.ports import Clock, Served, Store
+
+_log = logging.getLogger("bide.history")
+MINUTE: Millis = 60_000
+KEPT: Millis = 25 * 60 * MINUTE
+"""How long a row is kept after its minute: a day, and an hour so that a day is whole when it is looked at."""
+_EVERY = 2.0
+_MOST_TOPICS = 200
+OTHERS: Topic = ""
+"""What stands for all topics beyond the first two hundred of a process."""
+_MOST_UNWRITTEN = 60
+"""Rows that wait for a store that is away."""
+_PREFIX = "minute:"
+_VERDICTS = (Verdict.DONE, Verdict.RETRY, Verdict.DEFER, Verdict.DEAD)
+
+
+class Past(Struct, array_like=True, gc=False):
+    """What happened to one topic in one minute."""
+
+    begun: int = 0
+    """Deliveries that began."""
+    done: int = 0
+    retried: int = 0
+    deferred: int = 0
+    dead: int = 0
+    late: dict[int, int] = field(default_factory=dict)
+    """How many began how late, by bucket."""
+    planned: dict[int, int] = field(default_factory=dict)
+    """How many of those that began were planned for which minute (of the epoch)."""
+
+    def add(self, other: Past) -> None:
+        """Count `other` too."""
+        self.begun += other.begun
+        self.done += other.done
+        self.retried += other.retried
+        self.deferred += other.deferred
+        self.dead += other.dead
+        for into, of in ((self.late, other.late), (self.planned, other.planned)):
+            for each, number in of.items():
+                into[each] = into.get(each, 0) + number
+
+    @property
+    def ended(self) -> int:
+        """Outcomes of any kind."""
+        return self.done + self.retried + self.deferred + self.dead
+
+    def lateness(self, share: float) -> Millis | None:
+        """The lateness that this share of the deliveries did not pass (0.99: the 99th percentile)."""
+        left = share * sum(self.late.values())
+        highest: Millis | None = None
+        for bucket, number in sorted(self.late.items()):
+            highest = highest_of(bucket)
+            left -= number
+            if left <= 0:
+                break
+        return highest
+
+
+class Row(Struct, array_like=True, gc=False):
+    """What one process did in one minute."""
+
+    scheduled: int = 0
+    """Calls for a task that were answered, of all topics."""
+    topics: dict[Topic, Past] = field(default_factory=dict)
+
+    def add(self, other: Row) -> None:
+        """Count `other` too."""
+        self.scheduled += other.scheduled
+        for topic, past in other.topics.items():
+            self.topics.setdefault(topic, Past()).add(past)
+
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(Row).decode
+
+
+def bucket_of(late: Millis) -> int:
+    """The bucket of a lateness: one each up to 15 ms, then eight to an octave."""
+    if late < 16:
+        return max(0, late)
+    shift = late.bit_length() - 4
+    return 8 * shift + (late >> shift)
+
+
+def highest_of(bucket: int) -> Millis:
+    """The greatest lateness of a bucket."""
+    if bucket < 16:
+        return bucket
+    shift = (bucket - 8) // 8
+    return ((bucket - 8 * shift + 1) << shift) - 1
+
+
+class _Fresh:
+    """What happened to one topic since the last write."""
+
+    __slots__ = ("ended", "late", "planned")
+
+    def __init__(self) -> None:
+        self.late: Counter[Millis] = Counter()
+        self.planned: Counter[int] = Counter()
+        self.ended: Counter[Verdict] = Counter()
+
+
+class History:
+    """Counts, and writes what was counted. Belongs to the event loop it was made in.
+
+    What is counted per delivery costs a quarter of a microsecond; all else is done once for a write.
+    """
+
+    def __init__(self, store: Store, clock: Clock, *, told: bool = True) -> None:
+        self._kept = Kept(store, clock, SHOWN_TOPIC)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._told = told and not isinstance(store, Served)
+        self._id = new_id()
+        self._fresh: dict[Topic, _Fresh] = {}
+        self._scheduled = 0
+        self._rows: dict[int, Row] = {}
+        """By minute: that which is under way, and those that could not be written."""
+        self._unwritten: set[int] = set()
+        self._due: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._swept = -1
+        self._failing = False
+
+    # --- count
+
+    def scheduled(self, number: int) -> None:
+        """So many calls for a task were answered."""
+        self._scheduled += number
+        self._write_soon()
+
+    def began(self, topic: Topic, planned: Sequence[Millis], now: Millis) -> None:
+        """Deliveries of a topic, planned for these instants, begin at `now`."""
+        fresh = self._of(topic)
+        fresh.late.update([now - one for one in planned])
+        minute = now // MINUTE
+        if min(planned) >= minute * MINUTE:
+            fresh.planned[minute] += len(planned)
+        else:
+            fresh.planned.update([one // MINUTE for one in planned])
+        self._write_soon()
+
+    def ended(self, topic: Topic, verdict: Verdict) -> None:
+        """The store has accepted an outcome."""
+        self._of(topic).ended[verdict] += 1
+        self._write_soon()
+
+    def _of(self, topic: Topic) -> _Fresh:
+        fresh = self._fresh.get(topic)
+        if fresh is None:
+            if len(self._fresh) >= _MOST_TOPICS and topic != OTHERS:
+                return self._of(OTHERS)
+            fresh = self._fresh[topic] = _Fresh()
+        return fresh
+
+    # --- write
+
+    def _write_soon(self) -> None:
+        if self._due is None and self._told:
+            self._due = self._loop.call_later(_EVERY, self._write)
+
+    def _write(self) -> None:
+        self._due = None
+        self._task = self._loop.create_task(self.flush(), name="bide history")
+
+    async def flush(self) -> None:
+        """Write what was counted. What cannot be written now goes with a later one."""
+        if not self._told:
+            return
+        self._gather(self._clock.now() // MINUTE)
+        try:
+            for minute in sorted(self._unwritten):
+                row = _encode(self._rows[minute])
+                await self._kept.put(f"{_PREFIX}{minute}:{self._id}", row, until=(minute + 1) * MINUTE + KEPT)
+                self._unwritten.discard(minute)
+            latest = max(self._rows, default=0)
+            self._rows = {minute: row for minute, row in self._rows.items() if minute == latest}
+            if latest != self._swept:
+                self._swept = latest
+                await self._kept.forget_past()
+            self._failing = False
+        except StoreError as error:
+            if not self._failing:
+                _log.warning("what happened cannot be written down now, and is kept for later: %s", error)
+            self._failing = True
+            for minute in sorted(self._unwritten)[:-_MOST_UNWRITTEN]:
+                self._unwritten.discard(minute)
+                del self._rows[minute]
+            self._write_soon()
+
+    def _gather(self, minute: int) -> None:
+        """Add what is fresh to the row of the minute."""
+        if not self._fresh and not self._scheduled:
+            return
+        row = self._rows.setdefault(minute, Row())
+        row.scheduled += self._scheduled
+        self._scheduled = 0
+        fresh, self._fresh = self._fresh, {}
+        for topic, one in fresh.items():
+            past = Past(one.late.total(), *(one.ended[verdict] for verdict in _VERDICTS), {}, dict(one.planned))
+            for late, number in one.late.items():
+                bucket = bucket_of(late)
+                past.late[bucket] = past.late.get(bucket, 0) + number
+            name = topic if topic in row.topics or len(row.topics) < _MOST_TOPICS else OTHERS
+            row.topics.setdefault(name, Past()).add(past)
+        self._unwritten.add(minute)
+
+    async def close(self) -> None:
+        """Write what is left; not for schedules alone, so that a short program ends without a call more."""
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._fresh or self._unwritten:
+            await self.flush()
+        if self._due is not None:
+            self._due.cancel()
+
+
+async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, Row]:
+    """What all processes together tell of the minutes from `first` to `last`; those without a word are left out.
+
+    O(minutes x processes). Raises StoreError.
+    """
+    found: dict[int, Row] = {}
+    kept = Kept(store, clock, SHOWN_TOPIC)
+    ends = [(minute + 1) * MINUTE + KEPT for minute in (first, last)]
+    for name, value in (await kept.ending(ends[0], ends[1] + 1)).items():
+        if not name.startswith(_PREFIX):
+            continue
+        try:
+            row = _decode(value)
+            minute = int(name.split(":")[1])
+        except (msgspec.MsgspecError, ValueError):
+            _log.error("a row of the history, %s, cannot be read and is passed over", name)
+            continue
+        found.setdefault(minute, Row()).add(row)
+    return found
+
+
+def summed(rows: Iterable[Mapping[Topic, Past]]) -> dict[Topic, Past]:
+    """What they tell together, by topic."""
+    found: dict[Topic, Past] = {}
+    for topics in rows:
+        for topic, past in topics.items():
+            found.setdefault(topic, Past()).add(past)
+    return found

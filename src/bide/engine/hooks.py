@@ -1,0 +1,51 @@
+"""Functions that are called with each task that dies, beside the worker that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from bide.core.instants import Millis
+from bide.core.records import Record, Settlement, State
+from bide.core.tasks import Task
+
+_log = logging.getLogger("bide.worker")
+
+
+class Hooks:
+    """Those that run."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def call(self, hooks: Iterable[Callable[[Task[Any]], Any]], task: Task[Any]) -> None:
+        """Begin to call each; what one raises is logged, and stops nothing."""
+        for hook in hooks:
+            running = asyncio.get_running_loop().create_task(_run(hook, task), name="bide on_dead")
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    async def ended(self) -> None:
+        """Wait for those that run now."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def as_dead(record: Record, told: Settlement, now: Millis) -> Record:
+    """`record` as it is once the store has accepted its death."""
+    return msgspec.structs.replace(
+        record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until, finished_at=now
+    )
+
+
+async def _run(hook: Callable[[Task[Any]], Any], task: Task[Any]) -> None:
+    try:
+        result = hook(task)
+        if inspect.isawaitable(result):
+            await result
+    except Exception:  # noqa: BLE001 - a hook must not stop the worker
+        _log.exception("on_dead hook for %s/%s failed", task.topic, task.key)

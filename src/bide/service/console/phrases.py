@@ -1,0 +1,167 @@
+"""Words, numbers and times in the viewer's language and zone. Sentences are named by their English; see `words/`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from importlib.resources import files
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from bide.core.errors import BadInput
+from bide.core.instants import Millis, as_datetime, duration, instant
+from bide.core.records import Count
+
+LANGUAGES = ("en", "zh")
+_UNITS = {
+    "en": (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)),
+    "zh": (("天", 86_400_000), ("小时", 3_600_000), ("分", 60_000), ("秒", 1_000)),
+}
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+){0,2}")
+_CHOICE = re.compile(r"\s*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]*)?\s*(?:;\s*q=([01](?:\.[0-9]{0,3})?))?\s*")
+_WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of another; or a length from now such as 15m"
+
+
+def translations(language: str) -> Mapping[str, str]:
+    """Every sentence in `language`, by its English."""
+    found: dict[str, str] = {}
+    if language == "en":
+        return found
+    folder = files("bide.service.console") / "words" / language
+    for file in sorted(folder.iterdir(), key=lambda one: one.name):
+        if file.name.endswith(".toml"):
+            found.update(tomllib.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+_SENTENCES: dict[str, Mapping[str, str]] = {language: translations(language) for language in LANGUAGES}
+
+
+def language_of(accepted: str | None, chosen: str | None = None) -> str:
+    """The language that a browser asks for (Accept-Language), or that was chosen; English where it is neither."""
+    if chosen in LANGUAGES:
+        return chosen
+    wanted: list[tuple[float, int, str]] = []
+    for place, part in enumerate((accepted or "")[:500].split(",")):
+        found = _CHOICE.fullmatch(part)
+        if found and found[1].lower() in LANGUAGES:
+            wanted.append((-float(found[2] or 1), place, found[1].lower()))
+    best = min(wanted, default=None)
+    return "en" if best is None or best[0] == 0 else best[2]
+
+
+def zone_of(name: str | None) -> tuple[str, tzinfo]:
+    """The zone of this name, as a browser names it; UTC where it is not known."""
+    if name is not None and len(name) <= 64 and _ZONE.fullmatch(name):
+        try:
+            return name, ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            return "UTC", UTC
+    return "UTC", UTC
+
+
+class Phrases:
+    """How one viewer is spoken to."""
+
+    def __init__(self, language: str, zone_name: str, zone: tzinfo, now: Millis) -> None:
+        self.language = language
+        self.zone_name = zone_name
+        self.zone = zone
+        self.now = now
+        self._sentences = _SENTENCES[language]
+
+    def say(self, english: str, **values: object) -> str:
+        """The sentence, with its values in place. One that is not translated stays English."""
+        text = self._sentences.get(english, english)
+        return text.format(**values) if values else text
+
+    # --- numbers
+
+    def number(self, count: float | Count | None) -> str:
+        """12,345; or "10,000+" where counting stopped; an empty string for nothing known."""
+        if count is None:
+            return ""
+        if isinstance(count, Count):
+            return f"{count.number:,}{'' if count.exact else '+'}"
+        if isinstance(count, int):
+            return f"{count:,}"
+        return f"{count:,.0f}" if abs(count) >= 100 else f"{count:.3g}"
+
+    def size(self, count: int) -> str:
+        """Of so many bytes."""
+        if count < 1024:
+            return f"{count} B"
+        return f"{count / 1024:,.1f} KiB" if count < 1024 * 1024 else f"{count / 1048576:,.1f} MiB"
+
+    # --- times
+
+    def length(self, millis: Millis | None) -> str:
+        """The two largest units of a length: "14m 3s", "2d 4h", "4.2s", "12 ms"; an empty string for none."""
+        if millis is None:
+            return ""
+        sign, millis = ("−" if millis < 0 else ""), abs(millis)
+        space = " " if self.language == "en" else ""
+        if millis < 1_000:
+            return f"{sign}{millis} {'ms' if self.language == 'en' else '毫秒'}"
+        units = _UNITS[self.language]
+        if millis < 10_000:
+            return f"{sign}{millis // 100 / 10:g}{units[3][0]}"
+        millis += 500
+        parts: list[str] = []
+        for unit, size in units:
+            count, millis = divmod(millis, size)
+            if count or parts:
+                parts.append(f"{count}{unit}" if count else "")
+            if len(parts) == 2:
+                break
+        return sign + space.join(part for part in parts if part)
+
+    def relative(self, at: Millis) -> str:
+        """ "in 14m 3s", "3.2s ago", "now"."""
+        if abs(at - self.now) < 50:
+            return self.say("now")
+        if at > self.now:
+            return self.say("in {length}", length=self.length(at - self.now))
+        return self.say("{length} ago", length=self.length(self.now - at))
+
+    def moment(self, at: Millis, *, millis: bool = False) -> str:
+        """The date and time in the viewer's zone: 2030-01-31 08:00:00, with milliseconds where they matter."""
+        local = as_datetime(at).astimezone(self.zone)
+        text = local.strftime("%Y-%m-%d %H:%M:%S")
+        return f"{text}.{at % 1000:03d}" if millis else text
+
+    def clock(self, at: Millis, step: Millis = 1_000) -> str:
+        """As short as tells it: the time of today, else with the day; the day alone where a step is one."""
+        local, today = as_datetime(at).astimezone(self.zone), as_datetime(self.now).astimezone(self.zone)
+        day = "" if local.date() == today.date() else local.strftime("%m-%d ")
+        if step >= 86_400_000:
+            return local.strftime("%m-%d")
+        return day + local.strftime("%H:%M:%S" if step < 60_000 else "%H:%M")
+
+    def utc(self, at: Millis) -> str:
+        """In UTC, as machines write it, with milliseconds."""
+        return as_datetime(at).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
+
+    def field(self, at: Millis) -> str:
+        """What a form's field for a time shows: a time of the viewer's zone."""
+        return as_datetime(at).astimezone(self.zone).strftime("%Y-%m-%d %H:%M:%S")
+
+    def read_time(self, text: str, field: str) -> Millis:
+        """An instant as somebody wrote it: of their zone, of another, or a length from now. Raises BadInput.
+
+        A time that the clock shows twice means the later one; one that it skips, the time after the gap.
+        """
+        text = text.strip()
+        if re.match(r"\d{4}-", text) is None:
+            try:
+                return self.now + duration(text.removeprefix("+"), field=field, negative=True)
+            except BadInput:
+                raise BadInput(field, text, _WALL) from None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise BadInput(field, text, _WALL) from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=self.zone, fold=1)
+        return instant(moment, field=field)

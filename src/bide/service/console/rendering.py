@@ -1,0 +1,83 @@
+"""The templates, and what they may call. Everything that is put into a page is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from bide.core.instants import Millis
+from bide.core.records import Record
+from bide.service.console.inert import inert, inert_line
+from bide.service.console.phrases import Phrases
+from bide.service.console.statics import Statics
+
+
+def task_address(topic: str, key: str) -> str:
+    """Where the page of a task is."""
+    return f"/tasks/{quote(topic, safe='')}/{quote(key, safe='')}"
+
+
+def ref_field(record: Record) -> str:
+    """How a form names a task: topic/key, percent-encoded, and the token that it was seen with."""
+    return f"{quote(record.topic, safe='')}/{quote(record.key, safe='')}@{record.token}"
+
+
+def topic_address(topic: str) -> str:
+    """Where the page of a topic is."""
+    return f"/topics/{quote(topic, safe='')}"
+
+
+def address(path: str, **query: object) -> str:
+    """`path` with what is given of the query."""
+    given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+@lru_cache(maxsize=1)
+def statics() -> Statics:
+    """The files that pages refer to."""
+    return Statics()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("bide.service.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(inert=inert, line=inert_line)
+    made.globals.update(
+        static=lambda name: statics().addresses[name],
+        ref_field=ref_field,
+        task_address=task_address,
+        topic_address=topic_address,
+        address=address,
+    )
+    return made
+
+
+def render(template: str, phrases: Phrases, values: Mapping[str, Any]) -> str:
+    """The page, or part of one. Templates find the viewer's words as `t`, `number`, `length`, `when` and so on."""
+
+    def when(at: Millis | None, *, millis: bool = False) -> Markup:
+        """A moment as an element: in the viewer's zone, from now, and in UTC when it is pointed at."""
+        if at is None:
+            return Markup("")
+        return Markup('<time datetime="{0}" title="{0}">{1}</time> <span class="dim">{2}</span>').format(
+            phrases.utc(at), phrases.moment(at, millis=millis), phrases.relative(at)
+        )
+
+    return _environment().get_template(template).render(
+        t=phrases.say, number=phrases.number, size=phrases.size, length=phrases.length, clock=phrases.clock,
+        relative=phrases.relative, moment=phrases.moment, utc=phrases.utc, field=phrases.field, when=when,
+        language=phrases.language, zone=phrases.zone_name, now=phrases.now, escape=escape, **values,
+    )  # fmt: skip

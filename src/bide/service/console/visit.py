@@ -1,0 +1,128 @@
+"""One request as the console's pages see it: who asks, in which language and zone, with what."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from bide.core.errors import BadInput
+from bide.engine.client import Client
+from bide.service.callers import Caller, Verb
+from bide.service.console.phrases import LANGUAGES, Phrases, language_of, zone_of
+from bide.service.console.rendering import render
+from bide.service.replies import Reply
+from bide.service.requests import Request
+from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session
+
+HTML = "text/html; charset=utf-8"
+LANGUAGE_COOKIE = "bide_language"
+ZONE_COOKIE = "bide_zone"
+_MOST_FIELDS = 5_000
+
+
+class Visit:
+    """A request of somebody who is known. `part`: what of the path the route left open."""
+
+    def __init__(self, request: Request, client: Client, session: Session, part: tuple[str, ...] = ()) -> None:
+        self.request = request
+        self.client = client
+        self.session = session
+        self.part = part
+        self.phrases = phrases_of(request, client)
+        self.fields = _fields(request)
+
+    @property
+    def caller(self) -> Caller:
+        return self.session.caller
+
+    def check(self, verb: Verb, topic: str | None) -> None:
+        """Raises Forbidden unless they may."""
+        self.session.caller.check(verb, topic)
+
+    def may(self, verb: Verb, topic: str | None) -> bool:
+        return self.session.caller.may(verb, topic)
+
+    # --- what they sent, in the query or in a form
+
+    def given(self, name: str, default: str = "") -> str:
+        """One field, without space around it; the last where it came more than once."""
+        values = self.fields.get(name)
+        return values[-1].strip() if values else default
+
+    def all_given(self, name: str) -> list[str]:
+        """Every value of a field that may come many times."""
+        return self.fields.get(name, [])
+
+    def whole(self, name: str, default: int, *, least: int, most: int) -> int:
+        """A field that is a whole number. Raises BadInput."""
+        text = self.given(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+            raise BadInput(name, text, f"a whole number from {least:,} to {most:,}")
+        return int(text)
+
+    # --- what they get
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Reply:
+        """A page, or a part of one for a page that is open."""
+        return page(
+            template,
+            self.phrases,
+            session=self.session,
+            path=self.request.path.decode("latin-1"),
+            status=status,
+            **values,
+        )
+
+    def goto(self, where: str) -> Reply:
+        """Go on there, with GET."""
+        return Reply(303, b"", HTML, {"location": where})
+
+    def say(self, english: str, **values: object) -> str:
+        return self.phrases.say(english, **values)
+
+
+def page(
+    template: str, phrases: Phrases, *, session: Session | None, path: str, status: int = 200, **values: Any
+) -> Reply:
+    """A page for somebody who may not be known."""
+    csrf = "" if session is None else session.csrf
+    named = None if session is None else session.caller.name
+    html = render(template, phrases, {"csrf": csrf, "who": named, "path": path, **values})
+    return Reply(status, html.encode(errors="replace"), HTML)
+
+
+def phrases_of(request: Request, client: Client) -> Phrases:
+    """How whoever sent this is spoken to."""
+    cookies = cookies_of(request)
+    language = language_of(request.header(b"accept-language"), cookies.get(LANGUAGE_COOKIE))
+    return Phrases(language, *zone_of(cookies.get(ZONE_COOKIE)), client.clock.now())
+
+
+def cookies_of(request: Request) -> dict[str, str]:
+    """The cookies that are no secret, by name."""
+    header = request.header(b"cookie") or ""
+    pairs = (part.strip().partition("=") for part in header[:8_192].split(";"))
+    return {name: value for name, _, value in pairs if name in (LANGUAGE_COOKIE, ZONE_COOKIE)}
+
+
+def chosen_language(text: str) -> str:
+    """Raises BadInput."""
+    if text not in LANGUAGES:
+        raise BadInput("language", text, f"one of {', '.join(LANGUAGES)}")
+    return text
+
+
+def shown_csrf(request: Request, fields: dict[str, list[str]]) -> str | None:
+    """What the request carries to show that a page of ours sent it."""
+    return request.header(CSRF_HEADER.encode()) or (fields.get(CSRF_FIELD) or [None])[-1]
+
+
+def _fields(request: Request) -> dict[str, list[str]]:
+    """Raises BadInput where it is no form."""
+    raw = request.raw_query if request.method in ("GET", "HEAD") else request.body
+    try:
+        return parse_qs(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise BadInput("form", raw[:80].decode("latin-1"), f"name=value&..., percent-encoded UTF-8 ({error})") from None
