@@ -98,6 +98,12 @@ class Task(Generic[P]):
         return as_datetime(self.record.planned_at) if self.record.state is State.LEASED else None
 
     @property
+    def started_at(self) -> datetime | None:
+        """When the delivery that is running began, or that during which it ended; None: it is or was not held then."""
+        started = self.record.started_at
+        return None if started is None else as_datetime(started)
+
+    @property
     def created_at(self) -> datetime:
         return as_datetime(self.record.created_at)
 

@@ -130,3 +130,9 @@ class Counting(SuiteBase):
         await put(store, *(new(str(number)) for number in range(500)))
         count = counted(await store.tally([0, LAST_INSTANT]), "t", State.WAITING)
         assert count.number == 500 or (count.number < 500 and not count.exact)
+
+    async def test_an_interval_is_counted_as_far_as_it_is_asked_to(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(50)))
+        for upto in (1, 49, 50, 10_000, 1_000_000):
+            [count] = (await store.tally([0, LAST_INSTANT], upto=upto)).forecast["t"]
+            assert count == Count(50) or (upto < 50 and count == Count(upto, False)), upto

@@ -188,3 +188,22 @@ class Settling(SuiteBase):
         assert (await do(store, Move("t", "k", In(HOUR)))).was == NOW + DAY
         assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
         assert (await lease(store, 1)).next_wake is None
+
+    async def test_an_ended_task_tells_when_its_delivery_began(self, store: Store) -> None:
+        """`wake_at` has no other use then; it tells why something was late, long after it was."""
+        for number, end in enumerate((done, dead)):
+            await put_one(store, new(str(number)), now=NOW - SECOND)
+            held = await take(store, now=NOW)
+            assert held.started_at == NOW
+            assert await settle(store, end(held, keep_until=KEPT), now=NOW + 2 * SECOND)
+            ended = await see(store, held)
+            assert (ended.wake_at, ended.started_at, ended.finished_at) == (NOW, NOW, NOW + 2 * SECOND)
+        await put_one(store, new("cancelled while leased"))
+        held = await take(store)
+        await do(store, Cancel("t", held.key, KEPT), now=NOW + SECOND)
+        assert (await see(store, held)).started_at == NOW
+        waiting = await put_one(store, new("cancelled before", due=In(HOUR)))
+        assert waiting.started_at is None
+        await do(store, Cancel("t", waiting.key, KEPT), now=NOW + SECOND)
+        ended = await see(store, waiting)
+        assert (ended.started_at, ended.wake_at) == (None, NOW + HOUR)
