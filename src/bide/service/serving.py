@@ -14,6 +14,7 @@ from bide.core.records import Topic
 from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
+from bide.engine.presence import WakeChannel
 from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.service.access import Access, check_start, is_loopback
@@ -42,6 +43,8 @@ class Serving:
         self.config = config
         self.instance = f"{socket.gethostname()}:{new_id()[-8:]}"
         self.metrics = Metrics(app)
+        self._channel = WakeChannel()
+        app.instruments.append(self._channel)
         self.service: Service
         self.anonymous = False
         """Whether whoever shows no token may do everything, as long as there is none."""
@@ -101,7 +104,8 @@ class Serving:
             app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
             started=self.metrics.started, history=app.history,
         )  # fmt: skip
-        self.metrics.working(self._desk.wakes)
+        for instrument in (self.metrics, self._channel):
+            instrument.working(self._desk.wakes)
         self.metrics.polls.follow(lambda: self._desk.waiting)
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
@@ -123,7 +127,7 @@ class Serving:
             history=app.history,
         )
         health = Health(app)
-        console = Console(Shared(app, health, self.config, self._policies, self.instance))
+        console = Console(Shared(app, health, self.config, self._policies, self.instance, self._channel))
         stack.push_async_callback(console.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(

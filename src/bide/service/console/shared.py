@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bide.app import Bide
 from bide.core.records import Topic
+from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.service.config import ServeConfig
 from bide.service.health import Health
@@ -22,3 +23,5 @@ class Shared(NamedTuple):
     policies: Mapping[Topic, Policy]
     instance: str
     """This instance's name among all that serve the store."""
+    channel: WakeChannel
+    """How its worker and its desk hear of earlier wakes."""
