@@ -42,6 +42,8 @@ _ENOUGH = 0.1
 _TOO_LONG = 0.25
 _SOON = 0.15
 """Seconds that somebody waits for the first exact count; after that it is shown as soon as it is there."""
+_SETTLED: Millis = 5_000
+"""What has been due for less may be taken yet, by somebody who waits over HTTP."""
 _FIRST_LIMIT = 1_000_000
 _HIGHEST_LIMIT = 100_000_000
 _LEAST_LIMIT = 20_000
@@ -116,8 +118,8 @@ class Overview(Struct, frozen=True, kw_only=True):
     """Whether all that is leased was looked at for `holders`."""
     paused: Sequence[Pause]
     unworked: Sequence[OfTopic]
-    """Topics with due tasks that are not paused, on which no worker works, and of which nothing was delivered or held
-    within the last minute."""
+    """Topics, not paused, with a task that has been due for seconds, on which no worker works, and of which nothing is
+    held or was delivered within the last minute."""
 
     @property
     def empty(self) -> bool:
@@ -244,7 +246,10 @@ class Seen(NamedTuple):
         return found
 
     def _is_unworked(self, one: OfTopic) -> bool:
-        if not one.due.count.number or one.pause is not None or one.workers != 0 or one.leased.number:
+        since = self.work.oldest.get(one.topic)
+        if one.pause is not None or one.workers != 0 or one.leased.number or not one.due.count.number:
+            return False
+        if since is None or self.at - since < _SETTLED:
             return False
         return self.told.recent is None or one.topic not in self.told.recent.minute
 
@@ -321,12 +326,11 @@ class Overviews:
         return Told(recent, self._pauses.topics, workers)
 
     async def _look_at_work(self) -> Work:
-        counts = await self._counts.get()
+        tally = (await self._counts.get()).tally
+        due = {topic: count[0] for topic, count in tally.forecast.items()}
+        leased = {topic: count for (topic, state), count in tally.counts.items() if state is State.LEASED}
         oldest, holding = await asyncio.gather(
-            self._oldest(_most({topic: count[0] for topic, count in counts.tally.forecast.items()})),
-            self._presence.holding(
-                _most({topic: count for (topic, state), count in counts.tally.counts.items() if state is State.LEASED})
-            ),
+            self._oldest(_most(due)), self._presence.holding(_most(leased), whole=len(leased) <= _MOST_TOPICS)
         )
         return Work(oldest, holding)
 

@@ -105,10 +105,13 @@ class Presence:
         except (BadInput, SetupError):  # a service says so to whoever may not work
             return None
 
-    async def holding(self, topics: Sequence[Topic]) -> Holding:
-        """What is leased of these topics, some of each; at most `MOST_HELD` tasks are looked at, and some MB read."""
+    async def holding(self, topics: Sequence[Topic], *, whole: bool) -> Holding:
+        """What is leased of these topics, some of each; at most `MOST_HELD` tasks are looked at, and some MB read.
+
+        `whole`: whether nothing is leased of other topics.
+        """
         by: dict[tuple[str, Topic], Held] = {}
-        whole, read, number = True, 0, 0
+        read, number = 0, 0
         share = max(_FIRST_PAGE, MOST_HELD // max(len(topics), 1))
         for place, topic in enumerate(topics):
             if place * share >= MOST_HELD or read > _MOST_BYTES:

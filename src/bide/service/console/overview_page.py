@@ -2,31 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from bide.service.callers import Verb
+from bide.core.instants import Millis
+from bide.engine.overview import Overview, Overviews
+from bide.engine.presence import Channel, notifies
+from bide.engine.throughput import Flow
+from bide.service.callers import ANONYMOUS, Verb
 from bide.service.console.shared import Shared
 from bide.service.console.site import Answer, Route
 from bide.service.console.visit import Visit
+from bide.service.health import Level
 from bide.service.replies import Reply
+
+_GOOD: Millis = 100
+_WARN: Millis = 1_000
+_HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
+_WIDTH, _HEIGHT = 240, 40
+"""Of the picture of the last hour: four units to a minute."""
+
+_SENTENCES = (
+    "not open yet, or closed",
+    "no answer within {seconds} s",
+    "the store cannot be asked ({error})",
+    "the check itself failed ({error})",
+    "version {found}, and {wanted} is wanted: bide migrate",
+    "version {found}, newer than this program, which knows {wanted}",
+    "version {found}",
+    "{away} of {asked} parts do not answer",
+    "it answers",
+    "within a second of the store's",
+    "this machine's clock is {seconds} s ahead of the store's",
+    "this machine's clock is {seconds} s behind the store's",
+)
+"""What the checks of `service.health` say; here, so that they can be said in the viewer's language."""
+
+
+def _pattern(sentence: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", sentence)
+    return re.compile("".join(f"(?P<{part}>.+)" if place % 2 else re.escape(part) for place, part in enumerate(parts)))
+
+
+_PATTERNS = [(sentence, _pattern(sentence)) for sentence in _SENTENCES]
+
+
+class HealthLine(NamedTuple):
+    """One thing that was looked at, in the viewer's language."""
+
+    name: str
+    level: Level
+    what: str
 
 
 class OverviewPage:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._overviews = Overviews(shared.app)
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
         return {("GET", "/"): self._page, ("GET", "/overview/live"): self._live}
 
     async def close(self) -> None:
-        """Nothing runs in the background."""
+        """Let no look go on."""
+        await self._overviews.close()
 
     async def _page(self, visit: Visit) -> Reply:
-        visit.check(Verb.READ, None)
-        return visit.page("overview.html", health=await self._shared.health.ready())
+        return await self._shown(visit, "overview.html")
 
     async def _live(self, visit: Visit) -> Reply:
         """What is asked for again and again while the page is open."""
-        visit.check(Verb.READ, None)
-        return visit.page("overview_live.html", health=await self._shared.health.ready())
+        return await self._shown(visit, "overview_live.html")
+
+    async def _shown(self, visit: Visit, template: str) -> Reply:
+        everything = visit.may(Verb.READ, None)
+        if Verb.READ not in visit.caller.verbs:
+            visit.check(Verb.READ, None)
+        seen = await self._overviews.get()
+        overview = seen.overview(None if everything else lambda topic: visit.may(Verb.READ, topic))
+        checks = [
+            HealthLine(visit.say(check.name), check.level, said(visit, check.what))
+            for check in (await self._shared.health.ready()).checks
+        ]
+        channel = self._shared.channel.look(notifies=notifies(self._shared.app))
+        checks.append(HealthLine(visit.say("wake-ups"), *_said_of(visit, channel)))
+        return visit.page(
+            template, o=overview, checks=checks, late=_grade(overview.minute), bars=bars(overview.by_minute),
+            box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview), example=_example(visit),
+        )  # fmt: skip
+
+
+def said(visit: Visit, what: str) -> str:
+    """What a check says, in the viewer's language; as it is where that is not known."""
+    for sentence, pattern in _PATTERNS:
+        found = pattern.fullmatch(what)
+        if found:
+            return visit.say(sentence, **found.groupdict())
+    return what
+
+
+def _said_of(visit: Visit, channel: Channel) -> tuple[Level, str]:
+    say, number = visit.say, visit.phrases.number
+    if not channel.notifies:
+        return Level.OK, say("this store cannot tell of them: who waits asks again and again")
+    if channel.heard_ago is None:
+        return Level.OK, say("none heard here so far")
+    heard = say("last heard {length} ago", length=visit.phrases.length(round(channel.heard_ago * 1000)))
+    if not channel.missed:
+        return Level.OK, heard
+    missed = say("{count} missed since the start", count=number(channel.missed))
+    return (Level.WARNING if channel.missed_lately else Level.OK), f"{heard} · {missed}"
+
+
+def _grade(flow: Flow | None) -> str:
+    """How good the 99th percentile of the last minute is."""
+    late = None if flow is None else flow.past.lateness(0.99)
+    if late is None:
+        return ""
+    return "good" if late <= _GOOD else "warn" if late <= _WARN else "bad"
+
+
+def bars(numbers: Sequence[int]) -> str:
+    """A bar for each minute, as the path of a picture of `_WIDTH` by `_HEIGHT`; empty where nothing happened."""
+    most = max(numbers, default=0)
+    if not most:
+        return ""
+    step = _WIDTH // len(numbers)
+    heights = [max(1, round(number / most * _HEIGHT)) if number else 0 for number in numbers]
+    return "".join(
+        f"M{place * step} {_HEIGHT}v-{height}h{step - 1}v{height}z" for place, height in enumerate(heights) if height
+    )
+
+
+def _example(visit: Visit) -> str:
+    """A command that schedules a first task here."""
+    request = visit.request
+    host = request.header(b"host") or ""
+    if not _HOST.fullmatch(host):
+        host = "127.0.0.1:8420"
+    scheme = "https" if request.header(b"x-forwarded-proto") == "https" else "http"
+    token = "" if visit.caller.name == ANONYMOUS else " -H 'authorization: Bearer YOUR-TOKEN'"
+    return (
+        f"curl -X PUT {scheme}://{host}/v1/topics/hello/tasks/1{token} \\\n"
+        f'  -H \'content-type: application/json\' -d \'{{"payload": {{"say": "hello"}}, "delay": "1m"}}\''
+    )
+
+
+def is_nothing(overview: Overview) -> bool:
+    """Whether there is nothing to be shown, and was nothing within the hour."""
+    return overview.empty and not any(overview.by_minute)
