@@ -7,8 +7,9 @@ from urllib.parse import parse_qs
 
 from bide.engine.client import Client
 from bide.service.access import Access
-from bide.service.callers import AccessRefused, Unauthorized
-from bide.service.console.visit import HTML, LANGUAGE_COOKIE, chosen_language, page, phrases_of
+from bide.service.audit import refused
+from bide.service.callers import AccessRefused
+from bide.service.console.visit import HTML, LANGUAGE_COOKIE, chosen_language, inside, page, phrases_of
 from bide.service.origins import refuse_foreign_page
 from bide.service.replies import Reply
 from bide.service.requests import Request
@@ -22,27 +23,23 @@ def doors(client: Client, access: Access, sessions: Sessions) -> Mapping[tuple[s
     """By method and path."""
 
     async def login_page(request: Request) -> Reply:
-        where = _inside(_one(request.raw_query, "next"))
+        where = inside(_one(request.raw_query, "next"))
         if await access.anonymous_now():
             return Reply(303, b"", HTML, {"location": where})
-        return page("login.html", phrases_of(request, client), session=None, path="/login", next=where, wrong="")
+        return page("login.html", phrases_of(request, client), session=None, request=request, next=where, wrong="")
 
     async def login(request: Request) -> Reply:
         _same_site(request)
-        where = _inside(_one(request.body, "next"))
+        where = inside(_one(request.body, "next"))
         try:
             session = await sessions.begin(_one(request.body, "token"))
-        except (Unauthorized, AccessRefused) as error:
+        except AccessRefused as error:
+            refused(error, request.peer)
             phrases = phrases_of(request, client)
             return page(
-                "login.html",
-                phrases,
-                session=None,
-                path="/login",
-                status=401,
-                next=where,
+                "login.html", phrases, session=None, request=request, status=401, next=where,
                 wrong=phrases.say(error.detail),
-            )
+            )  # fmt: skip
         cookie = set_cookie(session, client.clock.now(), host=request.header(b"host"))
         return Reply(303, b"", HTML, {"location": where, "set-cookie": cookie})
 
@@ -53,7 +50,7 @@ def doors(client: Client, access: Access, sessions: Sessions) -> Mapping[tuple[s
     async def language(request: Request) -> Reply:
         chosen = chosen_language(_one(request.raw_query, "to"))
         cookie = f"{LANGUAGE_COOKIE}={chosen}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
-        return Reply(303, b"", HTML, {"location": _inside(_one(request.raw_query, "next")), "set-cookie": cookie})
+        return Reply(303, b"", HTML, {"location": inside(_one(request.raw_query, "next")), "set-cookie": cookie})
 
     return {
         ("GET", "/login"): login_page,
@@ -73,9 +70,3 @@ def _same_site(request: Request) -> None:
 def _one(raw: bytes, name: str) -> str:
     values = parse_qs(raw[:16_384].decode("latin-1"), keep_blank_values=True, errors="replace").get(name)
     return values[-1] if values else ""
-
-
-def _inside(where: str) -> str:
-    """A path of this site to go on to; the first page where it leads elsewhere (`//host`, `/\\host`, a scheme)."""
-    inside = where.startswith("/") and where[1:2] not in ("/", "\\") and where.isprintable() and where.isascii()
-    return where if inside else "/"

@@ -10,9 +10,12 @@ import re
 import unicodedata
 
 _ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
-    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
+"""Every control and format character, every separator of lines, and what else Unicode shows as nothing; but U+FE0F,
+which is part of many an emoji."""
 
 
 def inert(text: str, limit: int | None = None) -> str:
@@ -25,6 +28,11 @@ def inert(text: str, limit: int | None = None) -> str:
 def inert_line(text: str, limit: int | None = None) -> str:
     """The same in one line: line breaks and tabs are shown as well."""
     return inert(text, limit).replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def isolated(text: str, limit: int = 200) -> str:
+    """`text` in one line for a place within a sentence, whose direction it cannot turn. Not to be made inert again."""
+    return f"\u2068{inert_line(text, limit)}\u2069"
 
 
 def _shown(match: re.Match[str]) -> str:

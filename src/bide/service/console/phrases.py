@@ -10,7 +10,7 @@ from importlib.resources import files
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, duration, instant
+from bide.core.instants import Millis, as_datetime, check_instant, duration, instant
 from bide.core.records import Count
 
 LANGUAGES = ("en", "zh")
@@ -19,7 +19,10 @@ _UNITS = {
     "zh": (("天", 86_400_000), ("小时", 3_600_000), ("分", 60_000), ("秒", 1_000)),
 }
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+){0,2}")
-_CHOICE = re.compile(r"\s*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]*)?\s*(?:;\s*q=([01](?:\.[0-9]{0,3})?))?\s*")
+_CHOICE = re.compile(
+    r"[ \t]*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,40})?[ \t]*(?:;[ \t]*[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*)?"
+)
+"""A language and how much it is wanted, as in RFC 9110 section 12.5.4; what is written otherwise is passed over."""
 _WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of another; or a length from now such as 15m"
 
 
@@ -39,7 +42,10 @@ _SENTENCES: dict[str, Mapping[str, str]] = {language: translations(language) for
 
 
 def language_of(accepted: str | None, chosen: str | None = None) -> str:
-    """The language that a browser asks for (Accept-Language), or that was chosen; English where it is neither."""
+    """The language that a browser asks for (Accept-Language), or that was chosen; English where it is neither.
+
+    A language counts by its highest weight, whatever the region: "zh-TW;q=0, zh" asks for Chinese.
+    """
     if chosen in LANGUAGES:
         return chosen
     wanted: list[tuple[float, int, str]] = []
@@ -127,13 +133,12 @@ class Phrases:
 
     def moment(self, at: Millis, *, millis: bool = False) -> str:
         """The date and time in the viewer's zone: 2030-01-31 08:00:00, with milliseconds where they matter."""
-        local = as_datetime(at).astimezone(self.zone)
-        text = local.strftime("%Y-%m-%d %H:%M:%S")
+        text = self._local(at).strftime("%Y-%m-%d %H:%M:%S")
         return f"{text}.{at % 1000:03d}" if millis else text
 
     def clock(self, at: Millis, step: Millis = 1_000) -> str:
         """As short as tells it: the time of today, else with the day; the day alone where a step is one."""
-        local, today = as_datetime(at).astimezone(self.zone), as_datetime(self.now).astimezone(self.zone)
+        local, today = self._local(at), self._local(self.now)
         day = "" if local.date() == today.date() else local.strftime("%m-%d ")
         if step >= 86_400_000:
             return local.strftime("%m-%d")
@@ -145,23 +150,37 @@ class Phrases:
 
     def field(self, at: Millis) -> str:
         """What a form's field for a time shows: a time of the viewer's zone."""
-        return as_datetime(at).astimezone(self.zone).strftime("%Y-%m-%d %H:%M:%S")
+        return self._local(at).strftime("%Y-%m-%d %H:%M:%S")
 
     def read_time(self, text: str, field: str) -> Millis:
         """An instant as somebody wrote it: of their zone, of another, or a length from now. Raises BadInput.
 
-        A time that the clock shows twice means the later one; one that it skips, the time after the gap.
+        A time that the clock shows twice means the later one; one that it skips, the time as long after the gap.
         """
         text = text.strip()
-        if re.match(r"\d{4}-", text) is None:
+        if re.match(r"[0-9]{4}-", text) is None:
             try:
-                return self.now + duration(text.removeprefix("+"), field=field, negative=True)
+                length = duration(text.removeprefix("+"), field=field, negative=True)
             except BadInput:
                 raise BadInput(field, text, _WALL) from None
+            return check_instant(self.now + length, field=field, value=text)
         try:
+            if not text.isprintable():  # fromisoformat reads on past a NUL
+                raise ValueError
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise BadInput(field, text, _WALL) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=self.zone, fold=1)
-        return instant(moment, field=field)
+        if moment.tzinfo is not None:
+            return instant(moment, field=field)
+        try:
+            return max(instant(moment.replace(tzinfo=self.zone, fold=fold), field=field) for fold in (0, 1))
+        except OverflowError:  # of the zone's own arithmetic, within a day of the first year and of the last
+            raise BadInput(field, text, "an instant within the years 1970 to 9999") from None
+
+    def _local(self, at: Millis) -> datetime:
+        """In the viewer's zone; in UTC where that would be beyond the last year."""
+        moment = as_datetime(at)
+        try:
+            return moment.astimezone(self.zone)
+        except OverflowError:
+            return moment

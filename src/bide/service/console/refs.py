@@ -8,8 +8,8 @@ from urllib.parse import unquote
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime
 from bide.core.names import check_name, check_topic
-from bide.core.records import Filter, Ref, Token
-from bide.engine.arguments import filter_of
+from bide.core.records import Filter, Ref, State, Token
+from bide.engine.arguments import STATES, filter_of
 from bide.service.console.visit import Visit
 
 MOST_CHOSEN = 1_000
@@ -40,13 +40,23 @@ def chosen(visit: Visit) -> list[Chosen]:
     return [read_ref(text) for text in dict.fromkeys(texts)]
 
 
-def filter_given(visit: Visit) -> Filter:
-    """The filter of a form or an address: topic, state, group, wake_from and wake_before.
+DUE = "due"
+"""What stands in a form's state for: it waits, and its time has come."""
 
-    Times are as `Phrases.read_time` takes them. Raises BadInput.
+
+def filter_given(visit: Visit) -> Filter:
+    """The filter of a form or an address: topic, state (the five, or `due`), group, wake_from and wake_before.
+
+    Names are taken exactly as they were sent; times are as `Phrases.read_time` takes them. Raises BadInput.
     """
     times = [
         as_datetime(visit.phrases.read_time(text, name)) if (text := visit.given(name)) else None
         for name in ("wake_from", "wake_before")
     ]
-    return filter_of(*(visit.given(name) or None for name in ("topic", "state", "group")), *times)
+    state = visit.given("state")
+    if state == DUE:
+        by_now = as_datetime(visit.phrases.now + 1)
+        state, times[1] = State.WAITING.value, min(times[1] or by_now, by_now)
+    elif state and state not in STATES:
+        raise BadInput("state", state, f"one of {', '.join(STATES)}, or {DUE}")
+    return filter_of(visit.exact("topic") or None, state or None, visit.exact("group") or None, *times)

@@ -16,10 +16,16 @@ from bide.service.console.inert import inert, inert_line
 from bide.service.console.phrases import Phrases
 from bide.service.console.statics import Statics
 
+_DOTS = frozenset({".", ".."})
+"""Names that browsers take for a way up or none, percent-encoded too: they cannot be a part of a path."""
 
-def task_address(topic: str, key: str) -> str:
-    """Where the page of a task is."""
-    return f"/tasks/{quote(topic, safe='')}/{quote(key, safe='')}"
+
+def task_address(topic: str, key: str, part: str = "") -> str:
+    """Where the page of a task is, or a part of it."""
+    if topic in _DOTS or key in _DOTS:
+        return address(f"/task/{part}" if part else "/task", topic=topic, key=key)
+    where = f"/tasks/{quote(topic, safe='')}/{quote(key, safe='')}"
+    return f"{where}/{part}" if part else where
 
 
 def ref_field(record: Record) -> str:
@@ -28,7 +34,9 @@ def ref_field(record: Record) -> str:
 
 
 def topic_address(topic: str) -> str:
-    """Where the page of a topic is."""
+    """Where the page of a topic is; its tasks, where a path cannot name it."""
+    if topic in _DOTS:
+        return address("/tasks", topic=topic)
     return f"/topics/{quote(topic, safe='')}"
 
 

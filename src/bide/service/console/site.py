@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import quote
 
-from bide.core.errors import BadInput, BideError, StoreError
+from bide.core.errors import BadInput, BideError, OutcomeUnknown, StoreError, StoreFull
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.service.access import Access
-from bide.service.audit import audit
-from bide.service.callers import AccessRefused, Unauthorized
+from bide.service.audit import audit, refused
+from bide.service.callers import AccessRefused, Forbidden, Unauthorized
 from bide.service.console import statics as static_files
 from bide.service.console.doors import Door, doors
+from bide.service.console.inert import inert, isolated
 from bide.service.console.rendering import statics
-from bide.service.console.visit import HTML, Visit, page, phrases_of, shown_csrf
+from bide.service.console.visit import HTML, Visit, here_of, page, phrases_of, shown_csrf
+from bide.service.problems import Problem
 from bide.service.replies import Reply
 from bide.service.requests import Request, segment
 from bide.service.sessions import Session, Sessions, cookie_of, set_cookie
@@ -55,23 +58,39 @@ class Site:
         self.sessions = Sessions(client, access)
         self._doors = doors(client, access, self.sessions)
         self._pages = [(method, tuple(path.split("/")), answer) for (method, path), answer in pages.items()]
+        self._complains_again = 0.0
 
     def find(self, request: Request) -> Callable[[Request], Awaitable[Reply]] | None:
         """What answers this request; None: there is no such page."""
         path = request.path.decode("latin-1")
         if path.startswith(static_files.PATH):
             found = statics().reply(path)
-            return None if found is None or request.method not in ("GET", "HEAD") else _always(found)
+            if found is None:
+                return None
+            return _always(found) if request.method in ("GET", "HEAD") else self._not_with(["GET"])
         method = "GET" if request.method == "HEAD" else request.method
         door = self._doors.get((method, path))
         if door is not None:
             return lambda request: self._open(request, door)
+        allowed = [wanted for wanted, its in self._doors if its == path]
         parts = path.split("/")
         for wanted, pattern, answer in self._pages:
-            if wanted == method and len(parts) == len(pattern) and all(map(_fits, parts, pattern)):
-                open_parts = [part for part, its in zip(parts, pattern, strict=True) if its.startswith("{")]
-                return lambda request: self._answer(request, answer, open_parts)
-        return None
+            if len(parts) == len(pattern) and all(map(_fits, parts, pattern)):
+                if wanted == method:
+                    open_parts = [part for part, its in zip(parts, pattern, strict=True) if its.startswith("{")]
+                    return lambda request: self._answer(request, answer, open_parts)
+                allowed.append(wanted)
+        return self._not_with(allowed) if allowed else None
+
+    def _not_with(self, allowed: Sequence[str]) -> Callable[[Request], Awaitable[Reply]]:
+        """There is something, and it is not asked for like this."""
+        methods = sorted({*allowed, "HEAD"} if "GET" in allowed else set(allowed))
+
+        async def answer(request: Request) -> Reply:
+            reply = self._trouble(request, None, 405, "Not with this method", ", ".join(methods))
+            return _with(reply, {**_SAFE, "allow": ", ".join(methods)})
+
+        return answer
 
     async def missing(self, request: Request) -> Reply:
         """For a browser that asked for what is not there."""
@@ -84,7 +103,7 @@ class Site:
             async with asyncio.timeout(PATIENCE):
                 reply = await door(request)
         except TimeoutError:
-            reply = self._trouble(request, None, 503, "The store does not answer", "it is slow, or away")
+            reply = self._silent(request, None)
         except Exception as error:  # noqa: BLE001 - as in _answer
             reply = self._wrong(request, None, error)
         return _with(reply, _SAFE)
@@ -109,7 +128,7 @@ class Site:
         except Unauthorized as error:
             reply = self._to_login(request, error)
         except TimeoutError:
-            reply = self._trouble(request, session, 503, "The store does not answer", "it is slow, or away")
+            reply = self._silent(request, session)
         except Exception as error:  # noqa: BLE001 - a viewer gets a page, whatever is wrong
             reply = self._wrong(request, session, error)
         headers = dict(_SAFE)
@@ -126,44 +145,87 @@ class Site:
         try:
             return await self.sessions.of(cookie_of(request.header(b"cookie"))), False
         except Unauthorized:
-            if not await self._access.anonymous_now():
+            # not where a browser may have kept the cookie back: a new one would end what is open in its other windows
+            if _from_elsewhere(request) or not await self._access.anonymous_now():
                 raise
             return await self.sessions.begin_anonymous(), True
 
     def _to_login(self, request: Request, error: Unauthorized) -> Reply:
-        """To the login; a part of an open page says that it is over."""
-        if request.header(b"sec-fetch-site") == "cross-site" and request.method == "GET":
+        """To the login, and from there back to the page that is open."""
+        if _from_elsewhere(request):
             # a link of another site: the browser keeps the cookie back, until the page itself asks again
-            return page("again.html", phrases_of(request, self._client), session=None, path="/")
-        query = request.raw_query.decode("latin-1")
-        where = request.path.decode("latin-1") + (f"?{query}" if query else "")
-        login = f"/login?next={quote(where, safe='')}" if request.method == "GET" else "/login"
+            return page("again.html", phrases_of(request, self._client), session=None, request=request)
+        login = f"/login?next={quote(here_of(request), safe='')}"
         if request.header(b"hx-request") == "true":
-            return Reply(401, b"", HTML, {"hx-redirect": "/login"})
+            return Reply(401, b"", HTML, {"hx-redirect": login})
         return Reply(303, b"", HTML, {"location": login})
+
+    def _silent(self, request: Request, session: Session | None) -> Reply:
+        """No answer in time."""
+        say = phrases_of(request, self._client).say
+        detail = "it is slow, or away"
+        if request.method not in ("GET", "HEAD"):
+            detail = "it is slow, or away: what you asked for may still be done; look before you try again"
+        return self._trouble(request, session, 503, "The store does not answer", say(detail))
 
     def _wrong(self, request: Request, session: Session | None, error: Exception) -> Reply:
         say = phrases_of(request, self._client).say
         if isinstance(error, AccessRefused):
-            return self._trouble(request, session, error.status, "You may not do this", error.detail)
+            refused(error, request.peer)
+            return self._trouble(request, session, error.status, "You may not do this", _why(error, say))
+        if isinstance(error, Problem):
+            shape = error.shape
+            return self._trouble(request, session, error.status, shape.title, inert(say(shape.detail)))
         if isinstance(error, BadInput):
-            return self._trouble(request, session, 422, "A value is not accepted", f"{error.field}: {error.accepted}")
+            detail = f"{say(error.field)}: {say(error.accepted)}"
+            return self._trouble(request, session, 422, "A value is not accepted", inert(detail))
+        if isinstance(error, OutcomeUnknown):
+            what = say("it was done once or not at all; look before you try again")
+            return self._trouble(request, session, 503, "The answer was lost", what)
+        if isinstance(error, StoreFull):
+            what = say("nothing was done; what is there still drains")
+            return self._trouble(request, session, 503, "The store is full", what)
         if isinstance(error, StoreError):
-            _log.warning("a page could not be shown: %s", error)
+            self._complain(error)
             return self._trouble(request, session, 503, "The store is away", say("nothing was done; try again"))
         if isinstance(error, BideError):
-            return self._trouble(request, session, 409, "Not possible now", str(error))
+            return self._trouble(request, session, 409, "Not possible now", inert(str(error)))
         _log.exception("a defect in the console", exc_info=error)
         return self._trouble(request, session, 500, "A defect of the console", say("its log says where"))
 
+    def _complain(self, error: StoreError) -> None:
+        """Once a second at most: while the store is away every open page asks again and again."""
+        now = time.monotonic()
+        if now >= self._complains_again:
+            self._complains_again = now + 1.0
+            _log.warning("a page could not be shown: %s", error)
+
     def _trouble(self, request: Request, session: Session | None, status: int, title: str, detail: str) -> Reply:
+        """A page that says what is wrong; `detail` is inert."""
         phrases = phrases_of(request, self._client)
         part = request.header(b"hx-request") == "true"
         return page(
-            "trouble_part.html" if part else "trouble.html", phrases, session=session,
-            path=request.path.decode("latin-1"), status=200 if part and status == 503 else status,
-            title=phrases.say(title), detail=detail,
+            "trouble_part.html" if part else "trouble.html", phrases, session=session, request=request,
+            status=200 if part and status == 503 else status, title=phrases.say(title), detail=detail,
         )  # fmt: skip
+
+
+def _why(error: AccessRefused, say: Callable[..., str]) -> str:
+    """Why somebody may not, in their language."""
+    if not isinstance(error, Forbidden):
+        return inert(say(error.detail))
+    who, verb = isolated(error.who), error.verb.value
+    if error.topic is None:
+        return say(
+            "{who} may not {verb} over all topics: their token lacks the verb, or the pattern *", who=who, verb=verb
+        )
+    topic = isolated(error.topic)
+    return say("{who} may not {verb} on topic {topic}: their token does not say so", who=who, verb=verb, topic=topic)
+
+
+def _from_elsewhere(request: Request) -> bool:
+    """Whether it is a link of another site that a browser has followed."""
+    return request.header(b"sec-fetch-site") == "cross-site" and request.method in ("GET", "HEAD")
 
 
 def _fits(part: str, wanted: str) -> bool:

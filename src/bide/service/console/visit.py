@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from bide.core.errors import BadInput
 from bide.engine.client import Client
@@ -49,6 +49,11 @@ class Visit:
         values = self.fields.get(name)
         return values[-1].strip() if values else default
 
+    def exact(self, name: str) -> str:
+        """One field as it was sent, for names: a topic may begin or end with a space, and is another without it."""
+        values = self.fields.get(name)
+        return values[-1] if values else ""
+
     def all_given(self, name: str) -> list[str]:
         """Every value of a field that may come many times."""
         return self.fields.get(name, [])
@@ -58,7 +63,7 @@ class Visit:
         text = self.given(name)
         if not text:
             return default
-        if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+        if not text.isascii() or not text.isdigit() or len(text) > 12 or not least <= int(text) <= most:
             raise BadInput(name, text, f"a whole number from {least:,} to {most:,}")
         return int(text)
 
@@ -66,14 +71,7 @@ class Visit:
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Reply:
         """A page, or a part of one for a page that is open."""
-        return page(
-            template,
-            self.phrases,
-            session=self.session,
-            path=self.request.path.decode("latin-1"),
-            status=status,
-            **values,
-        )
+        return page(template, self.phrases, session=self.session, request=self.request, status=status, **values)
 
     def goto(self, where: str) -> Reply:
         """Go on there, with GET."""
@@ -84,13 +82,29 @@ class Visit:
 
 
 def page(
-    template: str, phrases: Phrases, *, session: Session | None, path: str, status: int = 200, **values: Any
+    template: str, phrases: Phrases, *, session: Session | None, request: Request, status: int = 200, **values: Any
 ) -> Reply:
-    """A page for somebody who may not be known."""
+    """A page for somebody who may not be known. `here` in a template: where one gets this page again."""
     csrf = "" if session is None else session.csrf
     named = None if session is None else session.caller.name
-    html = render(template, phrases, {"csrf": csrf, "who": named, "path": path, **values})
+    path = request.path.decode("latin-1")
+    html = render(template, phrases, {"csrf": csrf, "who": named, "path": path, "here": here_of(request), **values})
     return Reply(status, html.encode(errors="replace"), HTML)
+
+
+def here_of(request: Request) -> str:
+    """The address of the page that somebody looks at: of a form that was sent, and of a part, the one around it."""
+    path, query = request.path.decode("latin-1"), request.raw_query.decode("latin-1")
+    if request.method in ("GET", "HEAD") and request.header(b"hx-request") != "true":
+        return inside(f"{path}?{query}" if query else path)
+    shown = urlsplit(request.header(b"hx-current-url") or request.header(b"referer") or "")
+    return inside(f"{shown.path}?{shown.query}" if shown.query else shown.path)
+
+
+def inside(where: str) -> str:
+    """A path of this site to go on to; the first page where it leads elsewhere (`//host`, `/\\host`, a scheme)."""
+    ours = where.startswith("/") and where[1:2] not in ("/", "\\") and where.isprintable() and where.isascii()
+    return where if ours else "/"
 
 
 def phrases_of(request: Request, client: Client) -> Phrases:
