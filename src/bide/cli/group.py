@@ -33,8 +33,11 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "cancel": ("bide.cli.change:cancel", "It shall not happen: one task, or a whole group."),
         "shift": ("bide.cli.change:shift", "Move the waiting tasks of a group, all by the same length."),
         "redrive": ("bide.cli.redrive:redrive", "Send dead tasks again."),
+        "pause": ("bide.cli.pause:pause", "Hold the tasks of topics back, and keep taking new ones."),
+        "resume": ("bide.cli.pause:resume", "Let the tasks of paused topics go out again."),
     },
     "Look": {
+        "top": ("bide.cli.top:top", "All at a glance, kept fresh: pending, due, lateness, who works."),
         "ls": ("bide.cli.look:ls", "List tasks."),
         "show": ("bide.cli.look:show", "Everything about one task: payload, and who did what to it."),
         "tally": ("bide.cli.tally:tally", "Count tasks by topic and state; what is due now, what is due when."),

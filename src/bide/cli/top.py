@@ -1,0 +1,381 @@
+"""`bide top`: the overview of a store in a terminal, kept fresh until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from bide.app import Bide
+from bide.cli.exits import Exit
+from bide.cli.printing import print_json
+from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.tables import STYLES, console
+from bide.cli.wording import length_words, local_words, printable
+from bide.core.errors import BadInput, StoreError
+from bide.core.instants import Millis, duration, duration_text, instant_text
+from bide.core.records import Count
+from bide.engine.overview import Figure, Holder, OfTopic, Overview, Overviews
+from bide.engine.throughput import Flow
+from bide.ports import Served
+
+if TYPE_CHECKING:
+    from bide.service.health import Check
+
+_LEAST, _MOST = 200, 3_600_000
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_GRADES = ((100, "green"), (1_000, "yellow"))
+_LEVELS = {"ok": ("●", "green"), "warning": ("▲", "yellow"), "failed": ("■", "bold red")}
+_TOPICS = 5
+_MOST_ROWS = 53
+"""Of each table where there is no window to fill."""
+_OLD: Millis = 3_000
+"""A count that is older says so."""
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print it once and end; so it is where nobody watches a terminal.")
+@click.option("--every", metavar="LENGTH", default="2s", show_default=True, help="How often it is looked at.")
+@shared_options()
+@click.pass_obj
+def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
+    """All at a glance: what is pending, due and dead, how late it goes out, and who works on it.
+
+    It stays on the screen until Ctrl-C. --json prints one object and ends.
+    """
+    step = duration(every, field="--every")
+    if not _LEAST <= step <= _MOST:
+        raise BadInput("--every", every, f"a length from {duration_text(_LEAST)} to {duration_text(_MOST)}")
+    screen = _Screen(surroundings.shown_store)
+
+    async def work(app: Bide) -> Exit:
+        overviews = Overviews(app)
+        try:
+            if surroundings.json:
+                print_json(_shape(*await _look(app, overviews), surroundings.shown_store))
+            elif once or not sys.stdout.isatty():
+                printer = console()
+                printer.print(screen.draw(*await _look(app, overviews), printer.width, None))
+            else:
+                await screen.watch(app, overviews, step / 1000)
+        finally:
+            await overviews.close()
+        return Exit.DONE
+
+    try:
+        return surroundings.open(work)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        screen.last()
+        return Exit.DONE
+
+
+async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Check] | None]:
+    """What there is, and whether all is well; None: the service in between knows that. Raises StoreError."""
+    overview = (await overviews.get()).overview()
+    if isinstance(app.store, Served):
+        return overview, None
+    from bide.service.health import ready
+
+    return overview, (await ready(app)).checks
+
+
+class _Screen:
+    """Draws it, for a window of any size."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._drawn: tuple[Overview, Sequence[Check] | None] | None = None
+
+    async def watch(self, app: Bide, overviews: Overviews, every: float) -> None:
+        """On the terminal's other screen, until cancelled; a store that goes away is waited for."""
+        running = asyncio.current_task()
+        assert running is not None
+        with suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        logging.getLogger("bide").addHandler(logging.NullHandler())  # what fails is shown here
+        printer = console()
+        with Live(console=printer, screen=True, auto_refresh=False, redirect_stderr=False) as live:
+            while True:
+                failed = ""
+                try:
+                    self._drawn = await _look(app, overviews)
+                except StoreError as error:
+                    failed = f"the store is away: {error}"
+                if self._drawn is not None or failed:
+                    width, height = printer.size
+                    live.update(self._drawing(width, height, failed), refresh=True)
+                await asyncio.sleep(every)
+
+    def last(self) -> None:
+        """What was seen last, to stay on the screen."""
+        if self._drawn is not None:
+            printer = console()
+            printer.print(self._drawing(*printer.size, ""))
+
+    def _drawing(self, width: int, height: int, failed: str) -> Group:
+        if self._drawn is None:
+            return Group(_line(("bide top", "bold"), (f"  {failed}", "bold red"), width=width))
+        return self.draw(*self._drawn, width, height, failed)
+
+    def draw(
+        self, seen: Overview, checks: Sequence[Check] | None, width: int, height: int | None, failed: str = ""
+    ) -> Group:
+        """Lines no longer than `width`, and no more than `height` of them (one is left for the cursor)."""
+        note = (failed, "bold red") if failed else (self._store, "dim")
+        above = [_head(seen, note, width), *_figures(seen, width), *_warnings(seen, width)]
+        if checks is not None:
+            above.append(_health(checks, width))
+        if any(seen.by_minute):
+            above.append(_hour(seen.by_minute, width))
+        heads = ("topic", "due", "pending", "leased", "dead", "workers")
+        topics = _table(heads, (12, 12, 8, 8, 8), [*map(_topic, seen.topics)], width)
+        workers = _table(("who works", "holds", "lost", "works on"), (8, 6, 30), [*map(_holder, seen.holders)], width)
+        if not seen.holders and seen.holders_known:
+            workers = [Text(), _line(("no worker is alive: what comes due waits", "yellow"), width=width)]
+        room = None if height is None else max(height - 1 - len(above), 0)
+        lines = [*above, *_fitted(topics, workers, room)]
+        return Group(*(lines if height is None else lines[: height - 1]))
+
+
+def _head(seen: Overview, note: tuple[str, str], width: int) -> Text:
+    left = _line(("bide top", "bold"), (f"  {printable(note[0])}", note[1]), width=width)
+    right = local_words(seen.at)
+    gap = width - left.cell_len - len(right)
+    return left if gap < 2 else Text.assemble(left, " " * gap, (right, "dim"))
+
+
+def _figures(seen: Overview, width: int) -> list[Text]:
+    """Names, numbers and remarks, in columns of one width."""
+    flow, oldest = seen.minute, seen.oldest_due
+    p50, p99 = (None, None) if flow is None else (flow.past.lateness(0.5), flow.past.lateness(0.99))
+    cells: list[tuple[str, str, str, str]] = [
+        ("pending", _number(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
+        (
+            "due now", _number(seen.due.count), STYLES["due"] if seen.due.count.number else "dim",
+            "" if oldest is None else f"for {length_words(max(seen.at - oldest[1], 0))}",
+        ),
+        ("leased", _number(seen.leased), STYLES["leased"] if seen.leased.number else "dim", ""),
+        ("dead", _number(seen.dead), STYLES["dead"] if seen.dead.number else "dim", ""),
+        (
+            "late p99", "–" if p99 is None else length_words(p99), _grade(p99),
+            "" if p50 is None else f"p50 {length_words(p50)}",
+        ),
+        ("in/s", "–" if flow is None or flow.scheduled is None else _rate(flow, flow.scheduled), "", _span(flow)),
+        ("done/s", "–" if flow is None else _rate(flow, flow.past.done), "", ""),
+        (
+            "failed/s", "–" if flow is None else _rate(flow, flow.failed),
+            "red" if flow is not None and flow.failed else "dim", "",
+        ),
+    ]  # fmt: skip
+    each = max(6, min(16, width // len(cells)))
+    names, numbers, remarks = (Text(no_wrap=True, overflow="crop") for _ in range(3))
+    for name, number, style, remark in cells:
+        names.append_text(_cell(Text(name, "dim"), each))
+        numbers.append_text(_cell(Text(number, style), each))
+        remarks.append_text(_cell(Text(remark, "dim"), each))
+    return [Text(), *(_cut(line, width) for line in (names, numbers, remarks)), Text()]
+
+
+def _warnings(seen: Overview, width: int) -> list[Text]:
+    lines = []
+    if seen.held_back:
+        words = _names(seen.held_back)
+        lines.append(_line(("paused, with tasks due: ", "bold yellow"), (words, "yellow"), width=width))
+    if seen.unworked:
+        lines.append(_line(("nobody works on: ", "bold red"), (_names(seen.unworked), "red"), width=width))
+    if seen.empty:
+        lines.append(_line(("no task is here: bide schedule TOPIC PAYLOAD --delay 1m", "dim"), width=width))
+    return lines
+
+
+def _names(topics: Sequence[OfTopic]) -> str:
+    return ", ".join(f"{printable(one.topic)} {_number(one.due.count)}" for one in topics[:10])
+
+
+def _health(checks: Sequence[Check], width: int) -> Text:
+    parts: list[tuple[str, str]] = []
+    for check in checks:
+        mark, style = _LEVELS[check.level.value]
+        parts += [(f"{mark} ", style), (f"{check.name} ", "bold"), (f"{check.what}   ", "dim")]
+    return _line(*parts, width=width)
+
+
+def _hour(begun: Sequence[int], width: int) -> Text:
+    """Deliveries of each minute of the last hour, as many as there is room for."""
+    head, most = "deliveries, last hour ", max(begun)
+    shown = begun[-max(1, min(len(begun), width - len(head) - 24)) :]
+    picture = "".join(_BLOCKS[-(-number * (len(_BLOCKS) - 1) // most)] for number in shown)
+    return _line((head, "dim"), (picture, "cyan"), (f" at most {most:,} a minute", "dim"), width=width)
+
+
+def _topic(one: OfTopic) -> list[Text]:
+    name = Text(printable(one.topic))
+    if one.pause is not None:
+        name.append(" paused", "yellow")
+    return [
+        name, Text(_number(one.due.count), STYLES["due"] if one.due.count.number else "dim"),
+        Text(_number(one.pending.count)), Text(_number(one.leased), STYLES["leased"] if one.leased.number else "dim"),
+        Text(_number(one.dead), STYLES["dead"] if one.dead.number else "dim"),
+        Text("–" if one.workers is None else f"{one.workers:,}", "red" if one.workers == 0 else ""),
+    ]  # fmt: skip
+
+
+def _holder(one: Holder) -> list[Text]:
+    works = ", ".join(one.topics) if one.announced else "(a consumer, or gone)"
+    return [
+        Text(printable(one.name)), Text(f"{one.number:,}", "" if one.number else "dim"),
+        Text(f"{one.lost:,}", "bold red" if one.lost else "dim"), Text(printable(works), "dim"),
+    ]  # fmt: skip
+
+
+def _table(heads: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """An empty line, heads and rows. The first column takes what the others leave; texts are at the left."""
+    if not rows:
+        return []
+    first = width - sum(widths) - len(widths)
+    if first < 12:  # a narrow window keeps the first columns
+        return _table(heads[:-1], widths[:-1], [row[:-1] for row in rows], width) if widths else []
+    known = max(len(heads[0]), *(row[0].cell_len for row in rows))
+    all_widths = [min(first, max(known, 12)), *widths]
+    if heads[-1] == "works on":
+        all_widths[-1] += first - all_widths[0]
+    lines = [Text()]
+    for row in ([Text(head, "bold") for head in heads], *rows):
+        line = Text(no_wrap=True, overflow="crop")
+        for place, (cell, its) in enumerate(zip(row, all_widths, strict=True)):
+            right = place > 0 and heads[place] != "works on"
+            line.append_text(_cell(cell, its, right=right)).append(" " if place + 1 < len(row) else "")
+        lines.append(line)
+    return lines
+
+
+def _fitted(topics: list[Text], workers: list[Text], room: int | None) -> list[Text]:
+    """Both tables, cut to the room that there is; what is cut off is said."""
+    if room is None:
+        return [*_said(topics, _MOST_ROWS), *_said(workers, _MOST_ROWS)]
+    for_topics = min(_TOPICS + 3, len(topics), max(room - min(len(workers), 5), 0))
+    return [*_said(topics, for_topics), *_said(workers, room - for_topics)]
+
+
+def _said(lines: list[Text], room: int) -> list[Text]:
+    if len(lines) <= room:
+        return lines
+    if room < 3:
+        return []
+    return [*lines[: room - 1], Text(f"and {len(lines) - room + 1:,} more", "dim")]
+
+
+def _line(*parts: tuple[str, str], width: int) -> Text:
+    return _cut(Text.assemble(*parts, no_wrap=True), width)
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _cell(text: Text, width: int, *, right: bool = False) -> Text:
+    """`text` in a column; one that is not at the right keeps a space to the next."""
+    cell = text.copy()
+    cell.truncate(width if right else width - 1, overflow="ellipsis")
+    pad = " " * (width - cell.cell_len)
+    return Text.assemble(pad, cell) if right else Text.assemble(cell, pad)
+
+
+def _number(count: Count) -> str:
+    return f"{count.number:,}{'' if count.exact else '+'}"
+
+
+def _rate(flow: Flow, number: int) -> str:
+    rate = flow.rate(number)
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _age(figure: Figure, now: Millis) -> str:
+    return f"{length_words(now - figure.at)} ago" if now - figure.at >= _OLD else ""
+
+
+def _span(flow: Flow | None) -> str:
+    return "" if flow is None else f"in {length_words(flow.span)}"
+
+
+def _grade(late: Millis | None) -> str:
+    if late is None:
+        return "dim"
+    return next((style for most, style in _GRADES if late <= most), "bold red")
+
+
+def _shape(seen: Overview, checks: Sequence[Check] | None, store: str) -> dict[str, Any]:
+    """What --json prints; null: that is not to be had from this store."""
+    oldest = seen.oldest_due
+    return {
+        "at": instant_text(seen.at),
+        "store": store,
+        "pending": _figure_shape(seen.pending),
+        "due": _figure_shape(seen.due),
+        "leased": _count_shape(seen.leased),
+        "dead": _count_shape(seen.dead),
+        "oldest_due": None if oldest is None else {"topic": oldest[0], "since": instant_text(oldest[1])},
+        "last_minute": _flow_shape(seen.minute),
+        "last_hour": _flow_shape(seen.hour),
+        "deliveries_by_minute": list(seen.by_minute),
+        "topics": [
+            {
+                "topic": one.topic,
+                "pending": _figure_shape(one.pending),
+                "due": _figure_shape(one.due),
+                "leased": _count_shape(one.leased),
+                "dead": _count_shape(one.dead),
+                "paused": None if one.pause is None else {"since": instant_text(one.pause.since), "who": one.pause.who},
+                "workers": one.workers,
+            }
+            for one in seen.topics
+        ],
+        "holders": [
+            {
+                "name": one.name,
+                "worker": one.announced,
+                "topics": list(one.topics),
+                "held": [{"topic": topic, "number": its.number, "lost": its.lost} for topic, its in one.held.items()],
+            }
+            for one in seen.holders
+        ],
+        "workers_known": seen.holders_known,
+        "nobody_works_on": _topics(seen.unworked),
+        "held_back": _topics(seen.held_back),
+        "health": None
+        if checks is None
+        else [{"name": one.name, "level": one.level.value, "what": one.what} for one in checks],
+    }
+
+
+def _topics(those: Iterable[OfTopic]) -> list[str]:
+    return [one.topic for one in those]
+
+
+def _count_shape(count: Count) -> dict[str, Any]:
+    return {"number": count.number, "exact": count.exact}
+
+
+def _figure_shape(figure: Figure) -> dict[str, Any]:
+    return {**_count_shape(figure.count), "counted_at": instant_text(figure.at)}
+
+
+def _flow_shape(flow: Flow | None) -> dict[str, Any] | None:
+    if flow is None:
+        return None
+    past = flow.past
+    return {
+        "seconds": flow.span / 1000, "scheduled": flow.scheduled, "begun": past.begun, "done": past.done,
+        "retried": past.retried, "deferred": past.deferred, "dead": past.dead,
+        "lateness_p50_ms": past.lateness(0.5), "lateness_p99_ms": past.lateness(0.99),
+    }  # fmt: skip
