@@ -1,0 +1,154 @@
+"""How much comes due when: counted from the index by time, by topic and interval, and not kept anywhere.
+
+A delay queue knows its future load, since what waits is one index by time. Counting an interval costs O(log n) where
+the store can tell ranks (memory, Redis), and a walk along the index where it cannot (the SQL stores: some ten million
+entries a second); there it stops at `upto` for each topic and interval, which follows what a look has cost: so a look
+at any number of tasks stays within some tenths of a second, and the page says where a count is "at least".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from datetime import tzinfo
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from bide.core.instants import Millis, as_datetime
+from bide.core.records import Count, Topic
+from bide.engine.client import Client
+from bide.engine.intervals import Range, Span, around, edges_of
+from bide.engine.looks import Look
+from bide.engine.peaks import Bar, Peak, highest, summed, taken_apart
+
+UPTO = 100_000
+LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
+_TOO_LONG, _SHORT = 0.25, 0.1
+_EVERY = 2.0
+_SHARE = 0.01
+"""Of one processor that looks at one range may take."""
+_PEAKS = 3
+_LOOKS = 32
+"""Ranges that are remembered."""
+
+
+class Wanted(NamedTuple):
+    """What to look at. Two that are equal share one look."""
+
+    range: Span | Range
+    """A span moves with the clock."""
+    zone: tzinfo
+    only: Topic | None = None
+    """One topic; None: all."""
+    whose: Hashable = None
+    """For whom: looks of those who may see different topics must differ here."""
+
+
+class Seen(NamedTuple):
+    """A look at the future."""
+
+    edges: list[Millis]
+    """Of the whole range, also of what of it had passed."""
+    bars: list[Bar]
+    """What waits from `counted_at` on (or the range's start, if that is later) to its end."""
+    due: Count | None
+    """What was overdue; None where the range does not begin before `counted_at`."""
+    due_by_topic: dict[Topic, Count]
+    peaks: list[Peak]
+    """In the order of time."""
+    profile: list[Bar]
+    """The bars again, in finer parts around the peaks."""
+    topics: frozenset[Topic]
+    """All that there are, for whom this is."""
+    counted_at: Millis
+    upto: int
+    exact: bool
+
+    @property
+    def total(self) -> Count:
+        return summed(bar.total for bar in self.bars)
+
+
+class Forecast:
+    """Looks at an open client's store. Belongs to its event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self.upto = UPTO
+        """How far each interval is counted, where counting walks."""
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._looks: OrderedDict[Wanted, Look[Seen]] = OrderedDict()
+
+    async def seen(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
+        """The forecast, not older than two seconds, or than a hundred times what the look took. Raises StoreError.
+
+        `admits`: which topics they may see. The first look costs O(intervals x topics) counts, and up to a dozen
+        smaller ones for the peaks.
+        """
+        look = self._looks.pop(wanted, None)
+        if look is None:
+            look = Look(partial(self._look, wanted, admits), every=_EVERY, share=_SHARE)
+        self._looks[wanted] = look
+        while len(self._looks) > _LOOKS:
+            self._looks.popitem(last=False)  # one that is under way ends by itself
+        return await look.get()
+
+    async def close(self) -> None:
+        """Let looks that are under way end."""
+        for look in self._looks.values():
+            await look.close()
+
+    async def _look(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
+        now, upto, only = self._client.clock.now(), self.upto, wanted.only
+        asked = wanted.range if isinstance(wanted.range, Range) else around(wanted.range, now)
+        edges = edges_of(asked, wanted.zone)
+        begun = edges[0] < now
+        ahead = [0, now, *(edge for edge in edges if edge > now)] if begun else edges
+        known: set[Topic] = set()
+
+        async def count(at: Sequence[Millis]) -> list[Bar]:
+            tally = await self._client.tally([as_datetime(edge) for edge in at], upto=upto)
+            mine = {topic: counts for topic, counts in tally.forecast.items() if admits(topic)}
+            known.update(mine)
+            known.update(topic for topic, _ in tally.counts if admits(topic))
+            if only is not None:
+                mine = {only: mine[only]} if only in mine else {}
+            return [
+                Bar(low, high, {topic: counts[place] for topic, counts in mine.items() if counts[place].number})
+                for place, (low, high) in enumerate(pairwise(at))
+            ]
+
+        start = self._loop.time()
+        bars = await count(ahead)
+        took = self._loop.time() - start
+        due = bars.pop(0) if begun else None
+        exact = all(count.exact for bar in [*bars, *([due] if due else [])] for count in bar.counts.values())
+        self.learn(took, exact)
+        peaks, profile = await _with_peaks(bars, count)
+        return Seen(
+            edges, bars, None if due is None else due.total, {} if due is None else dict(due.counts), peaks, profile,
+            frozenset(known), now, upto, exact,
+        )  # fmt: skip
+
+    def learn(self, took: float, exact: bool) -> None:
+        """Count less far after a look that took long, and further after one that was short and fell short."""
+        if took > _TOO_LONG:
+            self.upto = max(LEAST_UPTO, self.upto // 4)
+        elif took < _SHORT and not exact:
+            self.upto = min(MOST_UPTO, self.upto * 2)
+
+
+async def _with_peaks(
+    bars: list[Bar], count: Callable[[Sequence[Millis]], Awaitable[list[Bar]]]
+) -> tuple[list[Peak], list[Bar]]:
+    """The peaks, in the order of time, and the bars in finer parts around them."""
+    peaks: list[Peak] = []
+    profile = list(bars)
+    for bar, low, high in highest(bars, _PEAKS):
+        top, parts = await taken_apart(bar, count)
+        peaks.append(Peak(top, low, high))
+        place = profile.index(bar)
+        profile[place : place + 1] = parts
+    return sorted(peaks, key=lambda peak: peak.top.low), profile

@@ -1,0 +1,226 @@
+"""What the page of the timeline shows of a forecast and of the past: words, links and the numbers of the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from bide.core.instants import Millis
+from bide.core.records import Count, Topic
+from bide.engine.forecast import Seen
+from bide.engine.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around
+from bide.engine.passed import Fastest, Past
+from bide.engine.peaks import Bar, Peak, outlook, summed
+from bide.service.console.inert import inert_line
+from bide.service.console.phrases import Phrases
+from bide.service.console.rendering import address
+
+_COLOURS = 7
+"""Topics with a colour of their own."""
+_ASSUMED = 1_000
+_IN_TIME: Millis = 1_000
+_NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH: "Month"}
+
+PastOf = Callable[[Sequence[Millis]], list[Past]]
+
+
+class Asked(NamedTuple):
+    """What somebody wants to see."""
+
+    range: Span | Range
+    topic: Topic | None
+    rate: int | None
+    """Tasks a second, as they say."""
+
+    def at(self, where: Span | Range, path: str = "/timeline") -> str:
+        """The address of the same for another range."""
+        if isinstance(where, Span):
+            return address(path, span=where.value, topic=self.topic, rate=self.rate)
+        return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
+
+    def tasks(self, phrases: Phrases, low: Millis, high: Millis, topic: Topic | None = None) -> str:
+        """Where the tasks are listed that wait between these instants."""
+        return address(
+            "/tasks", topic=topic or self.topic, state="waiting", wake_from=phrases.utc(low),
+            wake_before=phrases.utc(high),
+        )  # fmt: skip
+
+
+class Rate(NamedTuple):
+    """How much goes out in a second, and how that is known."""
+
+    number: float
+    source: str
+    """given, seen or assumed."""
+    at: Millis | None
+
+
+def view(
+    asked: Asked, seen: Seen, phrases: Phrases, *, topics: Sequence[Topic], fastest: Fastest | None, past_known: bool,
+    past: PastOf,
+) -> dict[str, Any]:  # fmt: skip
+    """The values of the templates."""
+    now = phrases.now
+    shown = asked.range if isinstance(asked.range, Range) else around(asked.range, now)._replace(first=seen.edges[0])
+    step = shown.step
+    rate = _rate(asked, fastest)
+    series, others = _series(seen)
+    begun = seen.edges[0] < seen.counted_at
+    by_minute = begun and step >= MINUTE
+    gone = [edge for edge in seen.edges if edge < seen.counted_at]
+    if len(gone) < len(seen.edges):
+        gone.append(seen.counted_at)
+    behind = list(zip(pairwise(gone), past(gone), strict=True)) if by_minute and len(gone) > 1 else []
+    backlog = 0 if seen.due is None else seen.due.number
+    peaks = [_peak(asked, seen, phrases, peak, backlog, rate) for peak in seen.peaks]
+    return {
+        "spans": [(_NAMES[span], span.value, asked.at(span), asked.range is span) for span in Span],
+        "moves": _moves(asked, shown, now),
+        "asked": asked,
+        "live": None if isinstance(asked.range, Range) else asked.at(asked.range, "/timeline/live"),
+        "here": asked.at(asked.range),
+        "shown": shown._replace(until=seen.edges[-1]),
+        "whole_range": seen.edges[-1] - seen.edges[0],
+        "topics": topics,
+        "seen": seen,
+        "rate": rate,
+        "peaks": peaks,
+        "series": [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(series)],
+        "others": summed(others) if others else None,
+        "rows": _rows(asked, seen, phrases, series, others),
+        "behind": [(low, high, one) for (low, high), one in behind if one.planned or one.done],
+        "begun": begun,
+        "by_minute": by_minute,
+        "past_known": past_known,
+        "day_back": begun and shown.first <= now - BACK + MINUTE,
+        "empty": not seen.total.number and not any(one.planned or one.done for _, one in behind),
+        "overdue": asked.tasks(phrases, 0, seen.counted_at),
+        "chart": _chart(asked, seen, phrases, step, series, others, behind),
+    }
+
+
+def _chart(
+    asked: Asked,
+    seen: Seen,
+    phrases: Phrases,
+    step: Millis,
+    series: list[tuple[Topic, list[Count]]],
+    others: list[Count],
+    behind: list[tuple[tuple[Millis, Millis], Past]],
+) -> Mapping[str, Any]:
+    """What the script draws."""
+    drawn = [(inert_line(topic, 60), counts) for topic, counts in series]
+    if others:
+        drawn.append((phrases.say("others"), others))
+    return {
+        "zone": phrases.zone_name,
+        "now": seen.counted_at,
+        "first": seen.edges[0],
+        "until": seen.edges[-1],
+        "step": step,
+        "lows": [bar.low for bar in seen.bars],
+        "highs": [bar.high for bar in seen.bars],
+        "labels": [phrases.clock(bar.low, step) for bar in seen.bars],
+        "totals": [phrases.number(bar.total) for bar in seen.bars],
+        "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
+        "others": bool(others),
+        "peaks": [peak.top.low for peak in seen.peaks],
+        "past": {
+            "lows": [low for (low, _), _ in behind],
+            "highs": [high for (_, high), _ in behind],
+            "labels": [phrases.clock(low, step) for (low, _), _ in behind],
+            "planned": [one.planned for _, one in behind],
+            "done": [one.done for _, one in behind],
+        },
+        "words": {word: phrases.say(word) for word in ("{count} tasks", "planned", "done", "now")},
+        "keep": address("", topic=asked.topic, rate=asked.rate).lstrip("?"),
+        "topic": asked.topic or "",
+    }
+
+
+def _rate(asked: Asked, fastest: Fastest | None) -> Rate:
+    if asked.rate is not None:
+        return Rate(asked.rate, "given", None)
+    if fastest is not None:
+        return Rate(fastest.rate, "seen", fastest.at)
+    return Rate(_ASSUMED, "assumed", None)
+
+
+def _series(seen: Seen) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
+    """The counts of the largest topics, the largest first, and those of all others together."""
+    totals: dict[Topic, int] = {}
+    for bar in seen.bars:
+        for topic, count in bar.counts.items():
+            totals[topic] = totals.get(topic, 0) + count.number
+    order = sorted(totals, key=lambda topic: (-totals[topic], topic))
+    named, rest = (order, []) if len(order) <= _COLOURS + 1 else (order[:_COLOURS], order[_COLOURS:])
+    nothing = Count(0)
+    series = [(topic, [bar.counts.get(topic, nothing) for bar in seen.bars]) for topic in named]
+    return series, [summed(bar.counts.get(topic, nothing) for topic in rest) for bar in seen.bars] if rest else []
+
+
+def _peak(asked: Asked, seen: Seen, phrases: Phrases, peak: Peak, backlog: int, rate: Rate) -> Mapping[str, Any]:
+    """A peak in words, and where to go from it."""
+    top = peak.top
+    reckoned = outlook(seen.profile, top.low, backlog=backlog, rate=rate.number)
+    order = sorted(top.counts.items(), key=lambda one: (-one[1].number, one[0]))
+    return {
+        "top": top,
+        "of": order[:_COLOURS],
+        "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
+        "outlook": reckoned,
+        "in_time": reckoned is not None and reckoned.late <= _IN_TIME,
+        "needs": top.total,
+        "zoom": asked.at(_closer(peak, phrases.now)),
+        "tasks": asked.tasks(phrases, *_second(top)),
+    }
+
+
+def _second(top: Bar) -> tuple[Millis, Millis]:
+    """From the start of the second: a bar that begins now begins within one."""
+    return top.low - top.low % SECOND, top.high
+
+
+def _closer(peak: Peak, now: Millis) -> Range:
+    """A range around a peak: its interval, or the two minutes around its second where that is as fine already."""
+    low, high = peak.low, peak.high
+    if high - low <= 2 * MINUTE:
+        low, high = peak.top.low - 30 * SECOND, peak.top.high + 90 * SECOND
+    return Range(max(low, now - BACK), high, SECOND)
+
+
+def _rows(
+    asked: Asked, seen: Seen, phrases: Phrases, series: list[tuple[Topic, list[Count]]], others: list[Count]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """The intervals in which something comes due: the peaks first, then all in the order of time."""
+    rows: list[Mapping[str, Any]] = []
+    tops = {peak.top.low for peak in seen.peaks}
+    for place, bar in enumerate(seen.bars):
+        if bar.total.number:
+            row = {
+                "low": bar.low,
+                "total": bar.total,
+                "counts": [counts[place] for _, counts in series] + ([others[place]] if others else []),
+                "tasks": asked.tasks(phrases, bar.low, bar.high),
+                "peak": any(bar.low <= top < bar.high for top in tops),
+            }
+            rows.append(row)
+    first = sorted((row for row in rows if row["peak"]), key=lambda row: -row["total"].number)
+    return {"peaks": first, "all": rows}
+
+
+def _moves(asked: Asked, shown: Range, now: Millis) -> Mapping[str, str | None]:
+    """Where to go from here: out, earlier, later; None where there is nowhere to go."""
+    half, floor = shown.length // 2, now - BACK
+    out = Range(max(floor, shown.first - shown.length), shown.until + shown.length, shown.step)
+    if out.length > LONGEST:
+        out = out._replace(until=out.first + LONGEST)
+    earlier = Range(max(floor, shown.first - half), 0, shown.step)
+    earlier = earlier._replace(until=earlier.first + shown.length)
+    later = Range(shown.first + half, shown.until + half, shown.step)
+    return {
+        "out": asked.at(out) if out.length > shown.length else None,
+        "earlier": asked.at(earlier) if earlier.first < shown.first - SECOND else None,
+        "later": asked.at(later),
+    }
