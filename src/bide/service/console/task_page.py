@@ -1,0 +1,162 @@
+"""One task: what it is and means now, when it was to happen and did, why it was late, and what may be done with it.
+
+Also one that has ended, while it is remembered. A key that a browser cannot have in a path (`.` and `..`) is asked for
+as `/task?topic=..&key=..`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from msgspec import DecodeError, to_builtins
+
+from bide.core.names import check_name, check_topic
+from bide.core.options import NO_OPTIONS, Options, decode_options
+from bide.core.records import Record, Ref, Result, State
+from bide.engine.looks import Look
+from bide.engine.pauses import Pause
+from bide.engine.story import Story, story
+from bide.service.callers import Verb
+from bide.service.console.payloads import shown
+from bide.service.console.reasons import meaning, reasons
+from bide.service.console.rendering import task_address
+from bide.service.console.shared import Shared
+from bide.service.console.site import Answer, Route
+from bide.service.console.visit import Visit
+from bide.service.replies import Reply
+
+_SAID: Mapping[str, str] = {
+    Result.MOVED: "It was moved.",
+    Result.CANCELLED: "It was cancelled: no delivery starts any more.",
+    Result.CANCELLED_WHILE_LEASED: "It was cancelled while being delivered: no other delivery follows.",
+    Result.REDRIVEN: "It begins a new life.",
+    Result.UNDER_WAY: "Nothing was changed: it is being delivered already.",
+    Result.REFUSED: "Nothing was changed: that would be after its deadline.",
+    Result.FINISHED: "Nothing was changed: it is over.",
+    Result.STALE_TOKEN: "Nothing was changed: it is no longer as you saw it. Below is how it is now.",
+    Result.NOT_FOUND: "Nothing was changed: it is not there any more.",
+}  # fmt: skip
+_SANDBOX = "default-src 'none'; sandbox"
+
+
+class TaskPage:
+    """Belongs to the event loop in which the app is open. `paused`: which topics are, as of a moment ago."""
+
+    def __init__(self, shared: Shared, paused: Look[Mapping[str, Pause]]) -> None:
+        self._app = shared.app
+        self._policies = shared.policies
+        self._paused = paused
+
+    def routes(self) -> Mapping[Route, Answer]:
+        """By method and path."""
+        return {
+            ("GET", "/tasks/{topic}/{key}"): self._page,
+            ("GET", "/tasks/{topic}/{key}/live"): self._live,
+            ("GET", "/tasks/{topic}/{key}/payload"): self._payload,
+            ("GET", "/task"): self._page,
+            ("GET", "/task/live"): self._live,
+            ("GET", "/task/payload"): self._payload,
+        }
+
+    async def _page(self, visit: Visit) -> Reply:
+        ref = _asked(visit)
+        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
+        if told is None:
+            return self._gone(visit, ref)
+        record = told.record
+        options = _options(record)
+        policy = None if options is None else options.retry
+        said = visit.given("said")
+        return visit.page(
+            "task.html",
+            **self._told(visit, told, paused),
+            said=visit.say(_SAID[said]) if said in _SAID else "",
+            well=said in (Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN),
+            payload=shown(record.payload),
+            headers=None if options is None else options.headers,
+            policy=None if policy is None else to_builtins(policy),
+            verbs=_possible(visit, record),
+        )
+
+    async def _live(self, visit: Visit) -> Reply:
+        """What is asked for again while the page is open."""
+        ref = _asked(visit)
+        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
+        if told is None:
+            return visit.page("task_over.html", ref=ref)
+        return visit.page("task_live.html", **self._told(visit, told, paused))
+
+    async def _payload(self, visit: Visit) -> Reply:
+        """All of it, to be saved: no browser shows it as anything."""
+        ref = _asked(visit)
+        [task] = await self._app.get_many([ref])
+        if task is None:
+            return self._gone(visit, ref)
+        headers = {
+            "content-disposition": f'attachment; filename="payload-{task.id}.txt"',
+            "content-security-policy": _SANDBOX,
+        }
+        return Reply(200, task.payload_bytes, "text/plain; charset=utf-8", headers)
+
+    def _told(self, visit: Visit, told: Story, paused: Mapping[str, Pause]) -> Mapping[str, object]:
+        record, pause = told.record, paused.get(told.record.topic)
+        seen = visit.given("token")
+        return {
+            "ref": record.ref,
+            "record": record,
+            "story": told,
+            "due": record.state.live and record.wake_at <= visit.phrases.now,
+            "pause": pause,
+            "meaning": meaning(visit.phrases, told, pause),
+            "reasons": reasons(visit.phrases, told, pause),
+            "over": not record.state.live,
+            "changed": bool(seen) and seen != str(record.token) and record.state.live,
+            "live": task_address(record.topic, record.key, "live"),
+            "whole": task_address(record.topic, record.key, "payload"),
+        }
+
+    def _gone(self, visit: Visit, ref: Ref) -> Reply:
+        keep = self._app.terms.retention_of(ref.topic)
+        return visit.page("task_gone.html", status=404, ref=ref, keep=keep)
+
+
+def _asked(visit: Visit) -> Ref:
+    """The task that the address names. Raises BadInput, Forbidden."""
+    topic, key = visit.part if visit.part else (visit.exact("topic"), visit.exact("key"))
+    ref = Ref(check_topic(topic), check_name("key", key))
+    visit.check(Verb.READ, ref.topic)
+    return ref
+
+
+def _options(record: Record) -> Options | None:
+    """What travels with it; None: it is damaged."""
+    try:
+        return decode_options(record.options) if record.options else NO_OPTIONS
+    except DecodeError:
+        return None
+
+
+def _possible(visit: Visit, record: Record) -> frozenset[str]:
+    """What this caller may do with the task as it is."""
+    wanted = {
+        State.WAITING: ("move", "shift", "fire", "cancel"),
+        State.LEASED: ("cancel",),
+        State.DEAD: ("redrive",),
+    }.get(record.state, ())
+    return possible(visit, wanted, [record.topic])
+
+
+VERBS: Mapping[str, Verb] = {
+    "move": Verb.RESCHEDULE,
+    "shift": Verb.SHIFT,
+    "fire": Verb.FIRE,
+    "cancel": Verb.CANCEL,
+    "redrive": Verb.REDRIVE,
+}
+"""What a form calls a change, and what one must be allowed for it."""
+
+
+def possible(visit: Visit, wanted: tuple[str, ...], topics: list[str]) -> frozenset[str]:
+    """Which of `wanted` they may do to any of these topics."""
+    return frozenset(verb for verb in wanted if any(visit.may(VERBS[verb], topic) for topic in topics))
