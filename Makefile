@@ -1,5 +1,5 @@
 # `make run` shows bide at work, from a fresh clone with nothing but Python >= 3.11, pip and make.
-# ARGS is passed on: make run ARGS="--seconds 20", make test ARGS="-k retry".
+# ARGS is passed on: make run ARGS="--port 8500", make test ARGS="-k retry".
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -13,9 +13,9 @@ AT_ONCE := -n 3 --dist loadscope --no-loadscope-reorder
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' Makefile
 
-run: ## show it at work: live scenarios on a SQLite file, each with its own time scale
+run: ## show it at work: the console at http://127.0.0.1:8420, with live traffic on a SQLite file
 	@$(SETUP) run
-	@.venv/bin/bide demo $(ARGS)
+	@exec .venv/bin/bide serve --demo $(ARGS)
 
 test: ## run every test
 	@$(SETUP) test

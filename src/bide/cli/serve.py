@@ -7,13 +7,18 @@ import os
 
 import click
 
+from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.loops import run_loop
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
+_EXTRA = ("jinja2", "markupsafe", "prometheus_client", "starlette", "uvicorn")
 _LEVELS = ("debug", "info", "warning", "error")
+_DEMO_STORE = "sqlite:///bide-console-demo.db"
+_DEMO_KEEPS = 20_000
+"""Ended tasks of a topic: an hour of the demo's orders, so that any of them can be looked at."""
 
 
 @click.command()
@@ -24,7 +29,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--allow", metavar="NETWORK|HOST:PORT", multiple=True, help="Webhooks may go there, though not public.")
 @click.option("--insecure", is_flag=True, help="Let anybody in, also from other machines.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option("--log-level", type=click.Choice(_LEVELS), help="Default: info; with --demo: warning.")
+@click.option("--demo", is_flag=True, help="With live traffic to look at, on a store of its own.")
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, which has to be installed.")
 @shared_options(json=False)
 @click.pass_obj
@@ -37,27 +43,45 @@ def serve(
     allow: tuple[str, ...],
     insecure: bool,
     log_format: str,
-    log_level: str,
+    log_level: str | None,
+    demo: bool,
     uvloop: bool,
 ) -> Exit:
     """Serve the timeline over HTTP: schedule from any language, receive by webhook, or lease and settle.
 
     Anybody on this machine may call as long as there is no token (bide token add). Listening beyond this machine needs
     one, or --insecure. The first SIGTERM or Ctrl-C drains, as `bide work` does; the second ends at once.
+
+    With --demo the console at http://127.0.0.1:8420 has something to show: people who order, pay and change their minds
+    in the same process, on bide-console-demo.db in this directory, or on --store, if that is empty.
     """
     try:
         from bide.service import logs, running
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+        if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         raise MissingExtra("serve", "bide serve") from error
     config = running.config_of(path, webhooks, allow)
-    logs.setup(log_level, json=log_format == "json")
+    handler = logs.setup(log_level or ("warning" if demo else "info"), json=log_format == "json")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
+    store = surroundings.store
+    company: running.Beside | None = None
+    if demo:
+        from bide.cli.demo.traffic.town import Town
+        from bide.cli.demo.traffic.words import uneventful
+
+        app = Bide(settings=_demo_settings(store or _DEMO_STORE))
+        company = Town(app, shown_store=without_password(app.url), say=click.echo)
+        if path is None:
+            config.keep_most = _DEMO_KEEPS
+        if log_level is None:
+            handler.addFilter(uneventful)
+            logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo says itself where it is
+    else:
+        app = Bide(settings=_settings(store))
     serving = running.serve(
-        _settings(surroundings.store), config, host=host, port=port, insecure=insecure,
-        shown_store=surroundings.shown_store,
-    )  # fmt: skip
+        app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company
+    )
     run_loop(serving, uvloop=uvloop)
     return Exit.DONE
 
@@ -66,3 +90,11 @@ def _settings(store: str | None) -> Settings:
     """The environment's; a service remembers for an hour what ended, unless they say how long."""
     hour = {name: "1h" for name in ("keep_done", "keep_cancelled") if f"{PREFIX}{name.upper()}" not in os.environ}
     return Settings.from_env(store=store, **hour)
+
+
+def _demo_settings(store: str) -> Settings:
+    """On a laptop's disk it need not survive a power cut."""
+    given = {"keep_done": "1h", "keep_cancelled": "15m", "sqlite_synchronous": "normal"}
+    return Settings.from_env(
+        store=store, **{name: value for name, value in given.items() if f"{PREFIX}{name.upper()}" not in os.environ}
+    )

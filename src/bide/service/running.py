@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 
@@ -17,7 +20,6 @@ from bide.core.errors import BadInput, SetupError
 from bide.service.config import ServeConfig, TopicConfig, read_config
 from bide.service.server import Service
 from bide.service.serving import Serving
-from bide.settings import Settings
 
 _log = logging.getLogger("bide.serve")
 _BACKLOG = 2048
@@ -25,19 +27,39 @@ _KEEP_ALIVE = 75
 """Seconds that an idle connection of a client is kept: longer than proxies keep theirs, so that they close first."""
 
 
+class Beside(Protocol):
+    """Something that runs in the same process, with handlers on the same app."""
+
+    async def ready(self) -> None:
+        """Called before anything of the store is worked on; may raise BadInput, StoreError."""
+        ...
+
+    def beside(self, where: str) -> AbstractAsyncContextManager[None]:
+        """Entered once the app is open and its handlers are at work, and left before they are told to end."""
+        ...
+
+
 async def serve(
-    settings: Settings, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str
-) -> None:
+    app: Bide, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str,
+    company: Beside | None = None,
+) -> None:  # fmt: skip
     """Serve until told to stop. Raises BadInput, SetupError, StoreError."""
     listening = _bind(host, port)
     try:
-        async with Serving(Bide(settings=settings), config, host=host, insecure=insecure) as serving:
+        if company is not None:
+            await company.ready()
+        async with Serving(app, config, host=host, insecure=insecure) as serving:
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.anonymous:
                 _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
-            await _run_server(serving, listening)
+            if company is None:
+                await _run_server(serving, listening)
+            else:
+                listening.listen(_BACKLOG)  # who is told where it is may call at once
+                async with company.beside(where):
+                    await _run_server(serving, listening)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())
@@ -108,6 +130,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        raise SetupError(f"--host {host} --port {port}: cannot listen there: {error}") from None
+        advice = ""
+        if error.errno == errno.EADDRINUSE:
+            advice = f"; give another port, such as --port {port % 65_535 + 1}, or --port 0 for any that is free"
+        raise SetupError(f"--host {host} --port {port}: cannot listen there: {error}{advice}") from None
     listening.set_inheritable(True)
     return listening

@@ -1,0 +1,78 @@
+"""Scheduled publishing: posts that go out tomorrow at 08:00 and at other hours; Anna, their editor, thinks again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+
+from bide.app import Bide
+from bide.cli.demo.traffic.story import Story
+from bide.core.records import NewTask
+from bide.core.tasks import Task
+from bide.engine.acting import acting_as
+
+_SUBJECTS = (
+    "Morning news",
+    "Price list",
+    "Recipe of the day",
+    "Harbour report",
+    "Match preview",
+    "Letter",
+    "Interview",
+)
+_HOURS = (7, 12, 18, 21)
+_DAYS = 6
+_TOMORROW_AT_8 = 12
+"""Posts that all go out at once."""
+
+
+class Post(msgspec.Struct):
+    title: str
+    author: str = "anna"
+
+
+class Posts(Story):
+    topics = ("post.publish",)
+
+    def define(self, app: Bide) -> None:
+        @app.handler("post.publish")
+        async def publish(task: Task[Post]) -> None:
+            """The page is public now."""
+
+        self.publish = publish
+
+    async def play(self) -> None:
+        tomorrow = self.at(1, 8)
+        await self.fill(f"posts:{tomorrow.date()}", self._of_the_next_days, until=tomorrow)
+        await self.now_and_then(25, self._think_again)
+
+    def _of_the_next_days(self) -> Iterator[NewTask]:
+        yield from (self._post(self.at(1, 8), place) for place in range(_TOMORROW_AT_8))
+        for day in range(1, _DAYS):
+            for hour in _HOURS:
+                yield from (self._post(self.at(day, hour), place) for place in range(self.chance.randrange(1, 4)))
+
+    def _post(self, at: datetime, place: int) -> NewTask:
+        subject = _SUBJECTS[place % len(_SUBJECTS)]
+        key = f"{at:%m-%d-%H%M}-{subject.lower().replace(' ', '-')}-{place}"
+        return self.publish.new(Post(f"{subject}, {at:%A}"), key=key, at=at, on_conflict="keep")
+
+    async def _think_again(self) -> None:
+        """Publish now, another time, or not at all; and one more post is written."""
+        post = await self.one_of("post.publish")
+        if post is None:
+            return
+        with acting_as("anna"):
+            thought = self.chance.random()
+            if thought < 0.6:
+                hours = self.chance.randint(1, 3)
+                await self.app.reschedule(*post.record.ref, at=post.due_at + timedelta(hours=hours))
+            elif thought < 0.8:
+                await self.app.fire_now(*post.record.ref)
+            else:
+                await self.app.cancel(*post.record.ref)
+        [number] = await self.notebook.numbers()
+        at = self.waking_hours(self.chance.randrange(1, _DAYS))
+        await self.publish.schedule(Post(f"{self.chance.choice(_SUBJECTS)} {number}"), key=f"draft-{number}", at=at)
