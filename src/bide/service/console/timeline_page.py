@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
@@ -51,7 +52,7 @@ class TimelinePage:
         """What changes by itself while the page is open."""
         return visit.page("timeline_live.html", **await self._values(visit))
 
-    async def _values(self, visit: Visit) -> Mapping[str, object]:
+    async def _values(self, visit: Visit) -> Mapping[str, Any]:
         if Verb.READ not in visit.caller.verbs:
             visit.check(Verb.READ, None)
         asked = _asked(visit)
