@@ -11,8 +11,9 @@ import base64
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import islice, pairwise
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from operator import add
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -168,33 +169,31 @@ def _ref_of(member: bytes) -> Ref:
 
 async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:
     """Every topic that has a task."""
+    return {topic for _, topic in await _places(reader, layout)}
+
+
+async def _places(reader: Reader, layout: Layout) -> list[tuple[int, Topic]]:
+    """Every (shard, topic) that has a task."""
     replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
-    return {text_of(one) for reply in replies for one in reply}
+    return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
 
 
 async def tally(reader: Reader, layout: Layout, edges: Sequence[Millis] | None) -> Tally:
-    """Counts of every topic and state: O(1) each, and exact, for each shard; an interval is O(log n)."""
-    topics = sorted(await topics_of(reader, layout))
-    asked: list[tuple[Topic, State | int]] = []
-    commands: list[tuple[int, tuple[Any, ...]]] = []
-    for shard in range(layout.shards):
-        for topic in topics:
-            for state in _ALL:
-                asked.append((topic, state))
-                commands.append((shard, ("ZCARD", layout.index(shard, topic, state))))
-            waiting = layout.index(shard, topic, State.WAITING)
-            for number, (low, high) in enumerate(pairwise(edges or ())):
-                asked.append((topic, number))
-                commands.append((shard, ("ZCOUNT", waiting, low, f"({high}")))
+    """Counts of every topic and state: one call for each shard and topic, exact; an interval is O(log n) of it."""
+    edges = edges or ()
+    places = await _places(reader, layout)
     counts: dict[tuple[Topic, State], int] = {}
-    forecast = {topic: [0] * (len(edges) - 1) for topic in topics} if edges else {}
-    for (topic, what), number in zip(asked, await reader.ask(commands), strict=True):
-        if isinstance(what, State):
-            counts[topic, what] = counts.get((topic, what), 0) + number
-        else:
-            forecast[topic][what] += number
+    forecast: dict[Topic, list[int]] = {}
+    found = await reader.counts([(shard, layout.topic(shard, topic)[1:]) for shard, topic in places], edges)
+    for (_, topic), (lengths, between) in zip(places, found, strict=True):
+        for state, number in zip(_ALL, lengths, strict=True):
+            if number:
+                counts[topic, state] = counts.get((topic, state), 0) + number
+        if between and lengths[0]:
+            before = forecast.get(topic)
+            forecast[topic] = between if before is None else list(map(add, before, between))
     return Tally(
-        {each: Count(number) for each, number in counts.items() if number},
+        {each: Count(number) for each, number in counts.items()},
         {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from bide.core.errors import StoreUnavailable
+from bide.core.instants import Millis
 from bide.core.records import Record, Ref
 from bide.stores.redis.bodies import record_of
 from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, where_to_ask, word_of
@@ -19,8 +20,21 @@ from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
 from bide.stores.redis.time import ServerTime
 
-_PAGE = (files("bide.stores.redis") / "lua" / "page.lua").read_text(encoding="utf-8")
-_PAGE_SHA = sha1(_PAGE.encode(), usedforsecurity=False).hexdigest()
+_SCRIPTS: dict[str, str] = {}
+"""Those that change nothing, by their hash."""
+
+
+def _script(name: str) -> str:
+    """The hash of the script of this name."""
+    text = (files("bide.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    _SCRIPTS[sha] = text
+    return sha
+
+
+_PAGE, _COUNT = _script("page"), _script("count")
+_MOST_EDGES = 1_000
+"""Of one call: no server stands still for longer than some milliseconds."""
 _PAUSE = 0.05
 
 
@@ -90,7 +104,7 @@ class Reader:
                     await self._look_again(link)
                 return _NOTHING if isinstance(there, ResponseError) else there
             if word == "NOSCRIPT":
-                await link.ask([("SCRIPT", "LOAD", _PAGE)])
+                await link.ask([("SCRIPT", "LOAD", _SCRIPTS[str(command[1])])])
                 return _NOTHING
         except (NotSent, Lost):
             return _NOTHING
@@ -124,7 +138,25 @@ class Reader:
 
     async def pages(self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | bytes]) -> list[list[bytes]]:
         """One page of each (shard, index): member, score, and so on."""
-        return await self.ask([(shard, ("EVALSHA", _PAGE_SHA, 1, index, *place)) for shard, index in indexes])
+        return await self.ask([(shard, ("EVALSHA", _PAGE, 1, index, *place)) for shard, index in indexes])
+
+    async def counts(
+        self, topics: Sequence[tuple[int, Sequence[bytes]]], edges: Sequence[Millis]
+    ) -> list[tuple[list[int], list[int]]]:
+        """Of each (shard, its five indexes of a topic): the lengths of these, and how many wait between the edges."""
+        parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]
+        replies = await self.ask(
+            [(shard, ("EVALSHA", _COUNT, len(its), *its, *part)) for shard, its in topics for part in parts]
+        )
+        found: list[tuple[list[int], list[int]]] = []
+        for place, (_, its) in enumerate(topics):
+            of = replies[place * len(parts) : (place + 1) * len(parts)]
+            lengths, between = of[0][: len(its)], []
+            for reply, part in zip(of, parts, strict=True):
+                counted = reply[len(its) :]
+                between += counted or [0] * max(0, len(part) - 1)
+            found.append((lengths, between))
+        return found
 
     async def members(self, indexes: Sequence[bytes], after: bytes, before: bytes, count: int) -> list[list[bytes]]:
         """The first members between two bounds, of one index for each shard."""
