@@ -17,6 +17,8 @@ from bide.service.console.phrases import Phrases
 ON_TIME: Millis = 100
 """Up to so late is on time: nobody needs a reason."""
 _MUCH: Millis = 1_000
+_FEW = 4
+"""Of so few others nothing follows."""
 
 
 def meaning(phrases: Phrases, told: Story, pause: Pause | None) -> str:
@@ -77,7 +79,7 @@ def _reasons(phrases: Phrases, told: Story, pause: Pause | None) -> Iterator[str
         yield say("Delivery {number} began {late} after it was planned.", number=last.number,
                   late=phrases.length(last.late))  # fmt: skip
         if told.crowd is not None:
-            yield from _of_crowd(phrases, told.crowd, last.late)
+            yield from _of_crowd(phrases, told.crowd)
     if record.state is State.WAITING and record.wake_at <= phrases.now and pause is None:
         length = phrases.length(phrases.now - record.wake_at)
         if phrases.now - record.wake_at > _MUCH:
@@ -121,7 +123,7 @@ def _put_off(failed: list[Attempt]) -> Millis:
     return sum(max(0, one.again_at - one.ended) for one in failed if one.again_at is not None and one.ended is not None)
 
 
-def _of_crowd(phrases: Phrases, crowd: Crowd, late: Millis) -> Iterator[str]:
+def _of_crowd(phrases: Phrases, crowd: Crowd) -> Iterator[str]:
     """How the others of the topic fared."""
     say, number = phrases.say, phrases.number
     if crowd.idle is not None:
@@ -142,5 +144,5 @@ def _of_crowd(phrases: Phrases, crowd: Crowd, late: Millis) -> Iterator[str]:
                   half=phrases.length(crowd.half), most=phrases.length(crowd.most))  # fmt: skip
         if crowd.half > _MUCH and crowd.idle is None:
             yield say("So the whole topic was late then: more was due than its workers had room for.")
-        elif crowd.most < late // 2:
-            yield say("So nearly all others were quicker: the reason lies with this task, or with its worker.")
+        elif crowd.half <= ON_TIME and crowd.begun > _FEW:
+            yield say("So most others were on time: the reason lies with this task, or with the worker that had it.")

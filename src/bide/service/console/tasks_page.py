@@ -95,6 +95,7 @@ class TasksPage:
             verbs=possible(visit, _VERBS[given["state"].strip()], shown),
             matching=_fields_of(visit, asked),
             keep=self._app.terms.retention_of(asked.where.topic or ""),
+            alike=_alike(given["topic"], topics),
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )
 
@@ -115,6 +116,12 @@ class TasksPage:
         edges = (where.wake_from or 0, max(last, where.wake_from or 0))
         forecast = (await self._app.tally([as_datetime(edge) for edge in edges])).forecast
         return _sum([count for topic in wanted for count in forecast.get(topic, ())])
+
+
+def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
+    """Topics that somebody may have meant who gave a part of one."""
+    part = text.strip().lower()
+    return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
 
 
 def _sum(counts: Sequence[Count | None]) -> Count:

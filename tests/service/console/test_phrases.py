@@ -1,0 +1,262 @@
+"""Times, lengths and numbers as people write and read them; and in which language they are spoken to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
+from bide.core.records import Count
+from bide.service.console.phrases import Phrases, language_of, translations, zone_of
+
+NOW = instant("2026-06-01T12:00:00Z")
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Shanghai", "Asia/Kolkata", "Australia/Lord_Howe")
+ORDINARY = st.integers(0, instant("2300-01-01T00:00:00Z"))
+
+
+def phrases(zone: str = "UTC", language: str = "en", now: int = NOW) -> Phrases:
+    return Phrases(language, *zone_of(zone), now)
+
+
+def millis(text: str) -> int:
+    return instant(text)
+
+
+# --- reading
+
+
+@given(ORDINARY, st.sampled_from(ZONES))
+def test_a_time_that_is_shown_is_read_again(at: int, zone: str) -> None:
+    at -= at % 1000
+    found = phrases(zone)
+    local = as_datetime(at).astimezone(ZoneInfo(zone))
+    # of an hour that comes twice the later is meant
+    twice = local.replace(fold=1).utcoffset() != local.replace(fold=0).utcoffset()
+    again = found.read_time(found.field(at), "at")
+    assert again == at or (twice and again > at)
+    assert found.read_time(found.moment(at), "at") == again
+    assert found.read_time(found.utc(at), "at") == at
+
+
+@given(st.integers(0, 10**11))
+def test_a_length_is_from_now(length: int) -> None:
+    found = phrases()
+    text = duration_text(length)
+    assert found.read_time(text, "at") == NOW + length
+    assert found.read_time(f"+{text}", "at") == NOW + length
+    if length <= NOW:
+        assert found.read_time(f"-{text}", "at") == NOW - length
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "meant"),
+    [
+        ("Europe/Berlin", "2026-06-02 08:00", "2026-06-02T06:00:00Z"),
+        ("Europe/Berlin", "2026-06-02T08:00:00.250", "2026-06-02T06:00:00.250Z"),
+        ("Europe/Berlin", "2026-06-02", "2026-06-01T22:00:00Z"),
+        ("Europe/Berlin", "2026-06-02T08:00:00Z", "2026-06-02T08:00:00Z"),
+        ("Europe/Berlin", "2026-06-02T08:00:00-05:00", "2026-06-02T13:00:00Z"),
+        ("Europe/Berlin", " 2026-06-02 08:00 ", "2026-06-02T06:00:00Z"),
+        # the clock goes from 02:00 to 03:00: as long after the gap as was said
+        ("Europe/Berlin", "2026-03-29 02:30", "2026-03-29T01:30:00Z"),
+        ("America/New_York", "2026-03-08 02:15", "2026-03-08T07:15:00Z"),
+        ("Australia/Lord_Howe", "2026-10-04 02:10", "2026-10-03T15:40:00Z"),
+        # and from 03:00 back to 02:00: the later of the two
+        ("Europe/Berlin", "2026-10-25 02:30", "2026-10-25T01:30:00Z"),
+        ("America/New_York", "2026-11-01 01:15", "2026-11-01T06:15:00Z"),
+        ("Europe/Berlin", "2026-10-25 03:00", "2026-10-25T02:00:00Z"),
+    ],
+)
+def test_times_of_a_zone(zone: str, text: str, meant: str) -> None:
+    assert phrases(zone).read_time(text, "at") == millis(meant)
+
+
+@given(st.datetimes(datetime(1971, 1, 1), datetime(2300, 1, 1)), st.sampled_from(ZONES))
+def test_a_time_of_the_wall_is_never_read_as_an_earlier_one(moment: datetime, zone: str) -> None:
+    moment -= timedelta(microseconds=moment.microsecond)
+    read = phrases(zone).read_time(moment.isoformat(sep=" "), "at")
+    shown = as_datetime(read).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    assert shown >= moment
+    assert shown - moment <= timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "tomorrow", "15", "15x", "08:00", "2026-13-01", "2026-06-02 25:00", "2026-06-02 08:00 CET", "2026-02-30",
+        "2026-06-02\x0008:00", "-100000d", "4000000d", "0001-01-01", "1969-12-31 00:00", "9999-12-31T23:59:59-14:00",
+        "１５m", "2026-06-02T08:00:00+99:00", "P", "--1h", "9" * 400, "9999999999999d", "2026-",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York"])
+def test_what_is_no_time_is_refused(zone: str, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        phrases(zone).read_time(text, "wake_from")
+    assert caught.value.field == "wake_from"
+
+
+@given(st.text(max_size=30), st.sampled_from(ZONES))
+def test_any_text_is_a_time_or_refused(text: str, zone: str) -> None:
+    try:
+        found = phrases(zone).read_time(text, "at")
+    except BadInput:
+        return
+    assert 0 <= found <= LAST_INSTANT
+
+
+@given(st.from_regex(r"[0-9]{4}-[01][0-9]-[0-3][0-9]([ T][0-2][0-9]:[0-5][0-9])?", fullmatch=True))
+def test_any_date_is_a_time_or_refused(text: str) -> None:
+    for zone in ZONES:
+        try:
+            found = phrases(zone).read_time(text, "at")
+        except BadInput:
+            continue
+        assert 0 <= found <= LAST_INSTANT
+
+
+# --- showing
+
+
+@given(st.integers(0, LAST_INSTANT), st.sampled_from(ZONES))
+def test_every_instant_can_be_shown(at: int, zone: str) -> None:
+    found = phrases(zone)
+    for shown in (found.moment(at), found.moment(at, millis=True), found.clock(at), found.field(at), found.utc(at),
+                  found.relative(at)):  # fmt: skip
+        assert shown
+
+
+def test_the_last_instant_is_shown_in_a_zone_ahead_of_utc() -> None:
+    assert phrases("Asia/Shanghai").moment(LAST_INSTANT) == "9999-12-31 23:59:59"
+
+
+@pytest.mark.parametrize(
+    ("length", "english", "chinese"),
+    [
+        (None, "", ""), (0, "0 ms", "0 毫秒"), (12, "12 ms", "12 毫秒"), (999, "999 ms", "999 毫秒"),
+        (4_200, "4.2s", "4.2秒"), (-4_200, "−4.2s", "−4.2秒"), (14 * 60_000 + 3_000, "14m 3s", "14分3秒"),
+        (59_700, "1m", "1分"), (2 * 86_400_000 + 4 * 3_600_000, "2d 4h", "2天4小时"), (86_400_000, "1d", "1天"),
+    ],
+)  # fmt: skip
+def test_lengths(length: int | None, english: str, chinese: str) -> None:
+    assert phrases().length(length) == english
+    assert phrases(language="zh").length(length) == chinese
+
+
+def test_from_now() -> None:
+    found = phrases()
+    assert [found.relative(NOW + off) for off in (0, 5_000, -90_000)] == ["now", "in 5s", "1m 30s ago"]
+    assert phrases(language="zh").relative(NOW + 5_000) == "5秒后"
+
+
+def test_numbers() -> None:
+    found = phrases()
+    assert found.number(None) == ""
+    assert [found.number(one) for one in (0, 1_234_567, Count(10_000, False), Count(3))] == [
+        "0", "1,234,567", "10,000+", "3",
+    ]  # fmt: skip
+    assert [found.size(one) for one in (10, 2_048, 3 * 1024 * 1024)] == ["10 B", "2.0 KiB", "3.0 MiB"]
+
+
+# --- languages and zones
+
+
+@pytest.mark.parametrize(
+    ("accepted", "language"),
+    [
+        (None, "en"), ("", "en"), ("zh-CN,zh;q=0.9,en;q=0.8", "zh"), ("en-US,en;q=0.9,zh;q=0.8", "en"),
+        ("de, zh;q=0.5, en;q=0.4", "zh"), ("de", "en"), ("ZH-hans-cn", "zh"), ("en;q=0, zh;q=0.001", "zh"),
+        ("zh;q=0", "en"), ("zh;q=0, en;q=0", "en"), ("zh-TW;q=0, zh;q=0.5", "zh"), ("en;q=0.5,zh;Q=0.8", "zh"),
+        ("zh;q=2, en", "en"), ("zh;q=1.5, en;q=0.1", "en"), ("zh ; q=0.9 , en;q=0.8", "zh"), ("zh;q=", "en"),
+        ("*", "en"), ("zh;q=0.5555, en;q=0.1", "en"), ("," * 1_000 + "zh", "en"), ("zh\x00", "en"), ("en,zh", "en"),
+        ("zh,en", "zh"), ("zh;q=1.000,en", "zh"),
+    ],
+)  # fmt: skip
+def test_the_language_that_a_browser_asks_for(accepted: str | None, language: str) -> None:
+    assert language_of(accepted) == language
+
+
+@given(st.lists(st.tuples(st.sampled_from(["en", "zh", "de", "fr"]), st.integers(0, 1000)), max_size=6))
+def test_the_highest_weight_wins(wanted: list[tuple[str, int]]) -> None:
+    header = ", ".join(f"{name};q={weight / 1000:.3f}" for name, weight in wanted)
+    ours = [(weight, name) for name, weight in wanted if name in ("en", "zh") and weight]
+    found = language_of(header)
+    assert found in {name for weight, name in ours if weight == max(ours)[0]} if ours else found == "en"
+
+
+@given(st.text(max_size=80))
+def test_any_header_has_a_language(text: str) -> None:
+    assert language_of(text) in ("en", "zh")
+    assert language_of(text, "zh") == "zh"
+    assert language_of("zh", text) == (text if text in ("en", "zh") else "zh")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        "",
+        "Nowhere/Land",
+        "../../etc/passwd",
+        "/etc/localtime",
+        "Europe",
+        "America/",
+        "UTC\n",
+        "a" * 80,
+        "Etc/+99",
+    ],
+)
+def test_a_zone_that_is_not_known_is_utc(name: str | None) -> None:
+    assert zone_of(name) == ("UTC", UTC)
+
+
+def test_zones() -> None:
+    for name in (*ZONES, "America/Argentina/Buenos_Aires", "Etc/GMT+8"):
+        assert zone_of(name)[0] == name
+
+
+# --- sentences
+
+
+def test_every_sentence_has_the_same_values_in_chinese() -> None:
+    for english, chinese in translations("zh").items():
+        assert Counter(re.findall(r"\{(\w+)\}", english)) == Counter(re.findall(r"\{(\w+)\}", chinese)), english
+
+
+def said_in(template: str) -> set[str]:
+    """The sentences of a template."""
+    found = re.finditer(r"\bt\(\s*(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')", template)
+    return {ast.literal_eval(match[1]) for match in found}
+
+
+@pytest.mark.parametrize(
+    "name", ["base", "login", "trouble", "task", "task_gone", "task_live", "task_over", "task_parts", "tasks"]
+)
+def test_every_sentence_of_a_template_is_translated(name: str) -> None:
+    template = (files("bide.service.console") / "templates" / f"{name}.html").read_text(encoding="utf-8")
+    assert said_in(template) - translations("zh").keys() == set()
+
+
+@pytest.mark.parametrize("name", ["doors", "reasons", "site", "task_page", "tasks_page"])
+def test_every_sentence_of_a_module_is_translated(name: str) -> None:
+    tree = ast.parse((files("bide.service.console") / f"{name}.py").read_text(encoding="utf-8"))
+    said = {
+        node.args[0].value for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
+        and (getattr(node.func, "attr", "") == "say" or getattr(node.func, "id", "") == "say")
+    }  # fmt: skip
+    assert said - translations("zh").keys() == set()
+
+
+@given(st.text(max_size=40))
+def test_a_value_is_no_template(text: str) -> None:
+    assume("{count}" not in text)
+    assert phrases().say("{count} tasks", count=text) == f"{text} tasks"

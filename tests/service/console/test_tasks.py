@@ -1,0 +1,359 @@
+"""The list of tasks: what is found, page by page, what is said where nothing is, and who sees what."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from tests.servers.keyspace import delete_keys
+from tests.service.calling import Api, Running, running
+from tests.service.console.browsing import Browser, Page
+from tests.service.test_access import make
+
+from bide import Bide
+from bide.core.instants import as_datetime
+from bide.engine.pauses import Pauses
+from bide.service.callers import Verb
+from bide.testing import ManualClock
+
+HOUR, MINUTE = 3_600_000, 60_000
+
+
+@pytest.fixture(scope="module", params=["memory", "sqlite", "redis"])
+def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An instance on each store, with some tasks of every kind."""
+    own = "t" + secrets.token_hex(5)
+    url = "memory:"
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_url")
+        url = f"{server}?namespace={own}&shards=4"
+    elif request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('tasks')}/tasks.db"
+    with running(url, keep_done="1h", keep_cancelled="1h") as found:
+        api = Api(found.url)
+        for number in range(120):
+            group = {"group": f"user-{number % 2}"} if number < 60 else {}
+            api.put("order.close", f"order-{number:03d}", delay=f"{number + 10}m", **group)
+        api.put("order.remind", "order-007", delay="2h")
+        api.dead("mail.send", "broken")
+        api.put("mail.send", "late", delay="0s")
+        api.put("mail.send", "gone")
+        api.done("DELETE", "/v1/topics/mail.send/tasks/gone")
+        api.close()
+        yield found
+    if request.param == "redis":
+        delete_keys(request.getfixturevalue("redis_url"), own)
+
+
+@pytest.fixture
+def browser(one: Running) -> Iterator[Browser]:
+    found = Browser(one.url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def empty() -> Iterator[Running]:
+    with running("memory:") as found:
+        yield found
+
+
+def keys(page: Page) -> list[str]:
+    """Of the tasks that are shown."""
+    assert page.status == 200, page
+    return [row[1] if len(row) == 9 else row[0] for row in page.rows[1:] if len(row) > 7]
+
+
+def test_pages_neither_skip_nor_repeat(browser: Browser) -> None:
+    page = browser.get("/tasks", topic="order.close", state="waiting")
+    assert "120 tasks" in page.text
+    seen = keys(page)
+    while "Next page" in page.links:
+        page = browser.get(page.links["Next page"])
+        seen += keys(page)
+    assert seen == [f"order-{number:03d}" for number in range(120)]
+    assert "120 tasks" in page.text
+    assert browser.get(page.links["First page"]).links.keys() >= {"Next page", "order-000"}
+    assert len(keys(browser.get("/tasks", topic="order.close", limit=200))) == 120
+
+
+def test_everything(browser: Browser) -> None:
+    seen, page = [], browser.get("/tasks", limit=50)
+    while True:
+        seen += [(row[2], row[1]) for row in page.rows[1:]]
+        if "Next page" not in page.links:
+            break
+        page = browser.get(page.links["Next page"])
+    assert len(seen) == len(set(seen)) == 124
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"key": "order-007"}, ["order-007", "order-007"]),
+        ({"key": "order-007", "topic": "order.remind"}, ["order-007"]),
+        ({"key": "order-007", "group": "user-1"}, ["order-007"]),
+        ({"key": "order-007", "state": "dead"}, []),
+        ({"key": "gone"}, ["gone"]),
+        ({"state": "dead"}, ["broken"]),
+        ({"state": "cancelled"}, ["gone"]),
+        ({"state": "due"}, ["late"]),
+        ({"state": "due", "topic": "order.close"}, []),
+        ({"state": "leased"}, []),
+        ({"group": "user-1", "wake_before": "14m"}, ["order-001", "order-003"]),
+        ({"group": "user-1", "wake_from": "64m30s", "wake_before": "67m30s"}, ["order-055", "order-057"]),
+        ({"group": "user-1", "state": "dead"}, []),
+        ({"group": "nobody"}, []),
+        ({"topic": "order.close", "wake_from": "9m", "wake_before": "12m30s"}, ["order-000", "order-001", "order-002"]),
+        ({"wake_before": "11m30s"}, ["late", "order-000", "order-001"]),
+        ({"topic": "none"}, []),
+        ({"topic": " order.close"}, []),
+        ({"state": "dead", "wake_before": "1h"}, []),
+    ],
+)
+def test_what_is_searched_for_is_found(browser: Browser, query: dict[str, str], found: list[str]) -> None:
+    page = browser.get("/tasks", **query)
+    assert keys(page) == found
+    for name, text in query.items():
+        if name != "state":
+            assert page.field(name) == text
+    if found:
+        assert f"{len(found)} task" in page.text
+    else:
+        assert "No task was found" in page.text
+    assert all("Next page" not in link for link in page.links)
+
+
+def test_a_group_that_is_narrowed_is_read_page_by_page(browser: Browser) -> None:
+    page = browser.get("/tasks", group="user-0", state="waiting", limit=1)
+    seen = keys(page)
+    while "Next page" in page.links and len(seen) < 100:
+        page = browser.get(page.links["Next page"])
+        seen += keys(page)
+    assert seen == [f"order-{number:03d}" for number in range(0, 60, 2)]
+
+
+def test_a_task_in_the_list(browser: Browser) -> None:
+    page = browser.get("/tasks", topic="mail.send", state="dead")
+    [_, row] = page.rows
+    assert row[1:5] == ["broken", "mail.send", "", "dead"]
+    assert row[7:] == ["1", "broken"]
+    assert page.links["mail.send"] == "/topics/mail.send"
+    page = browser.get("/tasks", key="late")
+    assert page.rows[1][4] == "waiting due"
+    assert page.links["late"] == "/tasks/mail.send/late"
+    page = browser.get("/tasks", group="user-1", wake_before="12m")
+    assert page.rows[1][3] == "user-1"
+    assert page.links["user-1"] == "/tasks?group=user-1"
+
+
+def test_where_nothing_is_found_it_says_why_and_how_to_go_on(browser: Browser) -> None:
+    page = browser.get("/tasks", topic="order.close", key="nobody", state="done")
+    assert "Looked for: Topic “order.close”, Key “nobody”, State “done”" in page.text
+    assert "done ones 1h, cancelled ones 1h, dead ones 14d" in page.text
+    assert page.links["Key"] == "/tasks?topic=order.close&state=done"
+    assert browser.get("/tasks", topic="ORDER").links["order.remind"] == "/tasks?topic=order.remind"
+    page = browser.get("/tasks", key="order-007", group="nobody")
+    assert "which the other conditions leave out" in page.text
+    assert page.links["order.close / order-007"] == "/tasks/order.close/order-007"
+    assert "begins or ends with a space" in browser.get("/tasks", topic="order.close ").text
+    assert "leave out the state, or the times" in browser.get("/tasks", state="dead", wake_from="1h").text
+
+
+@pytest.mark.parametrize(
+    ("field", "query"),
+    [
+        ("wake_from", {"wake_from": "tomorrow"}), ("wake_before", {"wake_before": "<b>"}), ("state", {"state": "late"}),
+        ("limit", {"limit": "1001"}), ("limit", {"limit": "0" * 5000}), ("limit", {"limit": "-1"}),
+        ("topic", {"topic": "a\x00b"}), ("topic", {"topic": "x" * 201}), ("topic", {"topic": "bide:settings"}),
+        ("key", {"key": "a\nb"}), ("group", {"group": "\u2028"}), ("cursor", {"cursor": "nonsense"}),
+        ("cursor", {"cursor": "é"}), ("cursor", {"cursor": "kwAA"}),
+    ],
+)  # fmt: skip
+def test_what_is_not_accepted_is_said_and_the_form_kept(browser: Browser, field: str, query: dict[str, str]) -> None:
+    page = browser.get("/tasks", group="kept", **query) if field != "group" else browser.get("/tasks", **query)
+    assert page.status == 422
+    assert "A value is not accepted" in page.text
+    assert f"{field}: " in page.text
+    assert len(page.all("form", role="search")) == 1
+    if field != "group":
+        assert page.field("group") == "kept"
+
+
+def test_a_cursor_of_another_list_is_refused(browser: Browser) -> None:
+    following = browser.get("/tasks", topic="order.close", state="waiting").links["Next page"]
+    cursor = parse_qs(urlsplit(following).query)["cursor"][0]
+    assert browser.get("/tasks", state="dead", cursor=cursor).status == 422
+
+
+@pytest.mark.parametrize(
+    ("state", "verbs"),
+    [
+        ("waiting", ["move", "shift", "fire", "cancel"]), ("due", ["move", "shift", "cancel"]), ("dead", ["redrive"]),
+        ("cancelled", []), ("", ["move", "shift", "fire", "redrive", "cancel"]),
+    ],
+)  # fmt: skip
+def test_what_can_be_done(browser: Browser, state: str, verbs: list[str]) -> None:
+    page = browser.get("/tasks", state=state)
+    assert page.verbs == verbs
+    assert bool(page.all("input", type="checkbox", name="ref")) is bool(verbs)
+    if verbs:
+        # Enter on a field presses the first button of a form: none that changes something
+        first = page.all("button")[[one.get("class") for one in page.all("button")].index("primary") + 1]
+        assert "disabled" in first
+
+
+def test_the_form_means_what_is_shown(browser: Browser) -> None:
+    page = browser.get("/tasks", topic="order.close", wake_from="9m", wake_before="2026-01-01")
+    assert page.status == 200
+    page = browser.get("/tasks", topic="order.close", state="due")
+    assert "No task was found" in page.text
+    page = browser.get("/tasks", state="due", topic="mail.send")
+    fields = page.fields()
+    assert {"topic": fields["topic"], "state": fields["state"]} == {"topic": "mail.send", "state": "waiting"}
+    assert fields["wake_before"].endswith("Z")
+    assert fields["back"] == "/tasks?state=due&topic=mail.send"
+    assert len(fields["csrf"]) == 43
+    [ref] = page.all("input", name="ref")
+    assert (ref["value"] or "").startswith("mail.send/late@")
+    assert len(page.all("input", name="scope")) == 2
+    assert len(browser.get("/tasks", key="late").all("input", name="scope")) == 1
+
+
+def test_all_on_a_page_can_be_chosen_without_scripts(browser: Browser) -> None:
+    page = browser.get("/tasks", topic="order.close")
+    chosen = browser.get(page.links["Choose all"])
+    assert len(chosen.all("input", type="checkbox", name="ref", checked="")) == 0
+    ticked = [one for one in chosen.all("input", name="ref") if "checked" in one]
+    assert len(ticked) == 50
+    assert not [one for one in page.all("input", name="ref") if "checked" in one]
+
+
+def test_paused_topics_are_marked(empty: Running) -> None:
+    browser, api = Browser(empty.url), Api(empty.url)
+    api.put("order.close", "42", delay="0s")
+    empty.run(Pauses(empty.app.store, empty.app.clock).pause("order.close", who="anna"))
+    assert browser.get("/tasks").rows[1][4] == "waiting due paused"
+    api.close()
+    browser.close()
+
+
+def test_an_empty_store(empty: Running) -> None:
+    browser = Browser(empty.url)
+    assert "There is none at all yet" in browser.get("/tasks").text
+    browser.close()
+
+
+def test_names_that_paths_and_forms_would_change(empty: Running) -> None:
+    browser, api = Browser(empty.url), Api(empty.url)
+    names = [
+        ".",
+        "..",
+        "a/b",
+        "a%2Fb",
+        "?",
+        "#",
+        "a b",
+        " a",
+        "a ",
+        "+",
+        "&",
+        "=",
+        ";",
+        "é",
+        "订单",
+        "@",
+        "a@1",
+        '"',
+        "'",
+    ]
+    for name in names:
+        api.put(name, name, group=name)
+    for name in names:
+        page = browser.get("/tasks", topic=name, key=name, group=name)
+        assert len(page.rows) == 2, name
+        assert page.field("topic") == name
+        hrefs = {one["href"] or "" for one in page.all("a")}
+        [link] = {where for where in hrefs if where.startswith(("/tasks/", "/task?"))}
+        assert "/../" not in link
+        assert not link.endswith("/..")
+        task = browser.get(link)
+        assert task.status == 200, link
+        assert task.fields()["ref"] == (page.all("input", name="ref")[0]["value"])
+        assert browser.get(task.all("div", **{"data-every": "2000"})[0]["data-live"] or "").status == 200
+        assert browser.get(task.links["Download"]).body == b"null"
+    api.close()
+    browser.close()
+
+
+def test_who_may_read_some_topics_sees_those_alone() -> None:
+    with running("memory:") as one:
+        _, shop = one.run(make(one.app, "shop", verbs=frozenset({Verb.READ, Verb.CANCEL}), topics=("shop.*",)))
+        _, whole = one.run(make(one.app, "whole"))
+        _, blind = one.run(make(one.app, "blind", verbs=frozenset({Verb.SCHEDULE})))
+        api = Api(one.url, whole.removeprefix("Bearer "))
+        for topic in ("shop.order", "shop.mail", "bank.payment"):
+            for number in range(3):
+                api.put(topic, f"{number}", group="all", delay=f"{number + 1}h")
+        api.close()
+        browser = Browser(one.url)
+        page = browser.log_in(shop)
+        assert {row[2] for row in page.rows[1:]} == {"shop.order", "shop.mail"}
+        assert "6 tasks" in page.text
+        assert "bank" not in page.text
+        assert page.verbs == ["cancel"]
+        for query in ({"group": "all"}, {"state": "waiting"}, {"wake_before": "1d"}):
+            page = browser.get("/tasks", **query, limit=2)
+            seen = [(row[2], row[1]) for row in page.rows[1:]]
+            while "Next page" in page.links:
+                page = browser.get(page.links["Next page"])
+                seen += [(row[2], row[1]) for row in page.rows[1:]]
+            assert seen == [(topic, str(number)) for topic in ("shop.mail", "shop.order") for number in range(3)]
+        assert [row[2] for row in browser.get("/tasks", key="1").rows[1:]] == ["shop.mail", "shop.order"]
+        for path in ("/tasks?topic=bank.payment", "/tasks/bank.payment/1", "/tasks/bank.payment/1/live",
+                     "/tasks/bank.payment/1/payload", "/tasks/bank.payment/none"):  # fmt: skip
+            page = browser.get(path)
+            assert page.status == 403, path
+            assert "may not read on topic" in page.text
+            assert "bank.payment" in page.text
+        page = browser.log_in(blind)
+        assert page.status == 403
+        assert "may not read over all topics" in page.text
+        browser.close()
+
+
+def test_counts_that_an_index_knows_and_those_it_does_not() -> None:
+    clock = ManualClock()
+    with running("memory:", clock=clock) as one:
+        one.run(_fill(one.app, clock.now()))
+        browser = Browser(one.url)
+        assert "300 tasks" in browser.get("/tasks", state="waiting").text
+        assert "200 tasks" in browser.get("/tasks", topic="a", state="waiting", wake_before="200m").text
+        assert "199 tasks" in browser.get("/tasks", state="waiting", wake_from="1m", wake_before="200m").text
+        assert "More than 50 tasks" in browser.get("/tasks", group="g").text
+        assert "More than 50 tasks" in browser.get("/tasks", wake_before="200m").text
+        browser.close()
+
+
+async def _fill(app: Bide, now: int) -> None:
+    tasks = [
+        app.new("a", None, key=f"{number:03d}", group="g", at=as_datetime(now + number * MINUTE))
+        for number in range(300)
+    ]
+    await app.schedule_many(tasks)
+
+
+def test_in_chinese_and_in_the_viewers_zone() -> None:
+    clock = ManualClock(1_900_000_000_000)  # 2030-03-17T17:46:40Z
+    with running("memory:", clock=clock) as one:
+        one.run(_fill(one.app, clock.now()))
+        browser = Browser(one.url, zone="Asia/Shanghai", language="zh-CN")
+        page = browser.get("/tasks", wake_before="2030-03-18 01:48")
+        assert keys(page) == ["000", "001"]
+        assert "2 个任务" in page.text
+        assert page.rows[2][5] == "2030-03-18 01:47:40 1分后"
+        assert page.elements[0].attributes["lang"] == "zh-CN"
+        assert browser.get(f"/tasks?topic={quote('a')}&state=waiting").rows[1][4] == "等待中 到期"
+        browser.close()
