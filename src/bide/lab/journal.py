@@ -26,6 +26,8 @@ _PIECE = 16 << 20
 """Bytes by which a file grows; they are zeros, and take no space until they are written."""
 _LOOK = 1 << 16
 """Bytes that are read at once."""
+_AT_ONCE: int = getattr(mmap, "MAP_POPULATE", 0)
+"""Where the system can, the first pages are there before they are written, so that no effect waits for one."""
 
 
 class Call(NamedTuple):
@@ -59,11 +61,12 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb+")
         self._file.truncate(_PIECE)
-        self._map = mmap.mmap(self._file.fileno(), _PIECE)
+        self._map = mmap.mmap(self._file.fileno(), _PIECE, flags=mmap.MAP_SHARED | _AT_ONCE)
         self._at = 0
         self._lock = threading.Lock()
         self._number = 0
         self._process = os.getpid()
+        self._effects = {sign: f"{sign} %b %d %d {self._process}\n".encode() for sign in "!~."}
         self.fired = 0
 
     def begun(self, verb: str, keys: Iterable[tuple[str, int | None]]) -> list[int]:
@@ -83,8 +86,7 @@ class Journal:
         self._write("".join(f"< {number} {word} {at}\n" for number in numbers).encode())
 
     def effect(self, key: str, due: int, sign: str = "!") -> None:
-        at = time.time_ns()
-        self._write(f"{sign} {key} {due} {at} {self._process}\n".encode())
+        self._write(self._effects[sign] % (key.encode(), due, time.time_ns()))
         self.fired += sign != "~"
 
     def _write(self, lines: bytes) -> None:

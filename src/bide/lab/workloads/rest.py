@@ -74,6 +74,8 @@ class Trips(Workload):
     relayed = True
 
     def why_not(self, strategy: type[Strategy]) -> str:
+        if strategy.direct:  # nothing counts what goes past the relays, and nothing counted is not nothing sent
+            return "its connections cannot be relayed, so its messages are not counted"
         return super().why_not(strategy) or ("" if strategy.needs else "it asks no server")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
