@@ -151,7 +151,8 @@ class Reader:
         found: list[tuple[list[int], list[int]]] = []
         for place, (_, its) in enumerate(topics):
             of = replies[place * len(parts) : (place + 1) * len(parts)]
-            lengths, between = of[0][: len(its)], []
+            lengths: list[int] = of[0][: len(its)]
+            between: list[int] = []
             for reply, part in zip(of, parts, strict=True):
                 counted = reply[len(its) :]
                 between += counted or [0] * max(0, len(part) - 1)
