@@ -309,18 +309,23 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
         forecast = Forecast(app)
         forecast.upto = LEAST_UPTO
         seen = await forecast.seen(Wanted(Span.HOUR, UTC), everything)
+        assert seen.peaks[0].top.total == Count(1_500), "what is high is counted further"
+        assert seen.total == Count(1_500)
+        forecast.upto = LEAST_UPTO
+        await put(app, "u", *(NOW + number * MINUTE for number in range(1, 11) for _ in range(1_001)))
+        seen = await forecast.seen(Wanted(Span.HOUR, UTC, whose="again"), everything)
         assert not seen.exact
-        assert seen.total == Count(LEAST_UPTO, exact=False)
-        assert seen.peaks[0].top.total == Count(LEAST_UPTO, exact=False)
-        forecast.learn(0.3, exact=True)
+        assert seen.total == Count(1_500 + 3 * 1_001 + 7 * LEAST_UPTO, exact=False)
+        forecast.upto = LEAST_UPTO
+        forecast.learn(0.5, exact=True)
         assert forecast.upto == LEAST_UPTO
         forecast.learn(0.01, exact=False)
         assert forecast.upto == 2 * LEAST_UPTO
         forecast.learn(0.01, exact=True)
         assert forecast.upto == 2 * LEAST_UPTO, "it was enough"
-        assert (await forecast.seen(Wanted(Span.DAY, UTC), everything)).total == Count(1_500)
+        assert (await forecast.seen(Wanted(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
         forecast.upto = 100_000
-        forecast.learn(0.3, exact=True)
+        forecast.learn(0.5, exact=True)
         assert forecast.upto == 25_000
 
 

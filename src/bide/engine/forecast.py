@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import tzinfo
 from functools import partial
 from itertools import pairwise
@@ -21,11 +21,12 @@ from bide.core.records import Count, Topic
 from bide.engine.client import Client
 from bide.engine.intervals import Range, Span, around, edges_of
 from bide.engine.looks import Look
-from bide.engine.peaks import Bar, Peak, highest, summed, taken_apart
+from bide.engine.peaks import Bar, Counting, Peak, highest, summed, taken_apart, together
 
 UPTO = 100_000
 LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
-_TOO_LONG, _SHORT = 0.25, 0.1
+_TOO_LONG, _SHORT = 0.4, 0.1
+"""Seconds after which a look counts less far the next time, and below which further."""
 _EVERY = 2.0
 _SHARE = 0.01
 """Of one processor that looks at one range may take."""
@@ -108,7 +109,7 @@ class Forecast:
         ahead = [0, now, *(edge for edge in edges if edge > now)] if begun else edges
         known: set[Topic] = set()
 
-        async def count(at: Sequence[Millis]) -> list[Bar]:
+        async def count(at: Sequence[Millis], upto: int) -> list[Bar]:
             tally = await self._client.tally([as_datetime(edge) for edge in at], upto=upto)
             mine = {topic: counts for topic, counts in tally.forecast.items() if admits(topic)}
             known.update(mine)
@@ -120,13 +121,17 @@ class Forecast:
                 for place, (low, high) in enumerate(pairwise(at))
             ]
 
+        async def finer(at: Sequence[Millis]) -> list[Bar]:
+            # within one interval there is less to walk along
+            quick = self._loop.time() - start < _TOO_LONG
+            return await count(at, max(upto, UPTO) if quick else upto)
+
         start = self._loop.time()
-        bars = await count(ahead)
-        took = self._loop.time() - start
+        bars = await count(ahead, upto)
+        self.learn(self._loop.time() - start, all(map(_exact, bars)))
         due = bars.pop(0) if begun else None
-        exact = all(count.exact for bar in [*bars, *([due] if due else [])] for count in bar.counts.values())
-        self.learn(took, exact)
-        peaks, profile = await _with_peaks(bars, count)
+        peaks, profile = await _with_peaks(bars, finer)
+        exact = all(map(_exact, bars)) and (due is None or _exact(due))
         return Seen(
             edges, bars, None if due is None else due.total, {} if due is None else dict(due.counts), peaks, profile,
             frozenset(known), now, upto, exact,
@@ -140,10 +145,15 @@ class Forecast:
             self.upto = min(MOST_UPTO, self.upto * 2)
 
 
-async def _with_peaks(
-    bars: list[Bar], count: Callable[[Sequence[Millis]], Awaitable[list[Bar]]]
-) -> tuple[list[Peak], list[Bar]]:
-    """The peaks, in the order of time, and the bars in finer parts around them."""
+def _exact(bar: Bar) -> bool:
+    return bar.total.exact
+
+
+async def _with_peaks(bars: list[Bar], count: Counting) -> tuple[list[Peak], list[Bar]]:
+    """The peaks, in the order of time, and the bars in finer parts around them.
+
+    A bar that was not counted to its end becomes what its parts are together.
+    """
     peaks: list[Peak] = []
     profile = list(bars)
     for bar, low, high in highest(bars, _PEAKS):
@@ -151,4 +161,6 @@ async def _with_peaks(
         peaks.append(Peak(top, low, high))
         place = profile.index(bar)
         profile[place : place + 1] = parts
+        if not _exact(bar):
+            bars[bars.index(bar)] = together(parts)
     return sorted(peaks, key=lambda peak: peak.top.low), profile

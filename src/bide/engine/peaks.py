@@ -60,6 +60,13 @@ def summed(counts: Iterable[Count]) -> Count:
     return Count(number, exact)
 
 
+def together(bars: Sequence[Bar]) -> Bar:
+    """Bars that follow each other as one."""
+    topics = {topic for bar in bars for topic in bar.counts}
+    counts = {topic: summed(bar.counts[topic] for bar in bars if topic in bar.counts) for topic in topics}
+    return Bar(bars[0].low, bars[-1].high, counts)
+
+
 def highest(bars: Sequence[Bar], most: int) -> list[tuple[Bar, Millis, Millis]]:
     """Up to `most` of the fullest bars, the fullest first, with the bounds of each and of its neighbours.
 
