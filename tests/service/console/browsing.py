@@ -33,6 +33,7 @@ class Page(HTMLParser):
         self.rows: list[list[str]] = []
         """Cells of every table row."""
         self._open: list[tuple[str, list[str]]] = []
+        self._href = ""
         self._texts: list[str] = []
         if headers.get("content-type", "").startswith("text/html"):
             self.feed(body.decode())
@@ -46,6 +47,8 @@ class Page(HTMLParser):
         self.elements.append(Element(tag, dict(attrs)))
         if tag == "tr":
             self.rows.append([])
+        elif tag == "a":
+            self._href = dict(attrs).get("href") or ""
         if tag not in _VOID:
             self._open.append((tag, []))
 
@@ -62,8 +65,7 @@ class Page(HTMLParser):
         else:
             raise AssertionError(f"</{tag}> ends nothing")
         if tag == "a":
-            last = [one for one in self.elements if one.tag == "a"][-1]
-            self.links[_plain(text)] = last.attributes.get("href") or ""
+            self.links[_plain(text)] = self._href
         if tag in ("p", "div", "li", "td", "th", "h1", "h2", "h3", "dd", "dt", "tr", "option", "label"):
             self._texts.append(" ")
 

@@ -112,13 +112,18 @@ class TaskPage:
             "reasons": reasons(visit.phrases, told, pause),
             "over": not record.state.live,
             "changed": bool(seen) and seen != str(record.token) and record.state.live,
-            "live": task_address(record.topic, record.key, "live"),
+            "live": _with_token(task_address(record.topic, record.key, "live"), record),
             "whole": task_address(record.topic, record.key, "payload"),
         }
 
     def _gone(self, visit: Visit, ref: Ref) -> Reply:
         keep = self._app.terms.retention_of(ref.topic)
         return visit.page("task_gone.html", status=404, ref=ref, keep=keep)
+
+
+def _with_token(where: str, record: Record) -> str:
+    """Of the part that is kept fresh: it shall know how the task was when its page was loaded."""
+    return f"{where}{'&' if '?' in where else '?'}token={record.token}"
 
 
 def _asked(visit: Visit) -> Ref:

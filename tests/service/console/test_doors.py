@@ -1,0 +1,180 @@
+"""Logging in and out, the language, and where one is led: nobody else's page decides that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.service.calling import Running, running
+from tests.service.console.browsing import Browser, Page
+from tests.service.test_access import make
+
+from bide.core.instants import Millis
+from bide.engine.kept import Kept
+from bide.service.access import FRESH
+from bide.service.callers import Verb
+from bide.service.sessions import COOKIE
+from bide.service.tokens import Tokens
+from bide.testing import ManualClock
+
+START: Millis = 1_900_000_020_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def one(clock: ManualClock) -> Iterator[Running]:
+    """One for which there is a token."""
+    with running("memory:", clock=clock) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(one: Running) -> Iterator[Browser]:
+    found = Browser(one.url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def token(one: Running) -> str:
+    return one.run(make(one.app, "ann"))[1].removeprefix("Bearer ")
+
+
+def led_to(page: Page) -> str:
+    assert page.status == 303, page
+    return page.headers["location"]
+
+
+def test_in_and_out(browser: Browser, token: str) -> None:
+    assert led_to(browser.get("/tasks?state=dead")) == "/login?next=%2Ftasks%3Fstate%3Ddead"
+    login = browser.get("/login?next=%2Ftasks%3Fstate%3Ddead")
+    assert login.status == 200
+    assert login.field("next") == "/tasks?state=dead"
+    assert not login.all("nav")
+    answer = browser.post("/login", {"token": f" {token}\n", "next": login.field("next")})
+    assert led_to(answer) == "/tasks?state=dead"
+    assert "HttpOnly" in answer.headers["set-cookie"]
+    assert "SameSite=Strict" in answer.headers["set-cookie"]
+    page = browser.get("/tasks?state=dead")
+    assert page.status == 200
+    assert "ann" in page.text
+    assert led_to(browser.post("/logout", {})) == "/login"
+    assert COOKIE not in browser.cookies
+    assert browser.get("/tasks").status == 303
+
+
+@pytest.mark.parametrize("given", ["", "nonsense", "bide_00000000_" + "A" * 43, "é" * 50, "x" * 20_000, "\x00"])
+def test_a_wrong_token_is_told_and_not_repeated(browser: Browser, token: str, given: str) -> None:
+    page = browser.post("/login", {"token": given, "next": "/tasks"})
+    assert page.status == 401
+    assert page.field("next") == ("/tasks" if len(given) < 16_000 else "/")
+    assert len(page.all("p", role="alert")) == 1
+    assert COOKIE not in browser.cookies
+    if len(given) > 10:
+        assert given.encode() not in page.body
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "https://evil.example", "//evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "",
+        "/\t/evil.example", "/\r\nset-cookie: a=b", "evil.example", "///evil.example", "/é", " //evil.example",
+    ],
+)  # fmt: skip
+def test_nobody_is_led_elsewhere(browser: Browser, token: str, where: str) -> None:
+    for answer in (
+        browser.post("/login", {"token": token, "next": where}),
+        browser.get("/language", to="zh", next=where),
+    ):
+        assert led_to(answer) == "/"
+    assert browser.get("/login", next=where).field("next") == "/"
+
+
+def test_another_sites_page_logs_nobody_in_or_out(browser: Browser, token: str) -> None:
+    for headers in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://evil.example"},
+    ):
+        for path, fields in (("/login", {"token": token}), ("/logout", {})):
+            page = browser.post(path, fields, **headers)
+            assert page.status == 403
+            assert "set-cookie" not in page.headers
+            assert "You may not do this" in page.text
+
+
+def test_a_token_for_some_topics(one: Running, browser: Browser) -> None:
+    _, header = one.run(make(one.app, "bo", verbs=frozenset({Verb.READ}), topics=("order.*",)))
+    assert browser.log_in(header).status == 200
+    for path in ("/tasks/mail.send/1", "/tasks?topic=mail.send"):
+        page = browser.get(path)
+        assert page.status == 403
+        assert "\u2068bo\u2069 may not read on topic \u2068mail.send\u2069: their token does not say so" in page.text
+    browser.language = "zh"
+    assert "不能对主题 \u2068mail.send\u2069 执行 read" in browser.get("/tasks/mail.send/1").text
+
+
+def test_a_session_that_ends_while_a_page_is_open(
+    one: Running, browser: Browser, token: str, clock: ManualClock
+) -> None:
+    assert browser.log_in(token).status == 200
+    clock.advance(13 * 3_600_000)
+    part = {"hx-request": "true", "hx-current-url": f"http://{browser.host}/tasks?state=dead"}
+    answer = browser("GET", "/tasks/a/b/live", headers=part)
+    assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login?next=%2Ftasks%3Fstate%3Ddead")
+    elsewhere = {"hx-request": "true", "hx-current-url": "http://x//evil.example"}
+    assert browser("GET", "/tasks/a/b/live", headers=elsewhere).headers["hx-redirect"] == "/login?next=%2F"
+    form = browser.post("/changes", {"verb": "cancel"}, referer=f"http://{browser.host}/tasks?state=due")
+    assert led_to(form) == "/login?next=%2Ftasks%3Fstate%3Ddue"
+    assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
+
+
+def test_a_session_ends_with_its_token(one: Running, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, header = one.run(make(one.app, "ann"))
+    one.run(make(one.app, "bo"))
+    assert browser.log_in(header).status == 200
+    one.run(Tokens(Kept(one.app.store, one.app.clock)).revoke(token.id))
+    one.run(_as_if_later(one))
+    assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
+
+
+async def _as_if_later(one: Running) -> None:
+    """What is known of the tokens is as old as it may get."""
+    assert one.serving.service is not None
+    access = one.serving.service._access
+    access._read_at -= FRESH  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "junk",
+    ["", ";;;", "=", "a", "é=ü", COOKIE, f"{COOKIE}=", f"{COOKIE}=x; {COOKIE}=y", "bide_language=xx",
+     "bide_zone=../../etc/passwd", "x" * 9_000, f"{COOKIE}=1.aaaaaaaa.1.{'A' * 22}.{'A' * 43}"],
+)  # fmt: skip
+def test_cookies_that_are_junk(browser: Browser, token: str, junk: str) -> None:
+    answer = browser("GET", "/tasks", headers={"cookie": junk})
+    assert led_to(answer) == "/login?next=%2Ftasks"
+    page = browser("GET", "/login", headers={"cookie": junk})
+    assert page.status == 200
+    assert page.all("html")[0]["lang"] == "en"
+
+
+def test_the_language_is_chosen_and_kept(browser: Browser) -> None:
+    page = browser.get("/tasks?state=dead")
+    answer = browser.get(page.links["中文"])
+    assert led_to(answer) == "/tasks?state=dead"
+    page = browser.get(led_to(answer))
+    assert page.all("html")[0]["lang"] == "zh-CN"
+    assert "没有找到任务" in page.text
+    browser.get(page.links["English"])
+    assert "No task was found" in browser.get("/tasks?state=dead").text
+    assert browser.get("/language?to=xx").status == 422
+    assert browser.get("/language").status == 422
+
+
+def test_without_a_token_there_is_nothing_to_log_in_to(browser: Browser) -> None:
+    assert led_to(browser.get("/login?next=%2Ftasks")) == "/tasks"
+    assert browser.get("/tasks").status == 200

@@ -1,0 +1,287 @@
+"""How requests find their pages, and what is said when something is wrong: a page, within two seconds."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.redis_server import RedisServer
+from tests.service.calling import Running, running
+from tests.service.console.browsing import Browser, Page
+from tests.service.test_access import make
+
+from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
+from bide.service.sessions import COOKIE
+from bide.stores.memory import MemoryStore
+from bide.testing import FaultyStore
+
+SOON = 2.0
+"""Seconds within which a page says that the store is away."""
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Running]:
+    with running("memory:") as found:
+        yield found
+
+
+@pytest.fixture
+def browser(one: Running) -> Iterator[Browser]:
+    found = Browser(one.url)
+    yield found
+    found.close()
+
+
+# --- requests
+
+
+def test_every_page_is_safe(browser: Browser) -> None:
+    for path in ("/tasks", "/tasks/a/b", "/none", "/login", "/tasks?state=x", "/tasks/%00/b"):
+        page = browser.get(path)
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert page.headers["cache-control"] == "no-store"
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["vary"] == "cookie, accept-language"
+        for tag, attributes in page.elements:
+            assert not [name for name in attributes if name.startswith(("on", "hx-on")) or name == "style"]
+            assert tag != "style"
+            assert tag != "script" or attributes.get("src", "").startswith("/static/")  # type: ignore[union-attr]
+
+
+def test_head_is_get_without_a_body(browser: Browser) -> None:
+    for path in ("/tasks", "/tasks/a/b", "/login", "/none", browser.get("/tasks").all("script")[0]["src"] or ""):
+        whole, head = browser.get(path), browser("HEAD", path)
+        assert (head.status, head.body) == (whole.status, b"")
+        assert head.headers.get("content-type") == whole.headers.get("content-type")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/tasks", "GET, HEAD"), ("PUT", "/tasks/a/b", "GET, HEAD"), ("GET", "/logout", "POST"),
+        ("DELETE", "/tasks/a/b/payload", "GET, HEAD"), ("PUT", "/login", "GET, HEAD, POST"),
+        ("OPTIONS", "/tasks", "GET, HEAD"),
+    ],
+)  # fmt: skip
+def test_wrong_methods(browser: Browser, method: str, path: str, allowed: str) -> None:
+    page = browser(method, path)
+    assert page.status == 405
+    assert page.headers["allow"] == allowed
+    assert "Not with this method" in page.text
+
+
+def test_static_files_are_kept_for_ever_and_only_read(browser: Browser) -> None:
+    src = browser.get("/tasks").all("script")[0]["src"] or ""
+    assert "immutable" in browser.get(src).headers["cache-control"]
+    assert browser("POST", src).status == 405
+    for path in ("/static/none.js", "/static/../site.py", "/static/%2e%2e/site.py", "/static/"):
+        assert browser.get(path).status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/none", "/tasks/", "/tasks/a", "/tasks/a/", "/tasks//b", "/tasks/a/b/none", "/tasks/a/b/c/d", "//tasks", "/%",
+        "/%C3%A9", "/%ff",
+    ],
+)  # fmt: skip
+def test_unknown_paths(browser: Browser, path: str) -> None:
+    page = browser.get(path)
+    assert page.status == 404
+    assert "There is no such page" in page.text
+    machine = browser("GET", "/none", headers={"accept": "application/json"})
+    assert machine.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    "path", ["/tasks/%zz/b", "/tasks/a/%", "/tasks/%ff/b", "/tasks/a/%c3", "/tasks?topic=%ff", "/tasks?key=%c3%28"]
+)
+def test_broken_encoding(browser: Browser, path: str) -> None:
+    page = browser.get(path)
+    assert page.status == 422
+    assert "A value is not accepted" in page.text
+
+
+def test_too_many_fields(browser: Browser) -> None:
+    assert browser.get("/tasks?" + "&".join(f"a{n}=" for n in range(4_900))).status == 200
+    assert browser.get("/tasks?" + "&".join(f"a{n}=" for n in range(5_100))).status == 422
+    page = browser.get("/tasks")
+    many = [("csrf", page.all("body")[0]["hx-headers"] or ""), *((f"a{n}", "") for n in range(5_100))]
+    assert browser.post("/changes", many).status == 422
+
+
+# --- who asks
+
+
+def test_what_changes_something_must_come_from_our_page(browser: Browser) -> None:
+    browser.get("/tasks")
+    csrf = (browser.get("/tasks").all("body")[0]["hx-headers"] or "").split('"')[3]
+    for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
+        page = browser.post("/changes", fields)
+        assert page.status == 403
+        assert "this form is not of your session" in page.text
+    for headers in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://evil.example"},
+    ):
+        page = browser.post("/changes", {"csrf": csrf}, **headers)
+        assert page.status == 403
+        assert "a page of another" in page.text
+    other = Browser(browser.host.join(("http://", "")))
+    other.get("/tasks")
+    assert other.post("/changes", {"csrf": csrf}).status == 403
+    other.close()
+    assert browser.post("/changes", {"csrf": csrf, "verb": "none"}).status == 422
+    assert browser("POST", "/changes", b"\x00\xff", {"content-type": "multipart/form-data"}).status == 422
+
+
+def test_a_name_that_leads_here_is_not_ours(browser: Browser) -> None:
+    for host in ("evil.example", "evil.example:8420", "127.0.0.1.evil.example"):
+        page = browser("GET", "/tasks", headers={"host": host})
+        assert page.status == 403
+        assert "not by that name" in page.text
+        assert COOKIE not in page.headers.get("set-cookie", "")
+
+
+def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser) -> None:
+    """The browser keeps the cookie back on such a link: a new session would end the forms of all open pages."""
+    browser.get("/tasks")
+    kept = browser.cookies[COOKIE]
+    again = browser("GET", "/tasks", headers={"sec-fetch-site": "cross-site", "cookie": ""})
+    assert again.status == 200
+    assert again.all("meta", content="0")
+    assert "set-cookie" not in again.headers
+    assert browser.get("/tasks").status == 200
+    assert browser.cookies[COOKIE] == kept
+
+
+# --- a store that is slow, or away
+
+
+def checked(browser: Browser, path: str, *texts: str, status: int = 503) -> Page:
+    began = time.monotonic()
+    page = browser.get(path)
+    assert time.monotonic() - began < SOON
+    assert page.status == status, page
+    for text in texts:
+        assert text in page.text
+    return page
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (StoreUnavailable("secret address"), 503, "The store is away"), (StoreFull("secret"), 503, "The store is full"),
+        (StoreCorrupt("secret"), 503, "The store is away"), (OutcomeUnknown("secret"), 503, "The answer was lost"),
+        (RuntimeError("secret"), 500, "A defect of the console"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_store_are_pages(error: Exception, status: int, text: str) -> None:
+    store = FaultyStore(MemoryStore())
+    with running(store) as one:
+        browser = Browser(one.url)
+        assert browser.get("/tasks/a/b").status == 404
+        store.fault = lambda point: error if point in ("find:before", "get:before") else None
+        for path in ("/tasks?topic=none", "/tasks/a/b"):
+            page = checked(browser, path, text, status=status)
+            assert "secret" not in page.text
+            assert page.links["Try again"] == path
+        store.fault = lambda point: None
+        assert browser.get("/tasks/a/b").status == 404
+        browser.close()
+
+
+@pytest.mark.real_time
+def test_a_slow_store_is_told_in_time() -> None:
+    store = FaultyStore(MemoryStore())
+    with running(store) as one:
+        browser = Browser(one.url)
+        assert browser.get("/tasks").status == 200
+        store.latency = lambda name: 2.2 if name == "get" else 0.0
+        page = checked(browser, "/tasks/a/b", "The store does not answer", "it is slow, or away")
+        assert page.links["Try again"] == "/tasks/a/b"
+        part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
+        assert part.status == 200
+        assert "The store does not answer" in part.text
+        assert not part.all("html")
+        store.latency = None
+        assert browser.get("/tasks").status == 200
+        browser.close()
+
+
+@pytest.mark.faults
+@pytest.mark.real_time
+def test_a_redis_that_stands_still(tmp_path: Path) -> None:
+    """Also for whoever comes first: before any token was read."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    try:
+        with running(f"{server.url}?shards=2") as one:
+            browser, first = Browser(one.url), Browser(one.url)
+            server.pause()
+            try:
+                checked(first, "/tasks", "The store")
+                checked(browser, "/tasks/order.close/42", "The store")
+                assert COOKIE not in browser.cookies
+            finally:
+                server.resume()
+            _recovers(browser)
+            server.pause()
+            try:
+                checked(browser, "/tasks?state=dead", "The store")
+            finally:
+                server.resume()
+            _recovers(browser)
+            browser.close()
+            first.close()
+    finally:
+        server.stop()
+
+
+@pytest.mark.faults
+@pytest.mark.real_time
+def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path) -> None:
+    """The first page needs to write the key of the sessions."""
+    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
+        browser = Browser(one.url)
+        other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        try:
+            checked(browser, "/tasks", "The store")
+        finally:
+            other.execute("ROLLBACK")
+        _recovers(browser)
+        other.execute("BEGIN IMMEDIATE")
+        try:
+            assert browser.get("/tasks").status == 200  # looking waits for no writer
+        finally:
+            other.execute("ROLLBACK")
+            other.close()
+        browser.close()
+
+
+def _recovers(browser: Browser) -> None:
+    """By itself, and soon."""
+    until = time.monotonic() + 15
+    while browser.get("/tasks").status != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with running("memory:") as one:
+        one.run(make(one.app, "ann"))
+        _, header = one.run(make(one.app, "bo", topics=("order.*",)))
+        browser = Browser(one.url)
+        browser.log_in(header)
+        with caplog.at_level("WARNING", logger="bide.audit"):
+            browser.get("/tasks/mail.send/1")
+        browser.close()
+    assert [one for one in caplog.records if one.name == "bide.audit" and "mail.send" in one.getMessage()]

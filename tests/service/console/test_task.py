@@ -1,0 +1,429 @@
+"""One task's page: what it is, why it was late, what was done to it, its payload, and what may be done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.service.calling import Api, Running, running
+from tests.service.console.browsing import Browser, Page
+from tests.service.test_access import make
+
+from bide import Bide, Ladder
+from bide.core.instants import as_datetime
+from bide.core.records import Ref
+from bide.engine.pauses import Pauses
+from bide.service.callers import Verb
+from bide.service.console.payloads import MOST_SHOWN, dump, pretty, shown
+from bide.testing import ManualClock
+
+START = 1_900_000_020_000  # 2030-03-17T17:47:00Z, a whole minute
+MINUTE = 60_000
+TOPIC = "order.close"
+
+
+class World:
+    """An instance whose clock stands still until it is moved, somebody who calls it, and somebody who looks."""
+
+    def __init__(self, service: Running, clock: ManualClock) -> None:
+        self.service = service
+        self.clock = clock
+        self.api = Api(service.url)
+        self.browser = Browser(service.url)
+
+    def page(self, key: str = "4711", topic: str = TOPIC, **query: object) -> Page:
+        return self.browser.get(f"/tasks/{topic}/{key}", **query)
+
+    def lease(self, key: str = "4711") -> Any:
+        [task] = self.api.lease(TOPIC)
+        assert task["key"] == key
+        return task
+
+    def schedule(self, payload: object, key: str = "4711", **options: Any) -> None:
+        self.service.run(_schedule(self.service.app, payload, key, options))
+
+    def flush(self) -> None:
+        self.service.run(self.service.app.history.flush())
+
+    def close(self) -> None:
+        self.api.close()
+        self.browser.close()
+
+
+async def _schedule(app: Bide, payload: object, key: str, options: Any) -> None:
+    when = {} if "at" in options else {"delay": "0s"}
+    await app.schedule(TOPIC, payload, key=key, **when | options)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    clock = ManualClock(START)
+    url = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db"
+    with running(url, keep_done="1h", keep_cancelled="1h", clock=clock) as service:
+        found = World(service, clock)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def plain() -> Iterator[World]:
+    """On a store in memory, for what has nothing to do with the store."""
+    clock = ManualClock(START)
+    with running("memory:", keep_done="1h", keep_cancelled="1h", clock=clock) as service:
+        found = World(service, clock)
+        yield found
+        found.close()
+
+
+def deliveries(page: Page) -> list[list[str]]:
+    """The table of deliveries, the newest first: number, outcome, planned, began, late, took, worker, error, next."""
+    return [row for row in page.rows if len(row) == 9 and row[0] != "No."]
+
+
+def changes(page: Page) -> list[list[str]]:
+    return [row for row in page.rows if len(row) == 5 and row[0] != "When"]
+
+
+def fact(page: Page, name: str) -> str:
+    """A row of the table of times."""
+    [found] = [row for row in page.rows if row and row[0] == name]
+    return " ".join(found[1:])
+
+
+# --- a life
+
+
+def test_one_that_waits(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="15m", group="user-7", payload={"order": 4711})
+    page = world.page()
+    assert page.status == 200
+    assert "waiting It waits until it is due, in 15m." in page.text
+    assert fact(page, "Due, as asked for") == "2030-03-17 18:02:00.000 in 15m"
+    assert fact(page, "Scheduled") == "2030-03-17 17:47:00.000 now"
+    assert page.links["user-7"] == "/tasks?group=user-7"
+    assert page.links[TOPIC] in (f"/topics/{TOPIC}", f"/tasks?topic={TOPIC}")
+    assert "There was none yet." in page.text
+    assert '{ "order": 4711 }' in page.text
+    assert page.verbs == ["move", "shift", "fire", "cancel"]
+    fields = page.fields()
+    assert fields["scope"] == "chosen"
+    assert fields["back"] == f"/tasks/{TOPIC}/4711"
+    assert fields["ref"].startswith(f"{TOPIC}/4711@")
+    assert page.field("to") == "2030-03-17 18:02:00"
+
+
+def test_why_an_order_closed_late(world: World) -> None:
+    """Forty others were due in its minute, and all of them were as late."""
+    for number in range(40):
+        world.api.put(TOPIC, f"other-{number}", delay="5m")
+    world.api.put(TOPIC, "4711", delay="5m")
+    world.clock.advance(5 * MINUTE + 4_000)
+    tasks = world.api.lease(TOPIC, 100)
+    world.clock.advance(120)
+    for task in tasks:
+        assert world.api.settle(task, "done")
+    world.flush()
+    page = world.page()
+    assert "done It is done: delivered 4s after it was due, which took 120 ms." in page.text
+    assert fact(page, "Lateness").startswith("4s ")
+    assert "Why it was not on time" in page.text
+    assert "Delivery 1 began 4s after it was planned." in page.text
+    assert "40 others of this topic were planned for the same minute, 17:52." in page.text
+    assert "Of the 41 deliveries of this topic that began at 17:52, half were at most 4s late" in page.text
+    assert "So the whole topic was late then" in page.text
+    assert [row[:2] for row in deliveries(page)] == [["1", "done"]]
+    assert deliveries(page)[0][2:6] == ["2030-03-17 17:52:00.000", "2030-03-17 17:52:04.000", "4s", "120 ms"]
+    assert page.verbs == []
+
+
+def test_one_that_was_late_alone(plain: World) -> None:
+    for number in range(40):
+        plain.api.put(TOPIC, f"other-{number}", delay="5m")
+    plain.clock.advance(5 * MINUTE)
+    for task in plain.api.lease(TOPIC, 100):
+        plain.api.settle(task, "done")
+    plain.api.put(TOPIC, "4711", delay="0s")
+    plain.clock.advance(9_000)
+    plain.api.settle(plain.lease(), "done")
+    plain.flush()
+    page = plain.page()
+    assert "half were at most 0 ms late" in page.text
+    assert "So most others were on time" in page.text
+
+
+def test_nobody_worked_for_a_while(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="1m")
+    world.clock.advance(9 * MINUTE + 30_000)
+    world.api.settle(world.lease(), "done")
+    world.flush()
+    assert "From 17:49 to 17:56 nothing of this topic began" in world.page().text
+
+
+def test_failed_deliveries_and_the_pauses_between_them(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="1m")
+    for error, pause in (("HTTP 503: <b>overloaded</b>", "15s"), ("timeout\nafter 30 s", "30s")):
+        world.clock.advance(MINUTE)
+        task = world.lease()
+        world.clock.advance(70)
+        assert world.api.settle(task, "retry", error=error, delay=pause)
+    page = world.page()
+    assert "waiting It waits for its retry, in 30s; failed so far: 2." in page.text
+    assert [row[:2] + row[4:6] + row[7:8] for row in deliveries(page)] == [
+        ["2", "failure", "45s", "70 ms", "timeout⏎after 30 s"],
+        ["1", "failure", "0 ms", "70 ms", "HTTP 503: <b>overloaded</b>"],
+    ]
+    assert "Its first delivery was on time, 0 ms after it was due, and failed." in page.text
+    assert "2 deliveries failed; the pauses before the retries come to 45s." in page.text
+    world.clock.advance(30_000)
+    world.api.settle(world.lease(), "dead", error="no such order")
+    page = world.page()
+    assert "dead It is dead, now: nothing more happens to it unless somebody redrives it." in page.text
+    assert deliveries(page)[0][1] == "dead"
+    assert page.verbs == ["redrive"]
+    assert "no such order" in page.text
+
+
+def test_one_that_is_being_delivered(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="0s")
+    world.clock.advance(30)
+    world.lease()
+    world.clock.advance(2_000)
+    page = world.page()
+    assert "leased It is being delivered by " in page.text
+    assert ", since 2s ago." in page.text
+    assert [row[:2] + row[4:6] for row in deliveries(page)] == [["1", "running", "30 ms", ""]]
+    assert page.verbs == ["cancel"]
+    world.clock.advance(60 * MINUTE)
+    page = world.page()
+    assert "leased lease over" in page.text
+    assert "had it and is lost: its lease ended" in page.text
+    assert world.api.lease(TOPIC)[0]["attempt"] == 2
+    page = world.page()
+    assert [row[:2] for row in deliveries(page)] == [["2", "running"], ["1", "lost"]]
+    assert "Delivery 1 was lost: its worker died or hung" in page.text
+
+
+def test_who_moved_it_from_when_to_when(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="5m")
+    world.clock.advance(1_000)
+    world.api.done("PATCH", f"/v1/topics/{TOPIC}/tasks/4711", {"delay": "10m"})
+    world.clock.advance(1_000)
+    world.api.done("POST", "/v1/fire", [{"topic": TOPIC, "key": "4711"}])
+    page = world.page()
+    assert changes(page) == [
+        [
+            "2030-03-17 17:47:02.000",
+            "anonymous",
+            "fire_now: moved",
+            "2030-03-17 17:57:01.000",
+            "2030-03-17 17:47:02.000",
+        ],
+        [
+            "2030-03-17 17:47:01.000",
+            "anonymous",
+            "reschedule: moved",
+            "2030-03-17 17:52:00.000",
+            "2030-03-17 17:57:01.000",
+        ],
+    ]
+    assert "It was moved 2 times; before that it was due at 2030-03-17 17:52:00.000." in page.text
+    world.api.done("DELETE", f"/v1/topics/{TOPIC}/tasks/4711")
+    page = world.page()
+    assert "cancelled It was cancelled, now" in page.text
+    assert changes(page)[0][2:] == ["cancel: cancelled", "", ""]
+    assert page.verbs == []
+
+
+def test_a_new_life_remembers_the_old_one(world: World) -> None:
+    world.api.dead(TOPIC, "4711")
+    world.clock.advance(1_000)
+    world.api.done("POST", "/v1/redrive", [{"topic": TOPIC, "key": "4711"}])
+    page = world.page()
+    assert "There was none yet." not in page.text
+    assert "Deliveries of earlier lives" in page.text
+    assert [row[:2] + row[7:8] for row in deliveries(page)] == [["1", "dead", "broken"]]
+    assert changes(page)[0][2] == "redrive: redriven"
+
+
+def test_one_that_nobody_takes(plain: World) -> None:
+    plain.api.put(TOPIC, "4711", delay="0s")
+    plain.clock.advance(5_000)
+    page = plain.page()
+    assert "It has been due for 5s and waits for a worker." in page.text
+    assert "no worker has had room for it, or none works on this topic" in page.text
+
+
+def test_a_paused_topic_says_so(plain: World) -> None:
+    plain.service.run(Pauses(plain.service.app.store, plain.clock).pause(TOPIC, who="anna"))
+    plain.api.put(TOPIC, "4711", delay="0s")
+    plain.clock.advance(1_000)
+    page = plain.page()
+    assert "is held back: its topic is paused." in page.text
+    assert "by \u2068anna\u2069: nothing of it is given out until it is resumed." in page.text
+
+
+def test_what_was_due_when_it_was_scheduled(plain: World) -> None:
+    plain.schedule(None, at=as_datetime(START - 65_000))
+    assert "It was scheduled 1m 5s after the time that was asked for" in plain.page().text
+
+
+# --- the part that is kept fresh
+
+
+def test_the_part_that_is_asked_for_again(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="5m")
+    page = world.page()
+    [live] = [one["data-live"] or "" for one in page.all("div", **{"data-every": "2000"})]
+    part = world.browser("GET", live, headers={"hx-request": "true"})
+    assert part.status == 200
+    assert not part.all("html")
+    assert "It has changed since" not in part.text
+    world.api.done("PATCH", f"/v1/topics/{TOPIC}/tasks/4711", {"delay": "10m"})
+    part = world.browser("GET", live, headers={"hx-request": "true"})
+    assert "It has changed since this page was loaded" in part.text
+    assert part.links["Load it again"] == f"/tasks/{TOPIC}/4711"
+    world.api.done("DELETE", f"/v1/topics/{TOPIC}/tasks/4711")
+    assert [one for one in world.page().all("div", **{"data-every": "2000"}) if "data-over" in one]
+    world.clock.advance(61 * MINUTE)
+    world.service.run(_purge(world.service.app))
+    assert "It is over and forgotten" in world.browser("GET", live, headers={"hx-request": "true"}).text
+    page = world.page()
+    assert page.status == 404
+    assert "It never was there, or it is over and forgotten." in page.text
+    assert page.links["Look for this key in all topics"] == "/tasks?key=4711"
+
+
+async def _purge(app: Bide) -> None:
+    await app.store.purge(now=app.clock.now(), limit=100)
+    assert await app.store.get([Ref(TOPIC, "4711")]) == [None]
+
+
+def test_what_came_of_a_change(plain: World) -> None:
+    plain.api.put(TOPIC, "4711", delay="5m")
+    for said, text in (("moved", "It was moved."), ("stale_token", "it is no longer as you saw it")):
+        assert text in plain.page(said=said).text
+    assert "<i>" not in plain.page(said="<i>").text
+
+
+@pytest.mark.parametrize(
+    "path", ["/tasks/a%00b/1", "/tasks/a/%0a", "/tasks/bide:settings/session-key", "/task", "/task?topic=a"]
+)
+def test_names_that_cannot_be(plain: World, path: str) -> None:
+    assert plain.browser.get(path).status == 422
+
+
+def test_what_one_may_do(plain: World) -> None:
+    plain.schedule(None, delay="5m")
+    _, header = plain.service.run(
+        make(plain.service.app, "ann", verbs=frozenset({Verb.READ, Verb.FIRE}), topics=("order.*",))
+    )
+    plain.browser.log_in(header)
+    assert plain.page().verbs == ["fire"]
+
+
+# --- payloads
+
+
+def pres(page: Page) -> int:
+    return len(page.all("pre"))
+
+
+def test_payloads(plain: World) -> None:
+    plain.schedule({"a": [1, {"b": "<script>alert(1)</script>"}], "c": {}, "d": []})
+    page = plain.page()
+    assert "alert(1)" in page.text
+    assert len(page.all("script")) == 3
+    assert pres(page) == 2
+    plain.schedule(b"plain \x00 \xe2\x80\xae text")
+    page = plain.page()
+    assert "plain ␀ [RIGHT-TO-LEFT OVERRIDE] text" in page.text
+    assert "It is text, and not JSON." in page.text
+    plain.schedule(b"\xff\xfe\x00<b>")
+    page = plain.page()
+    assert "000000 ff fe 00 3c 62 3e ···<b>" in page.text
+    plain.schedule(b"")
+    assert "It is empty." in plain.page().text
+
+
+@pytest.mark.parametrize(
+    "data", [b"x" * 262_144, b"\xff" * 262_144, json.dumps(["é" * 50] * 800).encode(), b"[" * 200_000]
+)
+def test_large_payloads_are_cut_and_can_be_had_whole(plain: World, data: bytes) -> None:
+    plain.schedule(data)
+    page = plain.page()
+    assert f"{len(data) / 1024:,.1f} KiB" in page.text
+    assert len(page.body) < 6 * MOST_SHOWN
+    whole = plain.browser.get(page.links["Download all of it"])
+    assert whole.body == data
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert whole.headers["content-disposition"].startswith('attachment; filename="payload-')
+    assert whole.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+
+
+def test_headers_and_a_policy_of_its_own(plain: World) -> None:
+    plain.schedule(None, headers={"trace": "<i>1</i>"}, retry=Ladder("15s", "3m"))
+    page = plain.page()
+    assert "<i>1</i>" in page.text
+    assert "ladder Pauses 15s, 3m" in page.text
+
+
+# --- how a payload is laid out
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_json_is_laid_out_and_means_the_same(value: object) -> None:
+    text = msgspec.json.encode(value).decode()
+    laid_out, cut = pretty(text, 10**9)
+    assert not cut
+    assert json.loads(laid_out) == json.loads(text)
+    assert laid_out == json.dumps(json.loads(text), indent=2, ensure_ascii=False) or _other_numbers(text)
+
+
+def _other_numbers(text: str) -> bool:
+    """Python writes some floats in another way, and some characters in strings escaped."""
+    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) != text
+
+
+def test_what_was_written_is_shown_as_it_was_written() -> None:
+    assert pretty('{"a":1.10,"a":1E400,"b":"\\u003c"}', 100) == (
+        '{\n  "a": 1.10,\n  "a": 1E400,\n  "b": "\\u003c"\n}',
+        False,
+    )
+
+
+@given(st.binary(max_size=300))
+def test_any_payload_can_be_shown(data: bytes) -> None:
+    found = shown(data)
+    assert found.size == len(data)
+    assert (found.raw is None) is (found.dump is not None)
+    if found.dump is not None:
+        assert bytes.fromhex("".join(line[8:55] for line in found.dump.splitlines())) == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900, b"[1," * 500 + b"1" + b"]" * 500]
+)
+def test_what_is_nested_deeply_stays_small(data: bytes) -> None:
+    found = shown(data)
+    assert len(found.pretty or "") + len(found.raw or "") <= 3 * MOST_SHOWN
+
+
+def test_a_dump() -> None:
+    assert dump(b"\x00A" * 9) == (
+        "000000  00 41 00 41 00 41 00 41 00 41 00 41 00 41 00 41  ·A·A·A·A·A·A·A·A\n"
+        "000010  00 41                                            ·A"
+    )
