@@ -24,7 +24,8 @@ from bide.cli.wording import length_words, local_words, printable
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
 from bide.core.records import Count
-from bide.engine.overview import Figure, Holder, OfTopic, Overview, Overviews
+from bide.engine.overview import Figure, Holder, OfTopic, Overview
+from bide.engine.overview_looks import Overviews
 from bide.engine.throughput import Flow
 from bide.ports import Served
 
@@ -55,7 +56,7 @@ def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
     step = duration(every, field="--every")
     if not _LEAST <= step <= _MOST:
         raise BadInput("--every", every, f"a length from {duration_text(_LEAST)} to {duration_text(_MOST)}")
-    screen = _Screen(surroundings.shown_store)
+    screen = Screen(surroundings.shown_store)
 
     async def work(app: Bide) -> Exit:
         overviews = Overviews(app)
@@ -88,7 +89,7 @@ async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Che
     return overview, (await ready(app)).checks
 
 
-class _Screen:
+class Screen:
     """Draws it, for a window of any size."""
 
     def __init__(self, store: str) -> None:
@@ -244,7 +245,7 @@ def _table(heads: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[
     first = width - sum(widths) - len(widths)
     if first < 12:  # a narrow window keeps the first columns
         return _table(heads[:-1], widths[:-1], [row[:-1] for row in rows], width) if widths else []
-    known = max(len(heads[0]), *(row[0].cell_len for row in rows))
+    known = max(len(heads[0]), *(row[0].cell_len for row in rows)) + 1
     all_widths = [min(first, max(known, 12)), *widths]
     if heads[-1] == "works on":
         all_widths[-1] += first - all_widths[0]

@@ -1,55 +1,28 @@
 """All of a store at a glance: how much there is, how late it goes out, and who works on it.
 
-An overview may be open all day, in many browsers, over a store with millions of tasks. So what is shown comes from a
-few looks (`engine.looks`), each of which takes a small share of one processor at most, however many ask:
-
-* the counts of each topic and state, which most stores stop at ten thousand;
-* where they stopped, an exact count of what is pending, as seldom as its cost asks for: it shows how old it is;
-* the history of the last two minutes, the pauses, and who says that he lives;
-* what is held by whom, and since when the oldest task is due, in topics that have any.
-
-All is kept by topic, so that `Seen.overview` can tell everybody what is of the topics that they may see.
+What was looked at (see `overview_looks`) is kept by topic, so that `Seen.overview` can tell everybody what is of the
+topics that they may see.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.records import Count, Filter, Page, State, Tally, Topic
-from bide.engine.client import Client
-from bide.engine.looks import Look
-from bide.engine.pauses import Pause, Pauses
-from bide.engine.presence import Held, Holding, Presence
-from bide.engine.throughput import Flow, May, Recent, Throughput
-from bide.ports import Served
+from bide.core.instants import Millis
+from bide.core.records import Count, State, Tally, Topic
+from bide.engine.pauses import Pause
+from bide.engine.presence import Held, Holding
+from bide.engine.throughput import Flow, May, Recent
 
-EVERY = 1.5
-"""Seconds between two looks of a kind at least; who asks every two seconds gets a new one each time."""
-_MOST_TOPICS = 20
-"""Topics of which the oldest due task is looked for, and what is held: those that have the most."""
-_EXACT_SHARE = 0.002
-_WORK_SHARE = 0.002
-_TOLD_SHARE = 0.02
-"""These calls cost little; what they take is mostly the way to the store."""
-_ENOUGH = 0.1
-"""Seconds after which an exact count is not begun again with a higher limit."""
-_TOO_LONG = 0.25
-_SOON = 0.15
-"""Seconds that somebody waits for the first exact count; after that it is shown as soon as it is there."""
 _SETTLED: Millis = 5_000
 """What has been due for less may be taken yet, by somebody who waits over HTTP."""
-_FIRST_LIMIT = 1_000_000
-_HIGHEST_LIMIT = 100_000_000
-_LEAST_LIMIT = 20_000
 
 
-class Figure(NamedTuple):
+class Figure(Struct, frozen=True):
     """How many, and when that was counted."""
 
     count: Count
@@ -104,7 +77,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     oldest_due: tuple[Topic, Millis] | None
     """Of which topic the task is that is due for longest, as far as looked for, and since when."""
     minute: Flow | None
-    """None here and below: that is not to be had from this store (a service's tells neither history nor pauses)."""
+    """None here and below: a service, which tells no history, is in between."""
     hour: Flow | None
     by_minute: Sequence[int]
     """Deliveries that began in each minute of the last hour, the running one last."""
@@ -157,7 +130,7 @@ class Told(NamedTuple):
     """What processes tell of themselves, and what is paused. None: not to be had."""
 
     recent: Recent | None
-    pauses: Mapping[Topic, Pause] | None
+    pauses: Mapping[Topic, Pause]
     workers: Mapping[str, Sequence[Topic]] | None
 
 
@@ -179,7 +152,7 @@ class Seen(NamedTuple):
 
     def overview(self, may: May | None = None) -> Overview:
         """Of the topics that somebody may see; None: of all. O(topics + holders)."""
-        recent, pauses = self.told.recent, self.told.pauses
+        recent = self.told.recent
         topics = self._topics(may)
         oldest = [(since, topic) for topic, since in self.work.oldest.items() if may is None or may(topic)]
         ended = (self.counts.tally.counts.get((one.topic, state)) for one in topics for state in _ENDED)
@@ -198,13 +171,13 @@ class Seen(NamedTuple):
             holders=self._holders(may),
             holders_known=self.told.workers is not None,
             holding_whole=self.work.holding.whole,
-            paused=[pause for topic, pause in sorted((pauses or {}).items()) if may is None or may(topic)],
+            paused=[pause for topic, pause in sorted(self.told.pauses.items()) if may is None or may(topic)],
             unworked=[one for one in topics if self._is_unworked(one)],
         )
 
     def _topics(self, may: May | None) -> list[OfTopic]:
         counts, exact = self.counts, self.exact
-        names = {topic for topic, _ in counts.tally.counts} | set(self.told.pauses or ())
+        names = {topic for topic, _ in counts.tally.counts} | set(self.told.pauses)
         workers: defaultdict[Topic, int] = defaultdict(int)
         for topics in (self.told.workers or {}).values():
             for topic in topics:
@@ -222,7 +195,7 @@ class Seen(NamedTuple):
                 due=_better(counts.due(topic), counts.at, None if exact is None else exact.due(topic), exact),
                 leased=number(topic, State.LEASED),
                 dead=number(topic, State.DEAD),
-                pause=(self.told.pauses or {}).get(topic),
+                pause=self.told.pauses.get(topic),
                 workers=None if self.told.workers is None else workers[topic],
             )
             for topic in names
@@ -257,100 +230,6 @@ class Seen(NamedTuple):
 _ENDED = (State.DONE, State.CANCELLED)
 
 
-class Overviews:
-    """Looks at the store of an open client for all who ask. Make it in the client's event loop."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._loop = asyncio.get_running_loop()
-        self._presence = Presence(client)
-        self._served = isinstance(client.store, Served)
-        self._pauses = Pauses(client.store, client.clock)
-        self._throughput = Throughput(client.store, client.clock)
-        self._limit, self._highest = _FIRST_LIMIT, _HIGHEST_LIMIT
-        self._last_exact: Counted | None = None
-        self._counts = Look(self._count, every=EVERY)
-        self._exact = Look(self._count_exactly, every=EVERY, share=_EXACT_SHARE)
-        self._told = Look(self._listen, every=EVERY, share=_TOLD_SHARE)
-        self._work = Look(self._look_at_work, every=EVERY, share=_WORK_SHARE)
-
-    async def get(self) -> Seen:
-        """What there is, each part as old as its look. Raises StoreError."""
-        counts, told, work = await asyncio.gather(self._counts.get(), self._told.get(), self._work.get())
-        if _stopped(counts):
-            try:
-                async with asyncio.timeout(_SOON if self._last_exact is None else 0):
-                    self._last_exact = await self._exact.get()
-            except TimeoutError:
-                pass  # it goes on, and who asks next has it; until then what is known has to do
-        return Seen(self._client.clock.now(), counts, self._last_exact, told, work)
-
-    async def close(self) -> None:
-        """Let no look go on."""
-        for look in (self._work, self._told, self._exact, self._counts):
-            await look.close()
-
-    # --- the looks
-
-    async def _count(self) -> Counted:
-        now = self._client.clock.now()
-        return Counted(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
-
-    async def _count_exactly(self) -> Counted:
-        """As far as it can be afforded: a limit that was too low is raised while that is quick, one that took too long
-        is lowered for the next time."""
-        stopped = max(sum(not count.exact for count in (await self._counts.get()).tally.counts.values()), 1)
-        limit = max(self._limit // stopped, _LEAST_LIMIT)
-        began = self._loop.time()
-        while True:
-            now, since = self._client.clock.now(), self._loop.time()
-            edges = (0, now + 1, LAST_INSTANT)
-            tally = await self._client.tally([as_datetime(edge) for edge in edges], upto=limit)
-            took, in_all = self._loop.time() - since, self._loop.time() - began
-            exact = all(count.exact for counts in tally.forecast.values() for count in counts)
-            if took > _TOO_LONG:
-                self._highest = max(limit // 4, _LEAST_LIMIT)
-            elif took < _TOO_LONG / 4:
-                self._highest = min(self._highest * 2, _HIGHEST_LIMIT)
-            if exact or in_all > _ENOUGH or 4 * limit > self._highest:
-                self._limit = min(limit, self._highest) * stopped
-                return Counted(tally, now)
-            limit *= 4
-
-    async def _listen(self) -> Told:
-        if self._served:
-            return Told(None, None, await self._presence.workers())
-        recent, _, workers = await asyncio.gather(
-            self._throughput.look(), self._pauses.look(), self._presence.workers()
-        )
-        return Told(recent, self._pauses.topics, workers)
-
-    async def _look_at_work(self) -> Work:
-        tally = (await self._counts.get()).tally
-        due = {topic: count[0] for topic, count in tally.forecast.items()}
-        leased = {topic: count for (topic, state), count in tally.counts.items() if state is State.LEASED}
-        oldest, holding = await asyncio.gather(
-            self._oldest(_most(due)), self._presence.holding(_most(leased), whole=len(leased) <= _MOST_TOPICS)
-        )
-        return Work(oldest, holding)
-
-    async def _oldest(self, topics: Sequence[Topic]) -> Mapping[Topic, Millis]:
-        now = self._client.clock.now()
-        found = {}
-        for topic in topics:
-            where = Filter(topic=topic, state=State.WAITING, wake_before=now + 1)
-            for record in (await self._client.find_page(where, Page(limit=1))).tasks:
-                found[topic] = record.wake_at
-        return found
-
-
-def _stopped(counts: Counted) -> bool:
-    """Whether there is more pending than was counted."""
-    return any(not count.exact for (_, state), count in counts.tally.counts.items() if state is State.WAITING) or any(
-        not count.exact for intervals in counts.tally.forecast.values() for count in intervals
-    )
-
-
 def _better(quick: Count, at: Millis, slow: Count | None, exact: Counted | None) -> Figure:
     """The count that stopped, or the older one that went on."""
     if quick.exact or slow is None or exact is None or slow.number <= quick.number:
@@ -369,9 +248,3 @@ def _together(figures: Iterable[Figure], at: Millis) -> Figure:
     """Their sum, as old as the oldest of them."""
     known = list(figures)
     return Figure(_sum(one.count for one in known), min((one.at for one in known), default=at))
-
-
-def _most(counts: Mapping[Topic, Count]) -> list[Topic]:
-    """The topics that have the most, of those that have any."""
-    some = [topic for topic, count in counts.items() if count.number]
-    return sorted(some, key=lambda topic: (-counts[topic].number, topic))[:_MOST_TOPICS]

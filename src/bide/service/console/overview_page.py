@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bide.core.instants import Millis
-from bide.engine.overview import Overview, Overviews
+from bide.engine.overview import Overview
+from bide.engine.overview_looks import Overviews
 from bide.engine.presence import Channel, notifies
 from bide.engine.throughput import Flow
 from bide.service.callers import ANONYMOUS, Verb
