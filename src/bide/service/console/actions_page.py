@@ -1,20 +1,232 @@
-"""Being written."""
+"""What is done to tasks: to one at once; to many after a preview, in the background, with progress for everybody."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bide.core.records import Result, State
+from bide.engine.bulk import Bulk, BulkVerb, change_one, preview, wake_after
+from bide.engine.bulk_run import BulkState, Progress, untouched_by
+from bide.engine.bulk_store import Bulks
+from bide.engine.pauses import Pauses
+from bide.service.callers import ANONYMOUS, Forbidden, Verb
+from bide.service.console.actions_form import (
+    VERBS,
+    check_somewhere,
+    fields_of,
+    filter_fields,
+    inside,
+    may_of,
+    read_bulk,
+    read_id,
+)
+from bide.service.console.rendering import address, task_address
 from bide.service.console.shared import Shared
 from bide.service.console.site import Answer, Route
+from bide.service.console.visit import Visit
+from bide.service.replies import Reply
+
+_STEADY = 100
+"""Tasks per second that are proposed for sending more than so many dead ones again."""
+_SHOWN = 100
+"""Of what was not done as asked, on the page; more on demand."""
+NAMES = {
+    BulkVerb.CANCEL: "Cancel",
+    BulkVerb.MOVE: "Move",
+    BulkVerb.SHIFT: "Shift",
+    BulkVerb.FIRE: "Fire now",
+    BulkVerb.REDRIVE: "Redrive",
+}
+REASONS = {
+    "under_way": "it is being delivered, or waits to be: it was left alone",
+    "stale_token": "somebody has changed it since: it was left as it is",
+    "finished": "it had ended already",
+    "not_found": "it is not there any more: it has ended and is forgotten, or never was",
+    "refused": "the new time lies past its deadline",
+    "unknown": "it was sent and the answer lost: look at the task itself",
+    "unavailable": "the store could not do it; nothing was done",
+}
+"""Why something was not done as asked."""
 
 
 class ActionsPage:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._bulks = Bulks(shared.app, shared.instance)
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
-        return {}
+        return {
+            ("POST", "/changes"): self._asked,
+            ("GET", "/changes"): self._list,
+            ("GET", "/changes/{id}"): self._one,
+            ("GET", "/changes/{id}/live"): self._live,
+            ("POST", "/changes/{id}/stop"): self._stop,
+        }
 
     async def close(self) -> None:
-        """Nothing runs in the background."""
+        """End what runs in the background, and write down how far it came."""
+        await self._bulks.close()
+
+    # --- ask
+
+    async def _asked(self, visit: Visit) -> Reply:
+        bulk = read_bulk(visit)
+        if len(bulk.chosen) == 1:
+            return await self._change_one(visit, bulk)
+        if not visit.given("confirm"):
+            return await self._preview(visit, bulk)
+        id = read_id(visit.given("id"))
+        await self._bulks.start(id, bulk, may_of(visit, bulk.verb), who=visit.caller.name)
+        return visit.goto(f"/changes/{id}")
+
+    async def _change_one(self, visit: Visit, bulk: Bulk) -> Reply:
+        [(ref, token)] = bulk.chosen
+        answer = await change_one(visit.client, bulk)
+        result, record = answer.result, answer.record
+        back = inside(visit.given("back"))
+        if answer.ok and back is not None:
+            return visit.goto(f"{back}{'&' if '?' in back else '?'}said={result.value}")
+        since = []
+        if not answer.ok:
+            events = await visit.client.events(ref.topic, ref.key, limit=20)
+            since = [event for event in events if event.at * 1000 + 999 >= token]
+        again = None
+        if result is Result.STALE_TOKEN and record is not None:
+            possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
+            again = [one for one in fields_of(visit, bulk) if one[0] != "ref"] if possible else None
+        return visit.page(
+            "change_answer.html", status=200 if answer.ok else 409, verb=NAMES[bulk.verb], ref=ref, answer=answer,
+            record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since, again=again,
+            back=back, where=task_address(*ref),
+        )  # fmt: skip
+
+    async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
+        seen = await preview(visit.client, bulk, may_of(visit, bulk.verb))
+        pauses = Pauses(visit.client.store, visit.client.clock)
+        await pauses.look()
+        now = visit.phrases.now
+        pace = bulk.pace
+        if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
+            pace = _STEADY
+        return visit.page(
+            "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(visit, bulk),
+            sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
+            paused=sorted(seen.topics & pauses.topics.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
+            back=inside(visit.given("back")), later=bulk.by is not None and bulk.by > 0,
+        )  # fmt: skip
+
+    # --- look
+
+    async def _list(self, visit: Visit) -> Reply:
+        check_somewhere(visit, Verb.READ)
+        shown = [one for one in await self._bulks.all() if _may_see(visit, one)]
+        rows = [(one, self._state(one), _scope(visit, one.bulk)) for one in shown[:200]]
+        return visit.page("changes.html", rows=rows, names=NAMES)
+
+    async def _one(self, visit: Visit) -> Reply:
+        progress = await self._known(visit)
+        return self._gone(visit) if progress is None else await self._page(visit, "change.html", progress)
+
+    async def _live(self, visit: Visit) -> Reply:
+        """What is asked for again and again until it is over."""
+        progress = await self._known(visit)
+        return self._gone(visit) if progress is None else await self._page(visit, "change_live.html", progress)
+
+    async def _stop(self, visit: Visit) -> Reply:
+        progress = await self._known(visit)
+        if progress is None:
+            return self._gone(visit)
+        if progress.who != visit.caller.name or progress.who == ANONYMOUS:
+            visit.check(VERBS[progress.bulk.verb], _topic(progress.bulk))
+        if not progress.state.over:
+            await self._bulks.stop(progress.id, who=visit.caller.name)
+        return visit.goto(f"/changes/{progress.id}")
+
+    async def _known(self, visit: Visit) -> Progress | None:
+        progress = await self._bulks.get(read_id(visit.part[0]))
+        if progress is not None and not _may_see(visit, progress):
+            raise Forbidden(Verb.READ, _topic(progress.bulk), visit.caller.name)
+        return progress
+
+    def _gone(self, visit: Visit) -> Reply:
+        return visit.page("change_gone.html", status=404)
+
+    async def _page(self, visit: Visit, template: str, progress: Progress) -> Reply:
+        now = visit.client.clock.now()
+        state = self._state(progress)
+        missed = [one for one in await self._bulks.missed(progress.id) if visit.may(Verb.READ, one.topic)]
+        every = bool(visit.given("all"))
+        rate, left = _rate(progress, now)
+        return visit.page(
+            template, progress=progress, bulk=progress.bulk, verb=NAMES[progress.bulk.verb], state=state,
+            over=progress.state.over or state == "lost", scope=_scope(visit, progress.bulk), rate=rate, left=left,
+            counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
+            missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
+            kept=len(missed), again=self._again(visit, progress, state), tasks=_tasks_address(visit, progress.bulk),
+            later=progress.bulk.by is not None and progress.bulk.by > 0,
+        )  # fmt: skip
+
+    def _state(self, progress: Progress) -> str:
+        return "lost" if self._bulks.is_lost(progress) else progress.state.value
+
+    def _again(self, visit: Visit, progress: Progress, state: str) -> list[tuple[str, str]] | None:
+        """The form that goes on with what is left; None where there is none, or nobody knows of what."""
+        broken_off = state in ("lost", BulkState.STOPPED.value, BulkState.FAILED.value)
+        if not broken_off or progress.chosen:
+            return None
+        fields = list(fields_of(visit, progress.bulk))
+        if progress.bulk.verb is BulkVerb.SHIFT and progress.bulk.untouched_since is None:
+            since = untouched_by(progress)  # what has a newer token may have been shifted already
+            if since is not None:
+                fields.append(("since", str(since)))
+        if progress.bulk.pace is not None:
+            fields.append(("pace", str(progress.bulk.pace)))
+        return fields
+
+
+def _topic(bulk: Bulk) -> str | None:
+    """Which topic a change is of; None: of several, or all."""
+    if bulk.where is not None:
+        return bulk.where.topic
+    return bulk.chosen[0].ref.topic
+
+
+def _may_see(visit: Visit, progress: Progress) -> bool:
+    topic = _topic(progress.bulk)
+    return progress.who == visit.caller.name or visit.may(Verb.READ, topic)
+
+
+def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:
+    """What is meant, as (name, value); times are instants."""
+    where = bulk.where
+    if where is None:
+        return []
+    state = None if where.state is None else where.state.value
+    named: list[tuple[str, str | int | None]] = [
+        ("Topic", where.topic), ("Group", where.group), ("State", state), ("Error", bulk.error),
+        ("Due from", where.wake_from), ("Due before", where.wake_before),
+    ]  # fmt: skip
+    return [(name, value) for name, value in named if value is not None]
+
+
+def _tasks_address(visit: Visit, bulk: Bulk) -> str | None:
+    """The list of the tasks that match."""
+    if bulk.where is None:
+        return None
+    fields = dict(filter_fields(visit, bulk))
+    if bulk.verb is BulkVerb.REDRIVE:
+        return address("/dead", topic=fields.get("topic"), error=fields.get("error"))
+    return address("/tasks", **fields)
+
+
+def _rate(progress: Progress, now: int) -> tuple[float | None, int | None]:
+    """Tasks per second so far, and the milliseconds that are left at this rate, where that is known."""
+    if progress.started_at is None or not progress.looked:
+        return None, None
+    took = max(1, (progress.ended_at or now) - progress.started_at)
+    rate = progress.looked * 1000 / took
+    left = None
+    if progress.total is not None and progress.total_exact and not progress.state.over:
+        left = max(0, int((progress.total - progress.looked) * 1000 / rate))
+    return rate, left

@@ -1,0 +1,361 @@
+"""One verb over many tasks: what is asked, which tasks it means, and what becomes of each of them.
+
+Those that were chosen are changed as they were seen: by the token, so that nobody's newer word is overridden. All that
+match are those that matched when it was asked: what is scheduled later is not meant, so a change comes to its end
+however much arrives meanwhile. How a change is carried out stands in `bulk_run`, and where it is remembered in
+`bulk_store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.events import EventKind
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.records import (
+    At,
+    Change,
+    Count,
+    Filter,
+    Move,
+    Page,
+    Record,
+    Ref,
+    Result,
+    State,
+    Token,
+    Topic,
+)
+from bide.engine.changes import new_cancel, new_fire, new_redrive
+from bide.engine.client import Client
+from bide.engine.dead_letters import error_class
+
+PAGE = 500
+"""Tasks that are read, and changed, in one store call, at most."""
+_FIRST_PAGE = 100
+_PAGE_BYTES = 4 * 2**20
+"""Of payloads, which are read along: fewer tasks to a page where they are large."""
+MOST_PACE = 1_000_000
+_SLACK: Millis = 1_000
+"""How far our clock may be behind that which a task was made by: what was there is meant for certain."""
+_WALKED = 10_000
+"""Tasks that are looked at one by one to be counted, at most, where no index counts them."""
+_COUNTED = 1_000_000
+"""Up to so many an index counts for a preview: a tenth of a second where that has to walk."""
+_LEASED = 1_000
+_PATIENCE = 0.8
+"""Seconds that looking at tasks one by one may take, for a page that somebody waits for."""
+
+May: TypeAlias = Callable[[Topic], bool]
+"""Whether whoever asks may do this to tasks of a topic."""
+
+
+class BulkVerb(StrEnum):
+    """What is done to each."""
+
+    CANCEL = "cancel"
+    MOVE = "move"
+    SHIFT = "shift"
+    FIRE = "fire"
+    REDRIVE = "redrive"
+
+
+class Seen(NamedTuple):
+    """A task as somebody saw it."""
+
+    ref: Ref
+    token: Token
+
+
+class Bulk(Struct, frozen=True, kw_only=True):
+    """What is asked: of those that were `chosen`, or of all that `where` means. Raises BadInput."""
+
+    verb: BulkVerb
+    chosen: tuple[Seen, ...] = ()
+    where: Filter | None = None
+    error: str | None = None
+    """Only dead tasks whose error is of this class (see `dead_letters.error_class`)."""
+    at: Millis | None = None
+    """Where to move them."""
+    by: Millis | None = None
+    """How far to shift them; may be negative."""
+    deadlines: bool = False
+    """Whether their deadlines are shifted along."""
+    pace: int | None = None
+    """Tasks per second; None: as fast as it goes."""
+    untouched_since: Token | None = None
+    """Leave alone what has this token or a newer one: to go on with a shift that was broken off, none twice."""
+
+    def __post_init__(self) -> None:
+        if (self.where is None) == (not self.chosen):
+            raise BadInput("scope", len(self.chosen), "tasks that were chosen, or a filter, and not both")
+        if (self.at is None) == (self.verb is BulkVerb.MOVE):
+            raise BadInput("to", self.at, "an instant, for move alone")
+        if (self.by is None) == (self.verb is BulkVerb.SHIFT) or self.by == 0:
+            raise BadInput("by", self.by, "a length other than zero, for shift alone")
+        if self.pace is not None and not 1 <= self.pace <= MOST_PACE:
+            raise BadInput("pace", self.pace, f"a whole number of tasks per second from 1 to {MOST_PACE:,}")
+        if self.where is not None:
+            self._check_filter(self.where)
+
+    def _check_filter(self, where: Filter) -> None:
+        if self.verb is BulkVerb.REDRIVE:
+            if where.state not in (None, State.DEAD):
+                raise BadInput("state", where.state.value, "dead: only dead tasks can be sent again")
+            if where.wake_from is not None or where.wake_before is not None:
+                raise BadInput("wake_from", "a range of times", "none: dead tasks are due at no time")
+        elif where.state is not None and not where.state.live:
+            raise BadInput("state", where.state.value, "waiting or leased: what has ended stays as it is")
+        elif self.error is not None:
+            raise BadInput("error", self.error, "nothing but for redrive: only dead tasks are told apart by it")
+
+
+class Missed(Struct, frozen=True, array_like=True):
+    """A task that was not changed as asked, and how it was then."""
+
+    topic: Topic
+    key: str
+    result: str
+    """A `Result`, or UNKNOWN or FAILED."""
+    state: State | None = None
+    wake_at: Millis | None = None
+    deadline: Millis | None = None
+    holder: str | None = None
+    seen: Token | None = None
+    """The token that it was chosen with, which tells when it was seen."""
+    now: Token | None = None
+    who: str | None = None
+    """Who changed it last, where the event log tells."""
+    what: str = ""
+    """What they did; or the error."""
+
+
+UNKNOWN = "unknown"
+"""It was sent and its answer lost: it was done once or not at all."""
+FAILED = "unavailable"
+"""The store could not do it; nothing was done."""
+
+
+def filter_searched(bulk: Bulk, asked_at: Millis) -> Filter:
+    """What is walked through, in an order in which what stays put is met once."""
+    where = bulk.where
+    assert where is not None
+    if bulk.verb is BulkVerb.REDRIVE:
+        return msgspec.structs.replace(where, state=State.DEAD)
+    least = where.wake_from or 0
+    if bulk.verb is BulkVerb.FIRE:  # what is due already keeps its place in the line
+        least = max(least, asked_at + 1)
+    return msgspec.structs.replace(where, wake_from=least)
+
+
+def is_meant(bulk: Bulk, record: Record, asked_at: Millis) -> bool:
+    """Whether a task that was found, or read again, is among those that were asked for at `asked_at`."""
+    where = filter_searched(bulk, asked_at)
+    if not where.admits(record) or (where.group is not None and record.group != where.group):
+        return False
+    if bulk.untouched_since is not None and record.token >= bulk.untouched_since:
+        return False
+    if bulk.verb is BulkVerb.REDRIVE:
+        ended = record.finished_at or 0
+        return ended <= asked_at + _SLACK and (bulk.error is None or error_class(record.error) == bulk.error)
+    return record.created_at <= asked_at + _SLACK
+
+
+def made_within_slack(record: Record, asked_at: Millis) -> bool:
+    """Whether this life is so young that its end could be taken for one from before `asked_at`."""
+    return record.created_at <= asked_at + _SLACK
+
+
+def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Change:
+    """What to ask of the store for this task, provided that it still has `token`."""
+    topic, key = record.ref
+    match bulk.verb:
+        case BulkVerb.CANCEL:
+            return new_cancel(topic, key, if_token=token, terms=client.terms, clock=client.clock)
+        case BulkVerb.FIRE:
+            return new_fire(topic, key, if_token=token)
+        case BulkVerb.REDRIVE:
+            return new_redrive(topic, key, delay="0s", if_token=token, clock=client.clock)
+        case BulkVerb.MOVE:
+            assert bulk.at is not None
+            return Move(topic, key, At(bulk.at), token)
+        case BulkVerb.SHIFT:
+            deadline = None
+            if bulk.deadlines and record.deadline is not None:
+                deadline = _shifted(record.deadline, bulk)
+            return Move(topic, key, At(_shifted(record.due_at, bulk)), token, deadline)
+
+
+def _shifted(at: Millis, bulk: Bulk) -> Millis:
+    assert bulk.by is not None
+    return min(max(0, at + bulk.by), LAST_INSTANT)
+
+
+def wake_after(bulk: Bulk, record: Record, now: Millis) -> Millis | None:
+    """When the task would wake after the change; None: never."""
+    match bulk.verb:
+        case BulkVerb.CANCEL:
+            return None
+        case BulkVerb.FIRE | BulkVerb.REDRIVE:
+            return now
+        case BulkVerb.MOVE:
+            assert bulk.at is not None
+            return max(bulk.at, now)
+        case BulkVerb.SHIFT:
+            return max(_shifted(record.due_at, bulk), now)
+
+
+async def change_one(client: Client, bulk: Bulk) -> Answer:
+    """Change the one task that was chosen; its answer. Two store calls at most."""
+    [(ref, token)] = bulk.chosen
+    [record] = await client.store.get([ref])
+    if record is None:
+        return Answer(Result.NOT_FOUND)
+    [answer] = await client.change_many([change_of(bulk, record, token, client)])
+    return answer
+
+
+async def last_change(client: Client, ref: Ref, since: Token) -> tuple[str | None, str]:
+    """Who changed a task last after it had this token, and what they did; where nobody is known: (None, "")."""
+    for event in await client.events(ref.topic, ref.key, limit=5):
+        if event.at * 1000 + 999 >= since:
+            return event.who, event.what if event.kind is EventKind.CHANGE else event.kind.value
+    return None, ""
+
+
+# --- before it is done
+
+
+class Preview(NamedTuple):
+    """What would happen."""
+
+    meant: Count
+    """How many tasks are meant."""
+    leased: Count
+    """How many of them are being delivered now."""
+    sample: Sequence[Record]
+    topics: frozenset[Topic]
+    """Topics that some of them are of, as far as known."""
+    gone: Sequence[Seen] = ()
+    """Of those that were chosen: those that are not there any more, or not as they were seen."""
+
+
+async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> Preview:
+    """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
+    if bulk.chosen:
+        return await _preview_chosen(client, bulk, sample)
+    asked_at = client.clock.now()
+    shown: list[Record] = []
+    walk = Walk(client, bulk, may, asked_at, limit=_FIRST_PAGE)
+    while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
+        shown += await walk.page()
+    count, topics = await count_meant(client, bulk, may, asked_at)
+    leased_too = Count(0)
+    assert bulk.where is not None
+    if bulk.verb is not BulkVerb.REDRIVE and bulk.where.state is not State.WAITING:
+        held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(bulk.where, state=State.LEASED))
+        leased_too, _ = await _walked(client, held, may, asked_at, _LEASED)
+    return Preview(count, leased_too, shown[:sample], topics | {record.topic for record in shown[:sample]})
+
+
+async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
+    there: list[Record] = []
+    gone: list[Seen] = []
+    for place in range(0, len(bulk.chosen), _FIRST_PAGE):
+        part = bulk.chosen[place : place + _FIRST_PAGE]
+        for seen, record in zip(part, await client.store.get([seen.ref for seen in part]), strict=True):
+            if record is None or record.token != seen.token:
+                gone.append(seen)
+            else:
+                there.append(msgspec.structs.replace(record, payload=b"", options=b""))
+    leased = sum(record.state is State.LEASED for record in there)
+    topics = frozenset(record.topic for record in there)
+    return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
+
+
+async def count_meant(client: Client, bulk: Bulk, may: May, asked_at: Millis) -> tuple[Count, frozenset[Topic]]:
+    """How many tasks are meant, and of which topics; exact where an index counts them, else up to 10,000."""
+    if bulk.chosen:
+        return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
+    where = filter_searched(bulk, asked_at)
+    if where.group is None and bulk.error is None and bulk.untouched_since is None:
+        if bulk.verb is BulkVerb.REDRIVE:
+            tally = await client.tally()
+            by_topic = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD}
+            return _summed(by_topic, where, may)
+        if where.state is not State.LEASED:
+            edges = [as_datetime(where.wake_from or 0)]
+            edges.append(as_datetime(LAST_INSTANT if where.wake_before is None else where.wake_before))
+            by_topic = {}
+            if edges[0] < edges[1]:
+                forecast = (await client.tally(edges, upto=_COUNTED)).forecast
+                by_topic = {topic: counts[0] for topic, counts in forecast.items()}
+            waiting, topics = _summed(by_topic, where, may)
+            if where.state is State.WAITING:
+                return waiting, topics
+            held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(where, state=State.LEASED))
+            leased, more = await _walked(client, held, may, asked_at, _LEASED)
+            return Count(waiting.number + leased.number, waiting.exact and leased.exact), topics | more
+    return await _walked(client, bulk, may, asked_at, _WALKED)
+
+
+def _summed(by_topic: dict[Topic, Count], where: Filter, may: May) -> tuple[Count, frozenset[Topic]]:
+    counts = {
+        topic: count
+        for topic, count in by_topic.items()
+        if count.number and where.topic in (None, topic) and may(topic)
+    }
+    number = sum(count.number for count in counts.values())
+    return Count(number, all(count.exact for count in counts.values())), frozenset(counts)
+
+
+async def _walked(client: Client, bulk: Bulk, may: May, asked_at: Millis, most: int) -> tuple[Count, frozenset[Topic]]:
+    """Counted one by one, up to `most`, and for no longer than a page may take."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _PATIENCE
+    number = 0
+    topics: set[Topic] = set()
+    walk = Walk(client, bulk, may, asked_at)
+    while not walk.over:
+        page = await walk.page()
+        number += len(page)
+        topics.update(record.topic for record in page)
+        if number >= most or walk.looked >= 2 * most or loop.time() >= until:
+            return Count(number, exact=walk.over), frozenset(topics)
+    return Count(number), frozenset(topics)
+
+
+class Walk:
+    """Through all tasks that are meant. Where reading a page fails, it can be read again."""
+
+    def __init__(self, client: Client, bulk: Bulk, may: May, asked_at: Millis, *, limit: int = PAGE) -> None:
+        self.over = False
+        self.looked = 0
+        self._client = client
+        self._bulk = bulk
+        self._may = may
+        self._asked_at = asked_at
+        self._where = filter_searched(bulk, asked_at)
+        self._most = limit
+        self._limit = min(limit, _FIRST_PAGE)
+        self._cursor: str | None = None
+
+    async def page(self) -> list[Record]:
+        """The next of them; may be none. Raises StoreError."""
+        found = await self._client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
+        tasks = found.tasks
+        self._cursor = found.cursor
+        self.over = found.cursor is None
+        self.looked += len(tasks)
+        if tasks:
+            size = max(1, sum(len(one.payload) for one in tasks) // len(tasks))
+            self._limit = max(1, min(self._most, _PAGE_BYTES // size))
+        return [one for one in tasks if self._may(one.topic) and is_meant(self._bulk, one, self._asked_at)]

@@ -1,0 +1,325 @@
+"""Carries out one bulk: reads page by page, changes by the plural, keeps to the pace, and counts what was answered.
+
+No task is changed twice. Those that a move puts ahead of where the walk is would be met again there: their ids are
+remembered, about a hundred bytes each. What has been changed by somebody since it was read is read again, and changed
+if it is still meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from bide.core.answers import Answer
+from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Change, Record, Ref, Result, State, Token
+from bide.engine.bulk import (
+    FAILED,
+    PAGE,
+    UNKNOWN,
+    Bulk,
+    BulkVerb,
+    May,
+    Missed,
+    Seen,
+    Walk,
+    change_of,
+    is_meant,
+    last_change,
+    made_within_slack,
+)
+from bide.engine.client import Client
+
+T = TypeVar("T")
+MOST_MISSED = 1_000
+"""Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
+_MOST_TOLD = 50
+"""Of those, so many whose last change is looked up in the event log."""
+_TRIES = 5
+_PATIENCE = 60.0
+"""Seconds that a store may be away until a change is given up."""
+_SECOND: Token = 1_000_000
+"""Tokens are microseconds, or ahead of them."""
+_SMOOTH = 10
+"""Batches per second, at a pace that allows as many."""
+
+
+class BulkState(StrEnum):
+    """How far a change is."""
+
+    QUEUED = "queued"
+    """Others are before it in this instance."""
+    RUNNING = "running"
+    ENDED = "ended"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        return self in (BulkState.ENDED, BulkState.STOPPED, BulkState.FAILED)
+
+
+class Progress(Struct, kw_only=True):
+    """How far a change is, for whoever looks. Times are of the store's clock."""
+
+    id: str
+    bulk: Bulk
+    """What was asked; of those that were chosen only the first."""
+    chosen: int
+    """How many were chosen; 0: all that match."""
+    who: str
+    instance: str
+    asked_at: Millis
+    alive_at: Millis
+    """When the instance last said that it is at work on it."""
+    state: BulkState = BulkState.QUEUED
+    started_at: Millis | None = None
+    ended_at: Millis | None = None
+    total: int | None = None
+    total_exact: bool = True
+    looked: int = 0
+    """Tasks that were dealt with."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """By what was answered: a `Result`, or UNKNOWN or FAILED."""
+    missed: int = 0
+    """Tasks that were not changed as asked."""
+    first_token: Token | None = None
+    """What this has changed has this token or a newer one; None: it has changed nothing, as far as known."""
+    stopped_by: str | None = None
+    """Who stopped it; None: the end of the instance did."""
+    error: str | None = None
+
+
+def untouched_by(progress: Progress) -> Token | None:
+    """Below which token no task was changed by this; None: it has changed none.
+
+    Of one whose instance died it is known as of a second before: by then it may have had lower ones of other servers.
+    """
+    if progress.state.over:
+        return progress.first_token
+    earliest = _earliest(progress)
+    return earliest if progress.first_token is None else max(earliest, progress.first_token - _SECOND)
+
+
+def _earliest(progress: Progress) -> Token:
+    """No token of ours can be lower, as tokens follow the clock; a second for clocks that are not quite the same."""
+    return (progress.started_at or progress.asked_at) * 1000 - _SECOND
+
+
+class Run:
+    """One change under way. `stop` ends it after the batch that is being done."""
+
+    def __init__(self, client: Client, bulk: Bulk, may: May, progress: Progress) -> None:
+        self.progress = progress
+        self.missed: list[Missed] = []
+        self._client = client
+        self._bulk = bulk
+        self._may = may
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._ahead: set[int | str] = set()
+        self._free_at = 0.0
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self, who: str | None) -> None:
+        """End soon; `who`: somebody, or None where the instance ends."""
+        if not self.stopping:
+            self.progress.stopped_by = who
+            self._stop.set()
+
+    async def go(self) -> None:
+        """Change them all, or until it is stopped. Raises StoreError where the store stays away, or is damaged."""
+        if self._bulk.chosen:
+            for chosen in self._pieces(self._bulk.chosen):
+                await self._in_turn(len(chosen))
+                if self.stopping:
+                    return
+                await self._change_chosen(chosen)
+            return
+        most = PAGE if self._bulk.pace is None else min(PAGE, 10 * self._piece)
+        walk = Walk(self._client, self._bulk, self._may, self.progress.asked_at, limit=most)
+        while not walk.over and not self.stopping:
+            page = await self._patiently(walk.page)
+            for piece in self._pieces([one for one in page if not self._was_met(one)]):
+                await self._in_turn(len(piece))
+                if self.stopping:
+                    return
+                await self._change(piece)
+
+    # --- pace
+
+    @property
+    def _piece(self) -> int:
+        """Tasks of one batch."""
+        pace = self._bulk.pace
+        return PAGE if pace is None else max(1, min(PAGE, pace // _SMOOTH))
+
+    def _pieces(self, tasks: Sequence[T]) -> Iterator[Sequence[T]]:
+        for place in range(0, len(tasks), self._piece):
+            yield tasks[place : place + self._piece]
+
+    async def _in_turn(self, number: int) -> None:
+        """Wait until so many may be changed."""
+        if self._bulk.pace is not None:
+            await self._pause(self._free_at - self._loop.time())
+            self._free_at = max(self._free_at, self._loop.time()) + number / self._bulk.pace
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not once it is stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._stop.wait()
+
+    # --- change
+
+    async def _change_chosen(self, chosen: Sequence[Seen]) -> None:
+        """Each as it was seen, or not at all."""
+        refs = [seen.ref for seen in chosen]
+        records = await self._patiently(lambda: self._client.store.get(refs))
+        there: list[tuple[Record, Token]] = []
+        for seen, record in zip(chosen, records, strict=True):
+            if record is None:
+                await self._tell(seen.ref, seen.token, Answer(Result.NOT_FOUND))
+            else:
+                there.append((record, seen.token))
+        changes = [change_of(self._bulk, record, token, self._client) for record, token in there]
+        for (record, token), answer in zip(there, await self._send(changes), strict=True):
+            await self._tell(record.ref, token, answer)
+
+    async def _change(self, records: Sequence[Record]) -> None:
+        """What is stale has been changed by somebody: it is changed as it now is, if it is still meant."""
+        left = records
+        for attempt in range(_TRIES):
+            stale: list[Record] = []
+            answers = await self._send([change_of(self._bulk, one, one.token, self._client) for one in left])
+            for record, answer in zip(left, answers, strict=True):
+                now = answer.record if isinstance(answer, Answer) else None
+                again = isinstance(answer, Answer) and answer.result is Result.STALE_TOKEN and attempt + 1 < _TRIES
+                if again and now is not None and is_meant(self._bulk, now, self.progress.asked_at):
+                    stale.append(now)
+                    continue
+                if now is not None:
+                    self._remember(record, now)
+                await self._tell(record.ref, record.token, answer)
+            if not stale:
+                return
+            left = stale
+
+    def _was_met(self, record: Record) -> bool:
+        return bool(self._ahead) and _number(record.id) in self._ahead
+
+    def _remember(self, before: Record, now: Record) -> None:
+        """`now` if the walk could come upon it again."""
+        where = self._bulk.where
+        assert where is not None
+        if self._bulk.verb is BulkVerb.REDRIVE:
+            # it may die again while its old death would still have counted
+            ahead = made_within_slack(now, self.progress.asked_at)
+        else:  # within a group the order is that of keys, which stay
+            ahead = now.state.live and where.group is None and now.wake_at >= before.wake_at
+            ahead = ahead and (where.wake_before is None or now.wake_at < where.wake_before)
+        if ahead:
+            self._ahead.add(_number(now.id))
+
+    async def _tell(self, ref: Ref, seen: Token, answer: Answer | StoreError) -> None:
+        """Count it; and remember what was not done as asked."""
+        progress = self.progress
+        progress.looked += 1
+        if isinstance(answer, StoreError):
+            word = UNKNOWN if isinstance(answer, OutcomeUnknown) else FAILED
+            if word == UNKNOWN:
+                progress.first_token = _earliest(progress)
+        else:
+            word = answer.result.value
+        progress.counts[word] = progress.counts.get(word, 0) + 1
+        if isinstance(answer, Answer) and answer.ok:
+            if answer.record is not None:
+                token = answer.record.token
+                progress.first_token = token if progress.first_token is None else min(token, progress.first_token)
+            return
+        progress.missed += 1
+        if len(self.missed) < MOST_MISSED:
+            self.missed.append(await self._missed(ref, seen, word, answer))
+
+    async def _missed(self, ref: Ref, seen: Token, word: str, answer: Answer | StoreError) -> Missed:
+        if isinstance(answer, StoreError):
+            return Missed(ref.topic, ref.key, word, seen=seen, what=str(answer)[:200])
+        record = answer.record
+        who, what = None, ""
+        changed = answer.result in (Result.STALE_TOKEN, Result.FINISHED, Result.NOT_FOUND)
+        if changed and self._bulk.chosen and len(self.missed) < _MOST_TOLD:
+            try:
+                who, what = await last_change(self._client, ref, seen)
+            except StoreError:  # the answer stands without it
+                who, what = None, ""
+        if record is None:
+            return Missed(ref.topic, ref.key, word, seen=seen, who=who, what=what)
+        return Missed(
+            ref.topic, ref.key, word, record.state, record.wake_at, record.deadline,
+            record.holder if record.state is State.LEASED else None, seen, record.token, who, what,
+        )  # fmt: skip
+
+    # --- the store
+
+    async def _send(self, changes: Sequence[Change]) -> list[Answer | StoreError]:
+        """An answer for each, or why there is none. What a store that is away has not done is sent again.
+
+        Raises StoreUnavailable where it stays away for all of them.
+        """
+        found: list[Answer | StoreError] = [StoreUnavailable("not sent")] * len(changes)
+        left = list(range(len(changes)))
+        until = self._loop.time() + _PATIENCE
+        delay = 0.1
+        while left:
+            answers: Sequence[object]
+            try:
+                answers = await self._client.change_many([changes[place] for place in left])
+            except PartlyFailed as partly:
+                answers = partly.answers
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                answers = [error] * len(left)
+            away: list[int] = []
+            for place, answer in zip(left, answers, strict=True):
+                assert isinstance(answer, (Answer, StoreError))
+                found[place] = answer
+                if isinstance(answer, StoreUnavailable):
+                    away.append(place)
+            if away and (self.stopping or self._loop.time() >= until):
+                if len(away) == len(changes):
+                    raise next(one for one in found if isinstance(one, StoreUnavailable))
+                return found
+            if away:
+                await self._pause(delay)
+                delay = min(2 * delay, 5.0)
+            left = away
+        return found
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again where the store is away. Raises StoreUnavailable where it stays so."""
+        until = self._loop.time() + _PATIENCE
+        delay = 0.1
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable:
+                if self.stopping or self._loop.time() >= until:
+                    raise
+            await self._pause(delay)
+            delay = min(2 * delay, 5.0)
+
+
+def _number(id: str) -> int | str:
+    """An id in fewer bytes; as it is where somebody made it who makes no UUIDs."""
+    try:
+        return int(id.replace("-", ""), 16)
+    except ValueError:
+        return id

@@ -1,0 +1,183 @@
+"""Dead tasks by topic and by what killed them: errors that differ only in numbers, names and addresses are one class.
+
+A class is the first line of an error without what changes from task to task. What tells errors apart for whoever has
+to mend them stays: the words, and the numbers that are names themselves (a status of HTTP, an errno).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from bide.core.instants import Millis
+from bide.core.records import Count, Filter, Page, Record, State, Topic
+from bide.engine.client import Client
+
+MOST_LOOKED_AT = 5_000
+"""Dead tasks that one look reads, over all topics."""
+_MOST_BYTES = 16 * 2**20
+"""Of their payloads, which are read along."""
+_PATIENCE = 0.8
+"""Seconds."""
+NO_ERROR = "(no error text)"
+"""The class of those that died without one."""
+_LONGEST = 160
+_READ = 2_000
+_PAGES = (50, 500)
+
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_NAMED = r"(?:HTTP(?:/\d\.\d)?|status(?:[ _]code)?|answered|errno|code)[ :=]*(?:with )?"
+_PARTS = re.compile(
+    r"(?P<url>\b[a-z][a-z0-9+.\-]{1,20}://[^\s'\"<>]+)"
+    r"|(?P<mail>[\w.+\-]+@[\w\-]+(?:\.[\w\-]+)+)"
+    r"|(?P<uuid>\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)"
+    r"|(?P<quoted>(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`|“[^”]*”)"
+    r"|(?P<ip>\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[0-9a-f:.]*:[0-9a-f:.]*\](?::\d+)?)"
+    rf"|(?P<name>\b{_NAMED}-?\d{{1,3}}\b(?!\.?\d))"
+    r"|(?P<hex>\b0x[0-9a-f]+\b|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b)"
+    r"|(?P<number>\d+(?:[.,:_]\d+)*)",
+    re.IGNORECASE | re.ASCII,
+)
+_SHOWN = {"url": "(address)", "mail": "(address)", "ip": "(address)", "quoted": "'…'"}
+
+
+def error_class(error: str | None) -> str:
+    """What `error` is one of. O(length), of 2,000 characters at most.
+
+    >>> error_class("KeyError: 'order-4711' at 0x7f21\\nTraceback ...")
+    "KeyError: '…' at #"
+    >>> error_class("HTTP 503 from https://shop.example/pay/17 after 3.2 s")
+    'HTTP 503 from (address) after # s'
+    """
+    lines = (error or "")[:_READ].strip().splitlines()
+    line = _UNSHOWN.sub(" ", lines[0]).strip() if lines else ""
+    line = " ".join(_PARTS.sub(_replaced, line).split())
+    return line[:_LONGEST].strip() or NO_ERROR
+
+
+def _replaced(found: re.Match[str]) -> str:
+    kind = found.lastgroup or ""
+    return found[0] if kind == "name" else _SHOWN.get(kind, "#")
+
+
+class DeadGroup(NamedTuple):
+    """Dead tasks of one topic that died of one class of errors, as far as they were looked at."""
+
+    topic: Topic
+    error: str
+    number: int
+    """Of those that were looked at."""
+    oldest: Millis
+    """When the first of them died."""
+    newest: Millis
+    example: Record
+    """The one that died last, without its payload."""
+
+    @property
+    def first_line(self) -> str:
+        """Of the example's error, as it stands."""
+        lines = (self.example.error or "")[:_READ].strip().splitlines()
+        return lines[0] if lines else ""
+
+
+class DeadLetters(NamedTuple):
+    """What there is."""
+
+    groups: tuple[DeadGroup, ...]
+    """The largest first."""
+    totals: Mapping[Topic, Count]
+    """How many there are of each topic, also where not all were looked at."""
+    looked: int
+    partly: frozenset[Topic]
+    """Topics of which only the oldest were looked at."""
+
+
+async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLetters:
+    """Read up to `most` dead tasks, of each topic the oldest, and group them. Raises StoreError.
+
+    Topics share: each may have as many as any other, and what one leaves over is for the rest. O(most).
+    """
+    tally = await client.tally()
+    totals = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD and count.number}
+    groups: dict[tuple[Topic, str], DeadGroup] = {}
+    partly: set[Topic] = set()
+    looked = 0
+    until = asyncio.get_running_loop().time() + _PATIENCE
+    left, room = most, _MOST_BYTES
+    waiting = sorted(totals, key=lambda topic: (totals[topic].number, topic))
+    for place, topic in enumerate(waiting):  # those with few first: what they leave over is for the others
+        share, bytes_share = left // (len(waiting) - place), room // (len(waiting) - place)
+        number = size = 0
+        async for page in _pages(client, topic, share):
+            for record in page:
+                _group(groups, record)
+                size += len(record.payload) + len(record.options)
+            number += len(page)
+            if size >= bytes_share or asyncio.get_running_loop().time() >= until:
+                break
+        left, room, looked = left - number, room - size, looked + number
+        if number < totals[topic].number or not totals[topic].exact:
+            partly.add(topic)
+    ordered = sorted(groups.values(), key=lambda group: (-group.number, group.topic, group.error))
+    return DeadLetters(tuple(ordered), totals, looked, frozenset(partly))
+
+
+def _group(groups: dict[tuple[Topic, str], DeadGroup], record: Record) -> None:
+    error = error_class(record.error)
+    at = record.finished_at or 0
+    old = groups.get((record.topic, error))
+    if old is not None and at < old.newest:
+        groups[record.topic, error] = old._replace(number=old.number + 1, oldest=min(old.oldest, at))
+        return
+    example = msgspec.structs.replace(record, payload=b"", options=b"")
+    number, oldest = (1, at) if old is None else (old.number + 1, old.oldest)
+    groups[record.topic, error] = DeadGroup(record.topic, error, number, oldest, at, example)
+
+
+async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[Record]]:
+    """Pages of dead tasks, small while it is not known how large they are."""
+    where = Filter(topic=topic, state=State.DEAD)
+    cursor: str | None = None
+    limit = _PAGES[0]
+    while most > 0:
+        found = await client.find_page(where, Page(limit=min(limit, most), cursor=cursor))
+        yield found.tasks
+        most -= len(found.tasks)
+        cursor = found.cursor
+        if cursor is None:
+            return
+        size = max(1, sum(len(one.payload) for one in found.tasks) // max(1, len(found.tasks)))
+        limit = min(_PAGES[1], max(1, 2**21 // size))
+
+
+class DeadPage(NamedTuple):
+    """One page of the tasks of a group."""
+
+    tasks: list[Record]
+    cursor: str | None
+
+
+async def tasks_of_group(
+    client: Client, topic: Topic, error: str | None, cursor: str | None, *, limit: int = 100
+) -> DeadPage:
+    """Dead tasks of a topic whose errors are of this class, the oldest first; None: of any.
+
+    Looks at up to 5,000 of the topic; a page may be short, or empty, and have a cursor. Raises BadInput for a cursor
+    that is not from here.
+    """
+    where = Filter(topic=topic, state=State.DEAD)
+    until = asyncio.get_running_loop().time() + _PATIENCE
+    shown: list[Record] = []
+    looked = 0
+    while True:
+        found = await client.find_page(where, Page(limit=limit, cursor=cursor))
+        shown += [one for one in found.tasks if error is None or error_class(one.error) == error]
+        looked += len(found.tasks)
+        cursor = found.cursor
+        enough = len(shown) >= limit or looked >= MOST_LOOKED_AT or asyncio.get_running_loop().time() >= until
+        if cursor is None or enough:
+            return DeadPage(shown, cursor)

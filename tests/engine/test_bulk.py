@@ -1,0 +1,546 @@
+"""One verb over many tasks: every verb on every store, none twice, at a pace, stopped, broken off, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.conftest import Tell, World
+from tests.servers.keyspace import delete_keys
+
+from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
+from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
+from bide.engine.acting import acting_as
+from bide.engine.bulk import PAGE, Bulk, BulkVerb, Seen, count_meant, preview
+from bide.engine.bulk_run import MOST_MISSED, BulkState, Progress, untouched_by
+from bide.engine.bulk_store import AT_ONCE, LOST_AFTER, Bulks, BulkStore
+from bide.engine.kept import Kept
+
+HOUR: Millis = 3_600_000
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store with nothing in it."""
+    if request.param == "redis":
+        server, own = request.getfixturevalue("redis_url"), "t" + secrets.token_hex(5)
+        yield f"{server}?namespace={own}&shards=4"
+        delete_keys(server, own)
+    else:
+        yield "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db"
+
+
+def anything(topic: str) -> bool:
+    """May do everything to every topic."""
+    return True
+
+
+async def fill(app: Bide, topic: str, number: int, *, group: str | None = None, delay: str = "1h", **more: Any) -> None:
+    """So many tasks, k0000 and on."""
+    await app.schedule_many(
+        [app.new(topic, n, key=f"k{n:04}", group=group, delay=delay, **more) for n in range(number)]
+    )
+
+
+async def records(app: Bide, topic: str, **where: Any) -> dict[str, Record]:
+    """Those of a topic as they are, by key."""
+    return {task.key: task.record async for task in app.find(topic=topic, **where)}
+
+
+async def carried_out(bulks: Bulks, bulk: Bulk, *, may: Callable[[str], bool] = anything) -> Progress:
+    """How it ended."""
+    id = new_id()
+    assert await bulks.start(id, bulk, may, who="ann")
+    await bulks.ended(id)
+    progress = await bulks.get(id)
+    assert progress is not None
+    return progress
+
+
+async def let_die(app: Bide, topic: str, errors: dict[str, str]) -> None:
+    """Tasks that died of these errors, by key."""
+    await app.schedule_many([app.new(topic, None, key=key, delay="0s") for key in errors])
+    now = app.clock.now()
+    leased = await app.store.lease({topic: len(errors) + 1}, now=now, until=now + 60_000, holder="w")
+    while len(leased.tasks) < len(errors):
+        more = await app.store.lease({topic: len(errors)}, now=app.clock.now(), until=now + 60_000, holder="w")
+        leased.tasks.extend(more.tasks)
+    settled = [
+        Settlement(topic, one.key, one.token, Verdict.DEAD, keep_until=now + 24 * HOUR, error=errors[one.key])
+        for one in leased.tasks
+        if one.key in errors
+    ]
+    assert all(await app.store.settle(settled, now=app.clock.now()))
+
+
+# --- what is asked
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({}, "scope"),
+        ({"chosen": (Seen(Ref("t", "k"), 1),), "where": Filter()}, "scope"),
+        ({"verb": BulkVerb.MOVE, "where": Filter()}, "to"),
+        ({"at": 1, "where": Filter()}, "to"),
+        ({"verb": BulkVerb.SHIFT, "where": Filter()}, "by"),
+        ({"verb": BulkVerb.SHIFT, "by": 0, "where": Filter()}, "by"),
+        ({"by": 5, "where": Filter()}, "by"),
+        ({"pace": 0, "where": Filter()}, "pace"),
+        ({"pace": 10_000_000, "where": Filter()}, "pace"),
+        ({"where": Filter(state=State.DEAD)}, "state"),
+        ({"where": Filter(), "error": "x"}, "error"),
+        ({"verb": BulkVerb.REDRIVE, "where": Filter(state=State.WAITING)}, "state"),
+        ({"verb": BulkVerb.REDRIVE, "where": Filter(wake_before=1)}, "wake_from"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(more: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        Bulk(**{"verb": BulkVerb.CANCEL, **more})
+    assert refused.value.field == field
+
+
+# --- every verb, on every store
+
+
+async def test_all_that_match_are_changed_once_and_nothing_else(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        await fill(app, "a", 2 * PAGE + 10, group="g")
+        await fill(app, "b", 5, group="g")
+        before = await records(app, "a")
+
+        shifted = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="a")))
+        assert (shifted.state, shifted.counts, shifted.missed) == (BulkState.ENDED, {"moved": 1010}, 0)
+        assert (shifted.total, shifted.total_exact, shifted.looked) == (1010, True, 1010)
+        after = await records(app, "a")
+        assert {key: one.due_at for key, one in after.items()} == {
+            key: one.due_at + HOUR for key, one in before.items()
+        }, "none was shifted twice, although each moved ahead of the walk"
+
+        by_group = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=-HOUR, where=Filter(group="g", topic="a")))
+        assert by_group.counts == {"moved": 1010}
+        assert {key: one.due_at for key, one in (await records(app, "a")).items()} == {
+            key: one.due_at for key, one in before.items()
+        }
+
+        at = app.clock.now() + 5 * HOUR
+        moved = await carried_out(bulks, Bulk(verb=BulkVerb.MOVE, at=at, where=Filter(topic="a", state=State.WAITING)))
+        assert moved.counts == {"moved": 1010}
+        assert {one.due_at for one in (await records(app, "a")).values()} == {at}
+
+        fired = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
+        assert fired.counts == {"moved": 5}
+        due = await records(app, "b")
+        while app.clock.now() <= max(one.wake_at for one in due.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the server's clock, as we know it, may be a little behind
+        again = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
+        assert again.counts == {}, "what is due keeps its place in the line"
+        assert await records(app, "b") == due
+
+        cancelled = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(group="g")))
+        assert cancelled.counts == {"cancelled": 1015}
+        assert (await app.tally()).number(state=State.WAITING) == 0
+        await bulks.close()
+
+
+async def test_dead_ones_of_one_error_are_sent_again_once(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
+        await let_die(app, "pay", errors)
+        await let_die(app, "mail", {"m": "HTTP 503 after 9 s"})
+        bulk = Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="pay"), error="HTTP 503 after # s")
+        seen = await preview(app, bulk, anything)
+        assert (seen.meant.number, seen.meant.exact, len(seen.sample)) == (40, True, 10)
+        assert {one.error for one in seen.sample} == {"HTTP 503 after 1.5 s"}
+        ended = await carried_out(bulks, bulk)
+        assert ended.counts == {"redriven": 40}
+        tally = await app.tally()
+        assert (tally.number("pay", State.WAITING), tally.number("pay", State.DEAD)) == (40, 20)
+        assert tally.number("mail", State.DEAD) == 1
+        everything = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
+        assert everything.counts == {"redriven": 21}
+        assert (await app.tally()).number(state=State.DEAD) == 0
+        await bulks.close()
+
+
+async def test_what_is_being_delivered_is_left_alone_and_told(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        await fill(app, "t", 20)
+        await app.schedule("t", None, key="held", delay="0s")
+        leased: list[Record] = []
+        while not leased:
+            now = app.clock.now()
+            leased = (await app.store.lease({"t": 1}, now=now, until=now + HOUR, holder="worker-7")).tasks
+        bulk = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"))
+        seen = await preview(app, bulk, anything)
+        assert (seen.meant.number, seen.leased.number) == (21, 1)
+        id = new_id()
+        await bulks.start(id, bulk, anything, who="ann")
+        await bulks.ended(id)
+        progress = await bulks.get(id)
+        assert progress is not None
+        assert progress.counts == {"moved": 20, "under_way": 1}
+        [missed] = await bulks.missed(id)
+        assert (missed.key, missed.result, missed.state, missed.holder) == (
+            "held", "under_way", State.LEASED, "worker-7"
+        )  # fmt: skip
+        ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+        assert ended.counts == {"cancelled": 20, "cancelled_while_leased": 1}
+        await bulks.close()
+
+
+async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        await fill(app, "t", 30)
+        seen = tuple(Seen(one.ref, one.token) for one in (await records(app, "t")).values())
+        with acting_as("bo"):
+            await app.reschedule("t", "k0003", delay="9h")
+        await app.cancel("t", "k0004")
+        while not await app.events("t", "k0003"):
+            pass  # until it is written there
+        bulk = Bulk(verb=BulkVerb.CANCEL, chosen=seen)
+        before = await preview(app, bulk, anything)
+        assert before.meant.number == 28
+        assert {one.ref.key for one in before.gone} == {"k0003", "k0004"}
+        id = new_id()
+        with acting_as("ann"):
+            assert await bulks.start(id, bulk, anything, who="ann")
+        await bulks.ended(id)
+        progress = await bulks.get(id)
+        assert progress is not None
+        assert progress.counts == {"cancelled": 28, "stale_token": 1, "not_found": 1}
+        assert (progress.chosen, progress.total) == (30, 30)
+        missed = {one.key: one for one in await bulks.missed(id)}
+        assert (missed["k0003"].who, missed["k0003"].what) == ("bo", "reschedule: moved")
+        assert missed["k0004"].result == "not_found"
+        assert set(await records(app, "t", state="waiting")) == {"k0003"}
+        events = await app.events("t", "k0005")
+        assert [(one.who, one.what) for one in events] == [("ann", "cancel: cancelled")], "whoever asked has done it"
+        await bulks.close()
+
+
+async def test_only_topics_that_one_may_and_never_ours(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        await Kept(app.store, app.clock).put("setting", b"1")
+        await Kept(app.store, app.clock, SHOWN_TOPIC).put("shown", b"1")
+        for topic in ("mine.a", "mine.b", "theirs"):
+            await fill(app, topic, 7)
+        bulk = Bulk(verb=BulkVerb.CANCEL, where=Filter())
+
+        def may(topic: str) -> bool:
+            return topic.startswith("mine.")
+
+        count, topics = await count_meant(app, bulk, may, app.clock.now())
+        assert (count.number, topics) == (14, frozenset({"mine.a", "mine.b"}))
+        assert (await carried_out(bulks, bulk, may=may)).counts == {"cancelled": 14}
+        assert len(await records(app, "theirs")) == 7
+        ended = await carried_out(bulks, bulk)
+        assert ended.counts == {"cancelled": 7}
+        assert await Kept(app.store, app.clock, RESERVED_TOPIC).get("setting") == b"1"
+        assert await Kept(app.store, app.clock, SHOWN_TOPIC).get("shown") == b"1"
+        await bulks.close()
+
+
+async def test_a_range_of_times_and_a_state_narrow_it(url: str) -> None:
+    async with Bide(url) as app:
+        bulks = Bulks(app, "here")
+        now = app.clock.now()
+        for hours in range(1, 6):
+            await app.schedule("t", hours, key=f"h{hours}", delay=f"{hours}h")
+        where = Filter(topic="t", wake_from=now + 2 * HOUR - 60_000, wake_before=now + 4 * HOUR - 60_000)
+        bulk = Bulk(verb=BulkVerb.CANCEL, where=where)
+        assert (await count_meant(app, bulk, anything, app.clock.now()))[0].number == 2
+        assert (await carried_out(bulks, bulk)).counts == {"cancelled": 2}
+        assert set(await records(app, "t")) == {"h1", "h4", "h5"}
+        leased = Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t", state=State.LEASED))
+        assert (await carried_out(bulks, leased)).counts == {}
+        await bulks.close()
+
+
+async def test_every_instance_shows_it_and_it_is_listed(url: str) -> None:
+    async with Bide(url) as app:
+        here, there = Bulks(app, "here"), Bulks(app, "there")
+        await fill(app, "t", 10)
+        await fill(app, "u", 10, deadline="2h")
+        id = new_id()
+        bulk = Bulk(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"))
+        began = await asyncio.gather(
+            here.start(id, bulk, anything, who="ann"), there.start(id, bulk, anything, who="ann"),
+            here.start(id, bulk, anything, who="ann"),
+        )  # fmt: skip
+        assert sum(began) == 1, "a resent form starts nothing twice"
+        await asyncio.gather(here.ended(id), there.ended(id))
+        shown = await there.get(id)
+        assert shown is not None
+        assert shown == await here.get(id)
+        assert (shown.state, shown.counts, shown.who) == (BulkState.ENDED, {"refused": 10}, "ann")
+        assert shown.bulk == bulk
+        missed = await there.missed(id)
+        assert [one.result for one in missed] == ["refused"] * 10
+        assert all(one.deadline is not None for one in missed)
+        other = await carried_out(there, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+        assert {one.id for one in await here.all()} == {other.id, id}
+        along = Bulk(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"), deadlines=True)
+        assert (await carried_out(here, along)).counts == {"moved": 10}
+        assert await here.get(new_id()) is None
+        await here.close()
+        await there.close()
+
+
+# --- time, faults and ends, in virtual time
+
+
+def test_it_keeps_to_its_pace(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 300)
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
+            assert ended.counts == {"cancelled": 300}
+            assert ended.started_at is not None
+            assert ended.ended_at is not None
+            assert 9_800 <= ended.ended_at - ended.started_at <= 10_100
+            await fill(app, "t", 5)
+            slow = new_id()
+            await bulks.start(slow, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1), anything, who="ann")
+            gone: list[int] = []
+            for _ in range(5):
+                await world.pause(1)
+                gone.append((await app.tally(["0s", "10h"])).forecast["t"][0].number)
+            assert gone == [4, 3, 2, 1, 0] or gone == [3, 2, 1, 0, 0]
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_what_is_scheduled_later_is_not_meant(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 50)
+            id = new_id()
+            await bulks.start(id, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10), anything, who="ann")
+            await world.pause(2)
+            await app.schedule("t", None, key="later", delay="2h")
+            await app.schedule("t", None, key="k0049", delay="2h")
+            await bulks.ended(id)
+            progress = await bulks.get(id)
+            assert progress is not None
+            assert progress.counts == {"cancelled": 49}
+            assert set(await records(app, "t")) == {"later", "k0049"}
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_one_that_dies_again_at_once_is_not_sent_again_and_again(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app()
+        tries: list[str] = []
+
+        @app.handler("t")
+        async def dies(task: Any) -> Dead:
+            tries.append(task.key)
+            return Dead("for good")
+
+        async with app, app.worker():
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 40, delay="0s")
+            await world.until(lambda: len(tries) == 40)
+            await world.pause(1)
+            tries.clear()
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="t"), pace=20))
+            assert ended.counts == {"redriven": 40}
+            await world.pause(5)
+            assert sorted(tries) == sorted(set(tries)), "each was delivered once more"
+            assert len(tries) == 40
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_what_somebody_changed_meanwhile_is_read_again(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 10)
+            meddled: list[str] = []
+
+            def meddle(point: str) -> BaseException | None:
+                if point == "change:before" and not meddled:
+                    meddled.append(point)
+                    world.loop.create_task(away())
+                return None
+
+            async def away() -> None:
+                await world.memory.change([Move("t", "k0001", In(3 * HOUR))], now=world.clock.now())
+                await world.memory.add([NewTask("t", "k0002", new_id(), In(10 * HOUR))], now=world.clock.now())
+
+            where = Filter(topic="t", wake_before=world.clock.now() + 5 * HOUR)
+            world.store.latency = lambda name: 0.5 if name == "change" else 0.0
+            world.store.fault = meddle
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=where))
+            world.store.latency = None
+            assert meddled
+            assert ended.counts == {"cancelled": 9, "stale_token": 1}
+            assert set(await records(app, "t")) == {"k0002"}, "it is another life, and out of the range"
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 20)
+            began = world.loop.time()
+
+            def away(point: str) -> BaseException | None:
+                if world.loop.time() < began + 30 and point in ("find:before", "change:before", "add:before"):
+                    return StoreUnavailable("cable cut") if world.loop.time() > began else None
+                return None
+
+            world.store.fault = away
+            id = new_id()
+            await bulks.start(
+                id, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10), anything, who="a"
+            )
+            await bulks.ended(id)
+            progress = await bulks.get(id)
+            assert progress is not None
+            assert (progress.state, progress.counts) == (BulkState.ENDED, {"moved": 20})
+            assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 2 * HOUR}
+
+            world.store.fault = lambda point: StoreUnavailable("gone") if point == "change:before" else None
+            failed = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+            assert (failed.state, failed.error, failed.looked) == (BulkState.FAILED, "gone", 0)
+
+            world.store.fault = lambda point: OutcomeUnknown("lost") if point == "change:after" else None
+            unknown = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
+            world.store.fault = lambda _: None
+            assert (unknown.state, unknown.counts) == (BulkState.ENDED, {"unknown": 20})
+            assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 3 * HOUR}, "not twice"
+            assert {one.result for one in await bulks.missed(unknown.id)} == {"unknown"}
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_it_is_stopped_from_any_instance_and_gone_on_with(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            here, there = Bulks(app, "here"), Bulks(app, "there")
+            await fill(app, "t", 100)
+            before = await records(app, "t")
+            bulk = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10)
+            id = new_id()
+            await here.start(id, bulk, anything, who="ann")
+            await world.pause(4)
+            await there.stop(id, who="bo")
+            await here.ended(id)
+            stopped = await there.get(id)
+            assert stopped is not None
+            assert (stopped.state, stopped.stopped_by) == (BulkState.STOPPED, "bo")
+            assert 40 <= stopped.looked <= 60
+            assert stopped.counts == {"moved": stopped.looked}
+            since = untouched_by(stopped)
+            assert since is not None
+            rest = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), untouched_since=since)
+            assert (await carried_out(there, rest)).counts == {"moved": 100 - stopped.looked}
+            after = await records(app, "t")
+            assert {key: one.due_at for key, one in after.items()} == {
+                key: one.due_at + HOUR for key, one in before.items()
+            }
+            await here.close()
+            await there.close()
+
+    virtual(story)
+
+
+def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 100)
+            ids = [new_id() for _ in range(AT_ONCE + 2)]
+            for id in ids:
+                bulk = Bulk(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1)
+                await bulks.start(id, bulk, anything, who="ann")
+            await world.pause(3.5)
+            states = [one.state for one in await bulks.all()]
+            assert sorted(states) == sorted([BulkState.RUNNING] * AT_ONCE + [BulkState.QUEUED] * 2)
+            await bulks.close()
+            found = {one.id: one for one in await Bulks(app, "after").all()}
+            assert found.keys() == set(ids)
+            assert {one.state for one in found.values()} == {BulkState.STOPPED}
+            assert {one.stopped_by for one in found.values()} == {None}
+            assert sum(one.looked for one in found.values()) >= 12
+
+    virtual(story)
+
+
+def test_one_whose_instance_died_is_known_as_such(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "after")
+            now = world.clock.now()
+            progress = Progress(
+                id=new_id(), bulk=Bulk(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann", instance="dead",
+                asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
+            )  # fmt: skip
+            assert await BulkStore(app).begin(progress)
+            assert not await BulkStore(app).begin(progress)
+            assert not bulks.is_lost(progress)
+            await world.pause(LOST_AFTER / 1000 + 1)
+            found = await bulks.get(progress.id)
+            assert found == progress
+            assert bulks.is_lost(found)
+            assert bulks.is_lost((await bulks.all())[0])
+
+    virtual(story)
+
+
+def test_of_what_was_not_done_the_first_thousand_are_told(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", MOST_MISSED + 300, deadline="90m")
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
+            assert (ended.counts, ended.missed) == ({"refused": 1300}, 1300)
+            assert len(await bulks.missed(ended.id)) == MOST_MISSED
+            await bulks.close()
+
+    virtual(story)
+
+
+@given(st.lists(st.integers(-10 * HOUR, 10 * HOUR), min_size=1, max_size=40), st.integers(1, 9 * HOUR), st.booleans())
+def test_a_shift_moves_each_once_whatever_the_order(offsets: list[int], by: int, back: bool) -> None:
+    async def story() -> None:
+        async with Bide("memory:") as app:
+            bulks = Bulks(app, "here")
+            now = app.clock.now() + 20 * HOUR
+            for n, offset in enumerate(offsets):
+                await app.schedule("t", n, key=str(n), delay=f"{now - app.clock.now() + offset}ms")
+            before = await records(app, "t")
+            delta = -by if back else by
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
+            assert ended.counts == {"moved": len(offsets)}
+            after = await records(app, "t")
+            assert all(after[key].due_at == one.due_at + delta for key, one in before.items())
+            await bulks.close()
+
+    asyncio.run(story())
