@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-_VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "path", "rect", "line"})
+_VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
 class Element(NamedTuple):
@@ -53,6 +53,8 @@ class Page(HTMLParser):
             self._open.append((tag, []))
 
     def handle_endtag(self, tag: str) -> None:
+        if tag in _VOID:
+            return
         while self._open:
             opened, texts = self._open.pop()
             text = "".join(texts)

@@ -1,0 +1,136 @@
+"""Whatever stands in a topic, key, group, error, payload, header or worker's name: pages have the same elements.
+
+Each page is read twice, of a store whose texts are harmless and of one whose texts are not, and must be made of the
+same elements with the same attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pytest
+from tests.service.calling import Running, running
+from tests.service.console.browsing import Browser, Page
+
+from bide import Bide
+from bide.core.events import EventKind, event_of
+from bide.core.records import Record, Settlement, Verdict
+from bide.engine.pauses import Pauses
+from bide.service.console.rendering import address, task_address, topic_address
+from bide.testing import ManualClock
+
+START = 1_900_000_020_000
+MARKUP = "</td></script><script>alert(1)</script><img src=x onerror=alert(1)>"
+HOSTILE = [
+    MARKUP,
+    "\"'` onmouseover=alert(1) x=\"'",
+    "{{1234*5678}}{% raw %}${1234*5678}<%= 1234*5678 %>",
+    "\u202e\u2066\u200b\u200f\ufeff\u2069 gnp.exe",
+    "javascript:alert(1)",
+    "&lt;b&gt;&amp;#60;&quot;",
+    "--><!--",
+    "'%00\\..\\/;--",
+    "\U000e0041\ufff9\u0301\u0301\u0301\u0301",
+]
+"""What a name may be, as far as stores are concerned."""
+WORSE = ["\x00\x1b[31mred\x07\r\n\t", "<b>" * 20_000, "\u2028\u2029\x85"]
+"""What only an error or a payload may be."""
+
+
+class Texts(NamedTuple):
+    """What is put into a store."""
+
+    name: str
+    free: str
+
+
+HARMLESS = Texts("order", "it went wrong")
+
+
+class Shown(NamedTuple):
+    """The pages of one store, by what they are of."""
+
+    pages: Mapping[str, Page]
+
+
+def look(texts: Texts) -> Shown:
+    """Every page that shows such texts."""
+    clock = ManualClock(START)
+    name = texts.name
+    with running("memory:", keep_done="1h", clock=clock) as one:
+        one.run(_fill(one, texts, clock))
+        browser = Browser(one.url)
+        paths = {
+            "tasks": "/tasks",
+            "searched": address("/tasks", topic=name, group=name),
+            "not found": address("/tasks", topic=name, key=name, state="done"),
+            "left out": address("/tasks", key="dead" + name[:100], state="waiting"),
+            "refused": address("/tasks", topic=name, wake_from="x" + texts.free[:100]),
+            "waiting": task_address(name, "a" + name[:100]),
+            "part": task_address(name, "a" + name[:100], "live"),
+            "dead": task_address(name, "dead" + name[:100]),
+            "gone": task_address(name, "gone" + name[:100]),
+            "overview": "/",
+            "topics": "/topics",
+            "topic": topic_address(name),
+            "dead letters": "/dead",
+            "timeline": "/timeline",
+        }
+        pages = {what: browser.get(path) for what, path in paths.items()}
+        browser.close()
+    return Shown(pages)
+
+
+async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
+    app, name = one.app, texts.name
+    printable = "".join(letter for letter in texts.free[:200] if letter.isprintable())
+    header = "".join(letter for letter in name if letter.isprintable()) or "x"
+    free = texts.free.encode(errors="replace")
+    headers = {"h" + header: "v" + printable}
+    await app.schedule(name, free, key="a" + name[:100], group=name, delay="1h", headers=headers)
+    await app.schedule(name, free, key="dead" + name[:100], group=name, delay="0s")
+    clock.advance(5_000)
+    leased = await app.store.lease({name: 1}, now=clock.now(), until=clock.now() + 60_000, holder=texts.free[:100])
+    [record] = leased.tasks
+    failed = texts.free[:2_000]
+    dead = Settlement(name, record.key, record.token, Verdict.DEAD, None, clock.now() + 60_000_000, failed)
+    assert await app.store.settle([dead], now=clock.now()) == [True]
+    _tell(app, record, texts, clock)
+    await app.recorder.flush()
+    await Pauses(app.store, clock).pause(name, who=texts.free[:100])
+
+
+def _tell(app: Bide, record: Record, texts: Texts, clock: ManualClock) -> None:
+    """What the log says of it."""
+    who, now = texts.free[:100], clock.now()
+    for kind, what in ((EventKind.RETRY, texts.free), (EventKind.CHANGE, f"{texts.free}: {texts.free}")):
+        app.recorder.note(event_of(record, kind, at=now, who=who, what=what, was=now, wake_at=now))
+
+
+@pytest.fixture(scope="module")
+def harmless() -> Shown:
+    return look(HARMLESS)
+
+
+MAY_VARY = frozenset({"timeline", "dead letters"})
+"""Pages whose rows are of what the texts have in common, or of the time: of them the kinds of elements are compared."""
+
+
+@pytest.mark.parametrize("texts", [*[Texts(one, one) for one in HOSTILE], *[Texts(MARKUP, one) for one in WORSE]])
+def test_no_text_adds_an_element_or_an_attribute(harmless: Shown, texts: Texts) -> None:
+    for what, page in look(texts).pages.items():
+        expected = harmless.pages[what]
+        assert page.status == expected.status, (what, page)
+        if what in MAY_VARY:
+            assert set(page.shape) - {("br", ())} <= set(expected.shape), what
+        else:
+            assert page.shape == expected.shape, what
+        for tag, attributes in page.elements:
+            for where in ("href", "src", "action", "data-live"):
+                text = attributes.get(where)
+                assert text is None or text.startswith(("/", "#")), (what, tag, text)
+                assert text is None or not text.startswith("//"), (what, tag, text)
+        if expected.status == 200 and what != "timeline":
+            assert not set(page.text) & set("\u202e\u200b\u200f\ufeff\x00\x1b\x07\u2028\x85"), what
+        assert str(1234 * 5678) not in page.text
