@@ -20,7 +20,7 @@ from bide.engine.arguments import filter_of
 
 _log = logging.getLogger("bide.demo")
 _BATCH = 500
-_BREATH = 0.01
+_BREATH = 0.04
 """Seconds between two batches, so that the loop serves its pages meanwhile."""
 _HOURS = (1, 1, 1, 1, 1, 2, 4, 8, 10, 8, 7, 7, 9, 7, 6, 6, 7, 8, 10, 12, 10, 7, 4, 2)
 """How much happens in each hour of a day."""

@@ -23,7 +23,7 @@ The console is at {where}
 Live traffic of a small town, on {store}. Ctrl-C ends it; started again it goes on.
 
 Three things to try:
-  1. Why was that order closed late? The {SALE:,} orders of a sale have to be paid until {ends}.
+  1. Why was that order closed late? The {SALE:,} orders of a sale have to be paid by {ends}.
      A minute later see {where}/tasks/order.close/{orders.last_of_the_sale}
   2. When is the next peak, and what does it need? {evening:%A} at {evening:%H:%M:%S} {AUDIENCE:,} coupons are due.
      {where}/timeline?from={begins}&until={until}
