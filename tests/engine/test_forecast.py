@@ -317,7 +317,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
         assert not seen.exact
         assert seen.total == Count(1_500 + 3 * 1_001 + 7 * LEAST_UPTO, exact=False)
         forecast.upto = LEAST_UPTO
-        forecast.learn(0.5, exact=True)
+        forecast.learn(0.9, exact=True)
         assert forecast.upto == LEAST_UPTO
         forecast.learn(0.01, exact=False)
         assert forecast.upto == 2 * LEAST_UPTO
@@ -325,8 +325,8 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
         assert forecast.upto == 2 * LEAST_UPTO, "it was enough"
         assert (await forecast.seen(Wanted(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
         forecast.upto = 100_000
-        forecast.learn(0.5, exact=True)
-        assert forecast.upto == 25_000
+        forecast.learn(0.9, exact=True)
+        assert forecast.upto == 50_000
 
 
 # --- the past

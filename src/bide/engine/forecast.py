@@ -25,8 +25,8 @@ from bide.engine.peaks import Bar, Counting, Peak, highest, summed, taken_apart,
 
 UPTO = 100_000
 LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
-_TOO_LONG, _SHORT = 0.4, 0.1
-"""Seconds after which a look counts less far the next time, and below which further."""
+_TOO_LONG, _SHORT = 0.8, 0.3
+"""Seconds of a look after which the next counts half as far, and below which twice as far, if it has to."""
 _EVERY = 2.0
 _SHARE = 0.01
 """Of one processor that looks at one range may take."""
@@ -140,7 +140,7 @@ class Forecast:
     def learn(self, took: float, exact: bool) -> None:
         """Count less far after a look that took long, and further after one that was short and fell short."""
         if took > _TOO_LONG:
-            self.upto = max(LEAST_UPTO, self.upto // 4)
+            self.upto = max(LEAST_UPTO, self.upto // 2)
         elif took < _SHORT and not exact:
             self.upto = min(MOST_UPTO, self.upto * 2)
 

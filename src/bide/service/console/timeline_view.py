@@ -20,6 +20,8 @@ _COLOURS = 7
 """Topics with a colour of their own."""
 _ASSUMED = 1_000
 _IN_TIME: Millis = 1_000
+_NOTHING_BESIDE = 20
+"""A peak that is lower than the highest by this factor is not told."""
 _NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH: "Month"}
 
 PastOf = Callable[[Sequence[Millis]], list[Past]]
@@ -73,7 +75,7 @@ def view(
         gone.append(seen.counted_at)
     behind = list(zip(pairwise(gone), past(gone), strict=True)) if by_minute and len(gone) > 1 else []
     backlog = 0 if seen.due is None else seen.due.number
-    peaks = [_peak(asked, seen, phrases, peak, backlog, rate) for peak in seen.peaks]
+    peaks = _peaks([_peak(asked, seen, phrases, peak, backlog, rate) for peak in seen.peaks])
     return {
         "spans": [(_NAMES[span], span.value, asked.at(span), asked.range is span) for span in Span],
         "moves": _moves(asked, shown, now),
@@ -88,7 +90,7 @@ def view(
         "peaks": peaks,
         "series": [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(series)],
         "others": summed(others) if others else None,
-        "rows": _rows(asked, seen, phrases, series, others),
+        "rows": _rows(asked, seen, phrases, series, others, {peak["top"].low for peak in peaks}),
         "behind": [(low, high, one) for (low, high), one in behind if one.planned or one.done],
         "begun": begun,
         "by_minute": by_minute,
@@ -96,7 +98,7 @@ def view(
         "day_back": begun and shown.first <= now - BACK + MINUTE,
         "empty": not seen.total.number and not any(one.planned or one.done for _, one in behind),
         "overdue": asked.tasks(phrases, 0, seen.counted_at),
-        "chart": _chart(asked, seen, phrases, step, series, others, behind),
+        "chart": _chart(asked, seen, phrases, step, series, others, behind, [peak["top"].low for peak in peaks]),
     }
 
 
@@ -108,6 +110,7 @@ def _chart(
     series: list[tuple[Topic, list[Count]]],
     others: list[Count],
     behind: list[tuple[tuple[Millis, Millis], Past]],
+    peaks: list[Millis],
 ) -> Mapping[str, Any]:
     """What the script draws."""
     drawn = [(inert_line(topic, 60), counts) for topic, counts in series]
@@ -125,7 +128,7 @@ def _chart(
         "totals": [phrases.number(bar.total) for bar in seen.bars],
         "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
         "others": bool(others),
-        "peaks": [peak.top.low for peak in seen.peaks],
+        "peaks": peaks,
         "past": {
             "lows": [low for (low, _), _ in behind],
             "highs": [high for (_, high), _ in behind],
@@ -148,7 +151,7 @@ def _rate(asked: Asked, fastest: Fastest | None) -> Rate:
 
 
 def _series(seen: Seen) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
-    """The counts of the largest topics, the largest first, and those of all others together."""
+    """The counts of the largest topics, by name so that each keeps its colour, and those of all others together."""
     totals: dict[Topic, int] = {}
     for bar in seen.bars:
         for topic, count in bar.counts.items():
@@ -156,7 +159,7 @@ def _series(seen: Seen) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
     order = sorted(totals, key=lambda topic: (-totals[topic], topic))
     named, rest = (order, []) if len(order) <= _COLOURS + 1 else (order[:_COLOURS], order[_COLOURS:])
     nothing = Count(0)
-    series = [(topic, [bar.counts.get(topic, nothing) for bar in seen.bars]) for topic in named]
+    series = [(topic, [bar.counts.get(topic, nothing) for bar in seen.bars]) for topic in sorted(named)]
     return series, [summed(bar.counts.get(topic, nothing) for topic in rest) for bar in seen.bars] if rest else []
 
 
@@ -177,6 +180,16 @@ def _peak(asked: Asked, seen: Seen, phrases: Phrases, peak: Peak, backlog: int, 
     }
 
 
+def _peaks(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The highest first; without those that are nothing beside it, unless somebody has to wait there too."""
+    found = sorted(found, key=lambda peak: -peak["top"].total.number)
+    return [
+        peak
+        for peak in found
+        if not peak["in_time"] or peak["top"].total.number * _NOTHING_BESIDE >= found[0]["top"].total.number
+    ]
+
+
 def _second(top: Bar) -> tuple[Millis, Millis]:
     """From the start of the second: a bar that begins now begins within one."""
     return top.low - top.low % SECOND, top.high
@@ -191,11 +204,15 @@ def _closer(peak: Peak, now: Millis) -> Range:
 
 
 def _rows(
-    asked: Asked, seen: Seen, phrases: Phrases, series: list[tuple[Topic, list[Count]]], others: list[Count]
+    asked: Asked,
+    seen: Seen,
+    phrases: Phrases,
+    series: list[tuple[Topic, list[Count]]],
+    others: list[Count],
+    tops: set[Millis],
 ) -> dict[str, list[Mapping[str, Any]]]:
     """The intervals in which something comes due: the peaks first, then all in the order of time."""
     rows: list[Mapping[str, Any]] = []
-    tops = {peak.top.low for peak in seen.peaks}
     for place, bar in enumerate(seen.bars):
         if bar.total.number:
             row = {

@@ -61,7 +61,7 @@
   }
 
   function show(place, aloud) {
-    const tip = element("timeline-tip"), cell = cells[place];
+    const tip = document.querySelector(".timeline-tip"), cell = cells[place];
     active = cell ? place : -1;
     tip.hidden = !cell;
     if (cell) {
@@ -117,7 +117,7 @@
     ctx.strokeStyle = colour("--good");
     ctx.lineWidth = 2 * ratio;
     ctx.beginPath();
-    past.forEach(function (cell, place) {
+    if (Math.max(0, ...data.past.done)) past.forEach(function (cell, place) {
       const up = Math.min(y(data.past.done[place]), floor - ratio);
       ctx.lineTo(x(cell.low), up);
       ctx.lineTo(x(cell.high), up);
@@ -135,6 +135,7 @@
     now(u, x(data.now), ratio);
     ctx.fillStyle = colour("--ink");
     ctx.textAlign = "center";
+    ctx.textBaseline = "alphabetic";
     ctx.font = 12 * ratio + "px system-ui, sans-serif";
     data.peaks.forEach(function (peak) {
       const place = placeAt(peak), cell = cells[place];
@@ -170,6 +171,7 @@
     ctx.setLineDash([]);
     ctx.font = 12 * ratio + "px system-ui, sans-serif";
     ctx.textAlign = "right";
+    ctx.textBaseline = "alphabetic";
     ctx.fillText(data.words.now, at - 4 * ratio, u.bbox.top + 10 * ratio);
   }
 
@@ -202,7 +204,7 @@
       grid: { stroke: function () { return colour("--line"); }, width: 1 }, ticks: { show: false },
     };
     chart = new uPlot({
-      width: holder.clientWidth, height: heightOf(holder), ms: 1, padding: [20, 8, 0, 0],
+      width: holder.clientWidth, height: heightOf(holder), ms: 1, padding: [20, 22, 0, 0],
       tzDate: function (at) { return uPlot.tzDate(new Date(at), data.zone); },
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 5 } },
