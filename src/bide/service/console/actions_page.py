@@ -157,7 +157,7 @@ class ActionsPage:
         state = self._state(progress)
         missed = [one for one in await self._bulks.missed(progress.id) if visit.may(Verb.READ, one.topic)]
         every = bool(visit.given("all"))
-        rate, left = _rate(progress, now)
+        rate, left = _rate(progress, progress.alive_at if state == "lost" else now)
         return visit.page(
             template, progress=progress, bulk=progress.bulk, verb=NAMES[progress.bulk.verb], state=state,
             over=progress.state.over or state == "lost", scope=_scope(visit, progress.bulk), rate=rate, left=left,

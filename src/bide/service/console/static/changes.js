@@ -23,8 +23,8 @@
     part.setAttribute("data-over", "");
     document.querySelectorAll("[data-until-over]").forEach(function (one) { one.remove(); });
     const state = part.querySelector("[data-state]");
-    const cards = Array.from(part.querySelectorAll(".card"), function (card) { return card.textContent; });
-    say([state ? state.textContent : ""].concat(cards).join(". "));
+    const cards = Array.from(part.querySelectorAll(".card"), function (card) { return card.textContent.trim(); });
+    say([state ? state.textContent.trim() : ""].concat(cards).join(". "));
   });
 
   document.addEventListener("DOMContentLoaded", function () {
