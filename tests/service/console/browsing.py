@@ -55,6 +55,7 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in _VOID:
             return
+        text = ""
         while self._open:
             opened, texts = self._open.pop()
             text = "".join(texts)

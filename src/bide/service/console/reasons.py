@@ -142,7 +142,9 @@ def _of_crowd(phrases: Phrases, crowd: Crowd) -> Iterator[str]:
         yield say("Of the {count} deliveries of this topic that began at {minute}, half were at most {half} late, and "
                   "99 of 100 at most {most}.", count=number(crowd.begun), minute=phrases.clock(crowd.began_at, 60_000),
                   half=phrases.length(crowd.half), most=phrases.length(crowd.most))  # fmt: skip
+        if crowd.begun <= _FEW:
+            return
         if crowd.half > _MUCH and crowd.idle is None:
             yield say("So the whole topic was late then: more was due than its workers had room for.")
-        elif crowd.half <= ON_TIME and crowd.begun > _FEW:
+        if crowd.half <= ON_TIME:
             yield say("So most others were on time: the reason lies with this task, or with the worker that had it.")

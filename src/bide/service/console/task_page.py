@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import DecodeError, to_builtins
 
@@ -99,7 +100,7 @@ class TaskPage:
         }
         return Reply(200, task.payload_bytes, "text/plain; charset=utf-8", headers)
 
-    def _told(self, visit: Visit, told: Story, paused: Mapping[str, Pause]) -> Mapping[str, object]:
+    def _told(self, visit: Visit, told: Story, paused: Mapping[str, Pause]) -> Mapping[str, Any]:
         record, pause = told.record, paused.get(told.record.topic)
         seen = visit.given("token")
         return {

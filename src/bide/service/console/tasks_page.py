@@ -15,6 +15,7 @@ from bide.core.records import Count, State, Tally, Topic
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause, Pauses
 from bide.service.callers import Verb
+from bide.service.console.inert import inert_line, isolated
 from bide.service.console.rendering import address
 from bide.service.console.searching import Result, Search, countable, search, search_of, waits
 from bide.service.console.shared import Shared
@@ -73,8 +74,8 @@ class TasksPage:
             found = await search(visit, asked, topics)
         except BadInput as error:
             return visit.page(
-                "tasks.html", status=422, given=given, topics=topics[:_MOST_NAMED], asked=None, wrong=error, rows=(),
-                paused=paused,
+                "tasks.html", status=422, given=given, topics=topics[:_MOST_NAMED], asked=None, rows=(), paused=paused,
+                wrong=_wrong(visit, error),
             )  # fmt: skip
         held = {name: text for name, text in given.items() if text}
         shown = sorted({record.topic for record in found.tasks})
@@ -83,7 +84,7 @@ class TasksPage:
             given=given,
             topics=topics[:_MOST_NAMED],
             asked=asked,
-            wrong=None,
+            wrong="",
             found=found,
             rows=found.tasks,
             count=await self._count(asked, found, tally, topics),
@@ -116,6 +117,18 @@ class TasksPage:
         edges = (where.wake_from or 0, max(last, where.wake_from or 0))
         forecast = (await self._app.tally([as_datetime(edge) for edge in edges])).forecast
         return _sum([count for topic in wanted for count in forecast.get(topic, ())])
+
+
+_NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
+          "wake_before": "and before", "limit": "A page has"}  # fmt: skip
+"""What the form calls its fields."""
+
+
+def _wrong(visit: Visit, error: BadInput) -> str:
+    """What is not accepted, in the form's own words."""
+    name, given = visit.say(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
+    return visit.say("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
+                     accepted=inert_line(visit.say(error.accepted)))  # fmt: skip
 
 
 def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:

@@ -130,7 +130,8 @@ def chosen_language(text: str) -> str:
 
 def shown_csrf(request: Request, fields: dict[str, list[str]]) -> str | None:
     """What the request carries to show that a page of ours sent it."""
-    return request.header(CSRF_HEADER.encode()) or (fields.get(CSRF_FIELD) or [None])[-1]
+    sent = fields.get(CSRF_FIELD)
+    return request.header(CSRF_HEADER.encode()) or (sent[-1] if sent else None)
 
 
 def _fields(request: Request) -> dict[str, list[str]]:
