@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import click
 
 from bide.app import Bide
 from bide.cli.exits import Exit
+from bide.cli.pause import pauses_about
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import answer_words, summary_words
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
+from bide.core.pause import Pause
+from bide.core.records import Topic
 from bide.service.shapes import answer_shape
 
 if_token = click.option(
@@ -38,7 +41,7 @@ def move(
     surroundings: Surroundings, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None
 ) -> Exit:
     """Give a waiting task another time: `moved`, or `under_way` when it is being delivered and nothing changed."""
-    return _one(surroundings, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
+    return one(surroundings, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
 
 
 @click.command()
@@ -49,7 +52,7 @@ def move(
 @click.pass_obj
 def fire(surroundings: Surroundings, topic: str, key: str, if_token: int | None) -> Exit:
     """Let a waiting task happen now: `moved`, or `under_way` when it is happening already."""
-    return _one(surroundings, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
+    return one(surroundings, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
 
 
 @click.command()
@@ -82,7 +85,7 @@ def cancel(
         raise BadInput("--topic", only, "together with --group only; a single task is cancelled by TOPIC KEY")
     if topic is None or key is None:
         raise BadInput("KEY" if topic else "TOPIC, KEY", None, "which task: TOPIC KEY, or --group GROUP")
-    return _one(surroundings, topic, key, lambda app: app.cancel(topic, key, if_token=if_token))
+    return one(surroundings, topic, key, lambda app: app.cancel(topic, key, if_token=if_token))
 
 
 @click.command()
@@ -96,13 +99,19 @@ def shift(surroundings: Surroundings, group: str, topic: str | None, by: str) ->
     return _group(surroundings, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
 
 
-def _one(surroundings: Surroundings, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
-    answer = surroundings.open(verb)
-    if surroundings.json:
-        print_json(answer_shape(answer))
-    else:
-        click.echo(answer_words(answer, topic, key))
-    return Exit.DONE if answer.ok else Exit.NOT_DONE
+def one(surroundings: Surroundings, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
+    """Do `verb` to one task, and print what is answered."""
+
+    async def work(app: Bide) -> Exit:
+        answer = await verb(app)
+        paused = await pauses_about(app, [answer])
+        if surroundings.json:
+            print_json(answer_shape(answer, paused=paused))
+        else:
+            click.echo(answer_words(answer, topic, key, paused=paused))
+        return Exit.DONE if answer.ok else Exit.NOT_DONE
+
+    return surroundings.open(work)
 
 
 def _group(
@@ -112,16 +121,20 @@ def _group(
     verb: str,
     ask: Callable[[Bide], Coroutine[Any, Any, Sequence[Answer]]],
 ) -> Exit:
-    answers = surroundings.open(ask)
+    async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause]]:
+        answers = await ask(app)
+        return answers, await pauses_about(app, answers)
+
+    answers, paused = surroundings.open(work)
     if surroundings.json:
         for answer in answers:
-            print_json(answer_shape(answer))
+            print_json(answer_shape(answer, paused=paused))
     elif not answers:
         of = "" if topic is None else f" of topic {topic}"
         click.echo(f"{verb}: group {group} has no live task{of}")
     else:
         for answer in answers[:_SHOWN]:
-            click.echo(answer_words(answer, topic or "", ""))
+            click.echo(answer_words(answer, topic or "", "", paused=paused))
         if len(answers) > _SHOWN:
             click.echo(f"... and {len(answers) - _SHOWN:,} more")
         click.echo(f"group {group}: {summary_words(answers)}")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bide._version import __version__
 from bide.app import Bide
+from bide.cli.pause import paused_words
 from bide.cli.wording import length_words, relative_words
 from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
@@ -126,12 +127,16 @@ async def _workers(app: Bide) -> list[Note]:
         Note(Level.OK, f"{number} live worker{'' if number == 1 else 's'}"
              + (f", on {', '.join(sorted(worked_on))}" if worked_on else ""))
     ]  # fmt: skip
+    paused = await app.paused()
     for topic, count in sorted(due.items()):
         oldest = await _oldest(app, topic, now)
         words = (
             f"topic {topic}: {count.number:,}{'' if count.exact else '+'} due, the oldest {relative_words(oldest, now)}"
         )
-        if topic not in worked_on:
+        if topic in paused:
+            advice = f"they wait for: bide resume {topic}"
+            notes.append(Note(Level.WARNING, f"{words}, held back: it is {paused_words(paused[topic])}", advice))
+        elif topic not in worked_on:
             advice = "start one: bide work MODULE:APP; or cancel what nobody wants"
             notes.append(Note(Level.ERROR, f"{words}, and no live worker has a handler for it", advice))
         elif now - oldest > _WAITED:

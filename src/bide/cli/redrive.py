@@ -8,12 +8,11 @@ from collections import Counter
 import click
 
 from bide.app import Bide
-from bide.cli.change import if_token
+from bide.cli.change import if_token, one
 from bide.cli.exits import Exit
 from bide.cli.printing import print_json
 from bide.cli.progress import progress_bar
 from bide.cli.surroundings import Surroundings, shared_options
-from bide.cli.wording import answer_words
 from bide.core.errors import BadInput
 from bide.core.records import Ref, Result, State
 from bide.service.shapes import answer_shape
@@ -51,12 +50,7 @@ def redrive(
         raise BadInput("--topic", only, "together with --all-dead only; a single task is redriven by TOPIC KEY")
     if topic is None or key is None:
         raise BadInput("KEY" if topic else "TOPIC, KEY", None, "which task: TOPIC KEY, or --all-dead")
-    answer = surroundings.open(lambda app: app.redrive(topic, key, delay=delay, if_token=if_token))
-    if surroundings.json:
-        print_json(answer_shape(answer))
-    else:
-        click.echo(answer_words(answer, topic, key))
-    return Exit.DONE if answer.ok else Exit.NOT_DONE
+    return one(surroundings, topic, key, lambda app: app.redrive(topic, key, delay=delay, if_token=if_token))
 
 
 async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None, delay: str, yes: bool) -> Exit:

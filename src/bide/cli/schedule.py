@@ -10,6 +10,7 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.exits import Exit
+from bide.cli.pause import pauses_about
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.cli.wording import answer_words
@@ -75,10 +76,11 @@ def schedule(
             topic, data, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
             deadline=deadline,
         )  # fmt: skip
+        paused = await pauses_about(app, [answer])
         if surroundings.json:
-            print_json(answer_shape(answer))
+            print_json(answer_shape(answer, paused=paused))
         else:
-            click.echo(answer_words(answer, topic, key or ""))
+            click.echo(answer_words(answer, topic, key or "", paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
     return surroundings.open(work)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from bide.app import Bide
 from bide.cli.exits import Exit
+from bide.cli.pause import pause_shape, paused_words
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
-from bide.cli.wording import local_words
+from bide.cli.wording import local_words, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
-from bide.core.records import Count, State, Tally
+from bide.core.pause import Pause
+from bide.core.records import Count, State, Tally, Topic
 
 _MOST_STEPS = 200
 
@@ -32,10 +35,11 @@ def tally(surroundings: Surroundings, topic: str | None, ahead: str | None, step
         now = app.clock.now()
         asked = [0, now, *(now + edge for edge in edges if now + edge <= LAST_INSTANT)]
         found = _only(await app.tally([as_datetime(edge) for edge in asked]), topic)
+        paused = {of: pause for of, pause in (await app.paused()).items() if topic in (None, of)}
         if surroundings.json:
-            print_json(_shape(found, asked))
+            print_json({**_shape(found, asked), "paused": [pause_shape(pause) for pause in paused.values()]})
         else:
-            _print(found, asked, surroundings.shown_store)
+            _print(found, asked, surroundings.shown_store, paused)
         return Exit.DONE
 
     return surroundings.open(work)
@@ -84,12 +88,12 @@ def _shape(found: Tally, edges: list[Millis]) -> dict[str, Any]:
     }
 
 
-def _print(found: Tally, edges: list[Millis], store: str) -> None:
+def _print(found: Tally, edges: list[Millis], store: str, paused: Mapping[Topic, Pause]) -> None:
     from rich.text import Text
 
     from bide.cli.tables import STYLES, console, plain_table
 
-    topics = sorted({topic for topic, _ in found.counts} | set(found.forecast))
+    topics = sorted({topic for topic, _ in found.counts} | set(found.forecast) | paused.keys())
     if not topics:
         click.echo(f"no tasks in {store}")
         return
@@ -97,12 +101,14 @@ def _print(found: Tally, edges: list[Millis], store: str) -> None:
     table = plain_table("topic", "due now", *states, right=("due now", *states))
     for topic in topics:
         due = found.forecast.get(topic, [Count(0)])[0]
-        cells = [Text(topic), Text(_number(due), "bold yellow" if due.number else "dim")]
+        cells = [Text(printable(topic)), Text(_number(due), "bold yellow" if due.number else "dim")]
         for state in states:
             count = found.counts.get((topic, state), Count(0))
             cells.append(Text(_number(count), STYLES[state.value] if count.number else "dim"))
         table.add_row(*cells)
     console().print(table)
+    for topic, pause in paused.items():
+        click.echo(f"{printable(topic)} is {paused_words(pause)}; to let it go on: bide resume {printable(topic)}")
     if len(edges) > 2:
         _print_forecast(found, edges)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime
 
 from bide.core.answers import Answer
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import Record, Result, State
+from bide.core.records import Record, Result, State, Topic
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
@@ -77,8 +77,8 @@ def state_words(record: Record, now: Millis) -> str:
     return record.state.value
 
 
-def answer_words(answer: Answer, topic: str, key: str) -> str:
-    """One line: what happened, to which task, and when it is due now."""
+def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topic] = ()) -> str:
+    """One line: what happened, to which task, and when it is due now; of a topic that is `paused`, that it waits."""
     words, record, now = WORDS[answer.result], answer.record, current_millis()
     if record is None:
         return f"{topic}/{key}: {words}"
@@ -95,6 +95,8 @@ def answer_words(answer: Answer, topic: str, key: str) -> str:
         line += f", being delivered by {record.holder}"
     if answer.was is not None and answer.was != record.wake_at:
         line += f"; before: {moment_words(answer.was, now)}"
+    if record.topic in paused and record.state.live:
+        line += f"; the topic is paused, so it waits for: bide resume {record.topic}"
     return line
 
 

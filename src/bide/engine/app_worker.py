@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 from bide.core.records import Topic
 from bide.engine.attached import attached
 from bide.engine.client import Client
 from bide.engine.tables import TableLoop
+from bide.engine.told_routes import Telling, told_of
 from bide.engine.worker import Observer, Worker
 from bide.ports import Route
 
@@ -29,28 +31,27 @@ class AppWorker:
         self._routes = dict(routes)
         self._observe = observe
         self._name = name
-        self._worker: Worker | None = None
+        self._entered: AsyncExitStack
 
     async def __aenter__(self) -> Worker:
         app = self._app
-        await app.open()
-        try:
+        async with AsyncExitStack() as entered:
+            await app.open()
+            entered.push_async_callback(app.close)
             routes, observe = attached(app.instruments, self._routes, self._observe)
-            self._worker = Worker(
+            worker = Worker(
                 app.store, routes, clock=app.clock, terms=app.terms, recorder=app.recorder, history=app.history,
                 observe=observe, name=self._name, tables=() if self._tables is None else self._tables(),
             )  # fmt: skip
-            await self._worker.start()
+            entered.callback(app.heed(worker.held_back))
+            await worker.start()
+            entered.push_async_callback(worker.stop)
+            told = [told_of(route, app.terms) for route in self._routes.values()]
+            entered.push_async_callback(Telling(app.store, app.clock, app.terms, told).end)
             for instrument in app.instruments:
-                instrument.working(self._worker.wakes)
-        except BaseException:
-            await app.close()
-            raise
-        return self._worker
+                instrument.working(worker.wakes)
+            self._entered = entered.pop_all()
+        return worker
 
     async def __aexit__(self, *exc_info: object) -> None:
-        assert self._worker is not None
-        try:
-            await self._worker.stop()
-        finally:
-            await self._app.close()
+        await self._entered.aclose()

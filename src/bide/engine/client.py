@@ -41,6 +41,7 @@ from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.history import History
+from bide.engine.pauses import PauseVerbs
 from bide.engine.recorder import Recorder
 from bide.engine.running import inherited_headers, options_with
 from bide.engine.session import Session
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from bide.engine.joined_client import JoinedClient
 
 
-class Client:
+class Client(PauseVerbs):
     """The verbs. Use it as `async with`; one client belongs to one event loop while it is open."""
 
     def __init__(
@@ -71,6 +72,7 @@ class Client:
         self._make_store = make_store
         self._opened: Session | None = None
         self._users = 0
+        self._heeding = []
 
     # --- open and close
 

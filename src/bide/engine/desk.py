@@ -322,7 +322,8 @@ class Desk:
                 raise
 
     def _heard(self, topic: Topic, wake: Millis) -> None:
-        self._waker.hear(wake)
+        if topic not in self.held_back.topics:
+            self._waker.hear(wake)
 
     async def _stop_listening(self) -> None:
         """End what nobody has asked for in a while."""

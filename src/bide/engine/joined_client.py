@@ -41,6 +41,7 @@ class JoinedClient(Client):
         self._client = client
         self.terms, self.clock, self.actor = client.terms, client.clock, client.actor
         self.carrier = client.carrier
+        self._heeding = client._heeding
         self._blocks = ExitStack()
         session = client._session
         self._opened: Session | None = session
@@ -127,6 +128,9 @@ class SyncJoinedClient:
     shift = _here(Client.shift)
     redrive = _here(Client.redrive)
     redrive_many = _here(Client.redrive_many)
+    pause = _here(Client.pause)
+    resume = _here(Client.resume)
+    paused = _here(Client.paused)
     get = _here(Client.get)
     get_many = _here(Client.get_many)
 

@@ -47,6 +47,8 @@ class Look(Generic[T]):
 
     async def fresh(self) -> T:
         """What there is to be seen now: for whoever has just changed something."""
+        if self._looks is not None:  # it may have begun before that
+            await asyncio.wait([self._looks])
         self._again_at = float("-inf")
         return await self.get()
 

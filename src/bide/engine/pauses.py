@@ -1,25 +1,31 @@
 """Paused topics: they take new tasks, and nobody leases from them until they are resumed.
 
-A pause is kept in the store, so it survives every restart and holds for all who lease: workers look before their first
-lease and every two seconds from then on. So it takes hold within that, and what runs goes on.
+A pause is kept in the store, so it survives every restart and holds for all who lease: they look before their first
+lease and every two seconds from then on, and at once where they are in the process of whoever pauses. So it takes hold
+within that, and what runs goes on. Reading is one call, which costs as much as there is of bide's own settings: that is
+why nobody is told by the store instead, for which every worker would have to listen to one topic more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
 
 import msgspec
-from msgspec import Struct
 
 from bide.core.errors import StoreError
-from bide.core.instants import Millis
+from bide.core.instants import instant_text
 from bide.core.names import check_topic
+from bide.core.pause import Pause
 from bide.core.records import Topic
+from bide.engine.acting import acting
 from bide.engine.kept import Kept
+from bide.engine.session import Session
 from bide.ports import Clock, Served, Store, Verbs
+
+__all__ = ["EVERY", "HeldBack", "Pause", "PauseVerbs", "Pauses"]
 
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
@@ -27,16 +33,6 @@ EVERY = 2.0
 _PREFIX = "paused:"
 
 _encode = msgspec.json.encode
-
-
-class Pause(Struct, frozen=True, kw_only=True):
-    """Since when a topic is paused, and by whom."""
-
-    topic: Topic
-    since: Millis
-    who: str | None = None
-
-
 _decode = msgspec.json.Decoder(Pause).decode
 
 
@@ -44,43 +40,60 @@ class Pauses:
     """Those of a store. `topics` is as new as the last `look`."""
 
     def __init__(self, store: Verbs, clock: Clock) -> None:
+        self._service = store if isinstance(store, Served) else None
         self._kept = Kept(store, clock)
         self._clock = clock
         self.topics: Mapping[Topic, Pause] = {}
 
     async def look(self) -> bool:
         """Read them again; whether anything is paused or resumed since the last time. Raises StoreError."""
-        found = {}
-        for name, value in (await self._kept.all(_PREFIX)).items():
-            try:
-                pause = _decode(value)
-            except msgspec.MsgspecError:
-                _log.error("the pause %s cannot be read and is passed over: it was not written by this bide", name)
-                continue
-            found[pause.topic] = pause
+        found = {pause.topic: pause for pause in await self._read()}
         changed = found.keys() != self.topics.keys()
         self.topics = found
         return changed
 
+    async def _read(self) -> list[Pause]:
+        if self._service is not None:
+            return await self._service.paused()
+        found: list[Pause] = []
+        for name, value in (await self._kept.all(_PREFIX)).items():
+            try:
+                found.append(_decode(value))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                _log.error("the pause %s cannot be read and is passed over: it was not written by this bide", name)
+        return found
+
     async def pause(self, topic: Topic, *, who: str | None = None) -> bool:
         """Whether it was not paused before. Durable once answered. Raises BadInput, StoreError."""
-        pause = Pause(topic=check_topic(topic), since=self._clock.now(), who=who)
+        check_topic(topic)
+        if self._service is not None:
+            return await self._service.pause(topic, who)
+        pause = Pause(topic=topic, since=self._clock.now(), who=who)
         return await self._kept.put_if_absent(_name(topic), _encode(pause))
 
-    async def resume(self, topic: Topic) -> bool:
-        """Whether it was paused. Durable once answered."""
-        return await self._kept.remove(_name(check_topic(topic)))
+    async def resume(self, topic: Topic, *, who: str | None = None) -> bool:
+        """Whether it was paused. Durable once answered. Raises BadInput, StoreError."""
+        check_topic(topic)
+        if self._service is not None:
+            return await self._service.resume(topic, who)
+        return await self._kept.remove(_name(topic))
 
 
 class HeldBack:
-    """What one who leases knows of pauses, and must heed: looked up before the first lease, then again and again."""
+    """What one who leases knows of pauses, and must heed: looked up before the first lease, then again and again.
 
-    def __init__(self, store: Store, clock: Clock, changed: Callable[[], None]) -> None:
+    `changed` is called when it is another than before; of the topics `of` it is logged.
+    """
+
+    def __init__(self, store: Store, clock: Clock, changed: Callable[[], None], *, of: Collection[Topic] = ()) -> None:
         self.pauses = Pauses(store, clock)
         self._changed = changed
-        self._known = isinstance(store, Served)
+        self._of = of
+        self._served = isinstance(store, Served)
         """A service holds back by itself what it leases to us."""
-        self._served = self._known
+        self._turn = asyncio.Lock()
+        """One look at a time: the answer to an earlier one must not come last."""
+        self._known = self._served
 
     @property
     def topics(self) -> Mapping[Topic, Pause]:
@@ -89,15 +102,94 @@ class HeldBack:
     async def first(self) -> None:
         """See that they are known. Raises StoreError."""
         if not self._known:
-            await self.pauses.look()
+            await self._look()
             self._known = True
+
+    async def again(self) -> None:
+        """Look now, for somebody has just paused or resumed. Raises StoreError."""
+        if not self._served:
+            await self._look()
 
     async def look_for_ever(self) -> None:
         while not self._served:
             await asyncio.sleep(EVERY)
             try:
-                if await self.pauses.look():
-                    self._changed()
+                await self._look()
+            except StoreError as error:
+                _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
+
+    async def _look(self) -> None:
+        async with self._turn:
+            before = self.topics
+            if not await self.pauses.look():
+                return
+        for topic in self._of:
+            pause = self.topics.get(topic)
+            if pause is not None and topic not in before:
+                by = "" if pause.who is None else f" by {pause.who}"
+                _log.info("%s is held back: paused since %s%s", topic, instant_text(pause.since), by)
+            elif pause is None and topic in before:
+                _log.info("%s is resumed", topic)
+        self._changed()
+
+
+class PauseVerbs:
+    """What a `Client` can do with whole topics."""
+
+    clock: Clock
+    actor: str | None
+    _heeding: list[HeldBack]
+    """Those who lease in this process with this client's store."""
+
+    @property
+    def _session(self) -> Session:
+        raise NotImplementedError
+
+    async def pause(self, topic: str, *, who: str | None = None) -> bool:
+        """Hold the tasks of `topic` back until it is resumed: True, or False if it was paused already.
+
+        New tasks are taken as ever, and what runs goes on. No worker, consumer or webhook gets a task of it any more:
+        in this process at once, elsewhere within two seconds. It survives every restart. `who` is told with it; this
+        client's actor unless given. Raises BadInput, StoreError.
+        """
+        pauses = Pauses(self._session.verbs, self.clock)
+        paused = await pauses.pause(topic, who=self._asks(who))
+        await self._heed()
+        return paused
+
+    async def resume(self, topic: str, *, who: str | None = None) -> bool:
+        """Let the tasks of `topic` go out again, what is overdue at once: True, or False if it was not paused."""
+        resumed = await Pauses(self._session.verbs, self.clock).resume(topic, who=self._asks(who))
+        await self._heed()
+        return resumed
+
+    async def paused(self) -> dict[Topic, Pause]:
+        """The topics that are paused now, each with since when (milliseconds since the epoch) and by whom. One call."""
+        pauses = Pauses(self._session.verbs, self.clock)
+        await pauses.look()
+        return dict(sorted(pauses.topics.items()))
+
+    @property
+    def known_pauses(self) -> Mapping[Topic, Pause]:
+        """What those know who lease in this process: at most two seconds old; empty where nobody does. No I/O."""
+        return self._heeding[0].topics if self._heeding else {}
+
+    def heed(self, held_back: HeldBack) -> Callable[[], None]:
+        """Let `held_back` look at once when this client pauses or resumes; what is returned ends it."""
+        self._heeding.append(held_back)
+        return lambda: self._heeding.remove(held_back)
+
+    def _asks(self, who: str | None) -> str | None:
+        acts = acting()
+        return who or (self.actor if acts is None else acts.who)
+
+    async def _heed(self) -> None:
+        """It is done; who cannot see it now sees it two seconds later."""
+        if self._session.joined() is not None:
+            return  # not yet committed
+        for held_back in list(self._heeding):
+            try:
+                await held_back.again()
             except StoreError as error:
                 _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
 

@@ -21,7 +21,7 @@ from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Record, Settlement, Topic, Verdict
+from bide.core.records import Leased, Record, Settlement, Topic, Verdict
 from bide.engine.capacity import wants
 from bide.engine.delivery import Delivery
 from bide.engine.history import History
@@ -92,7 +92,7 @@ class Worker:
         self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
         self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
-        self._held_back = HeldBack(store, clock, self._waker.kick)
+        self.held_back = HeldBack(store, clock, self._waker.kick, of=self._lanes)
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = Hooks()
@@ -122,9 +122,11 @@ class Worker:
             ("keeper", self._keeper.run()),
             ("purge", self._sweeper.purge_for_ever()),
             ("presence", self._sweeper.announce_for_ever()),
-            ("pauses", self._held_back.look_for_ever()),
         ):
             self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
+        if self._lanes:
+            pauses = asyncio.get_running_loop().create_task(self.held_back.look_for_ever(), name="bide pauses")
+            self._tasks.append(pauses)
 
     async def stop(self, *, grace: Millis | None = None) -> None:
         """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
@@ -185,7 +187,7 @@ class Worker:
         For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
         scheduled something earlier.
         """
-        await self._held_back.first()
+        await self.held_back.first()
         asked = self._wanted()
         before = self.stats.leased
         wake = await self._lease(asked)
@@ -200,10 +202,10 @@ class Worker:
         while not self._stopping:
             wake: Millis | None = None
             asked = self._wanted()
-            if asked:
+            if asked or self._emptied:
                 self._waker.forget()
                 try:
-                    await self._held_back.first()
+                    await self.held_back.first()
                     wake = await self._lease(self._wanted())
                 except StoreError as error:
                     _log.warning("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
@@ -220,7 +222,7 @@ class Worker:
     def _wanted(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
         asked, self._short = wants(self._lanes, self.terms.concurrency)
-        for topic in self._held_back.topics:
+        for topic in self.held_back.topics:
             asked.pop(topic, None)
         return asked
 
@@ -231,7 +233,9 @@ class Worker:
         asking = list(self._emptied) if self._emptied and self._idle else ()
         now = self.clock.now()
         until = now + self.clock.span(self.terms.lease)
-        leased = await self.store.lease(asked, now=now, until=until, holder=self.holder)
+        leased = (
+            await self.store.lease(asked, now=now, until=until, holder=self.holder) if asked else Leased([], None, now)
+        )
         self.stats.leased += len(leased.tasks)
         if self._waker.capped and leased.tasks:
             self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
@@ -255,10 +259,12 @@ class Worker:
             lanes.start(fit)
             if lanes.hungry and len(fit) < count:
                 self._waker.kick()  # the unfit left room, and there may be more
-        if leased.next_wake is None and not leased.tasks and self._idle:
-            for emptied in asking:
-                if not emptied.done():
-                    emptied.set_result(None)
+        if asking and leased.next_wake is None and not leased.tasks and self._idle:
+            held = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}
+            if not held or (await self.store.lease(held, now=now, until=until, holder=self.holder)).next_wake is None:
+                for emptied in asking:
+                    if not emptied.done():
+                        emptied.set_result(None)
         wake, again = leased.next_wake, leased.again_by
         return wake if again is None or (wake is not None and wake < again) else again
 
@@ -281,7 +287,7 @@ class Worker:
 
     def _heard(self, topic: Topic, wake: Millis) -> None:
         lanes = self._lanes.get(topic)
-        if lanes is not None:
+        if lanes is not None and topic not in self.held_back.topics:
             if lanes.free > 0:
                 self._waker.hear(wake)
             else:

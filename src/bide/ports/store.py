@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.pause import Pause
 from bide.core.records import (
     Change,
     Filter,
@@ -182,9 +183,21 @@ class TellsTime(Protocol):
 @runtime_checkable
 class Served(Protocol):
     """A store behind a service, which does for those who lease from it what they would else have to do themselves: it
-    holds back what is paused, and tells the history."""
+    holds back what is paused, and tells the history. What is paused it keeps itself, so that is asked of it."""
 
     served: bool
+
+    async def pause(self, topic: Topic, who: str | None) -> bool:
+        """Hold its tasks back; whether it was not paused before. `who` asks for it, besides who is known to call."""
+        ...
+
+    async def resume(self, topic: Topic, who: str | None) -> bool:
+        """Let them go out; whether it was paused."""
+        ...
+
+    async def paused(self) -> list[Pause]:
+        """What is paused, of the topics that the caller may do anything with."""
+        ...
 
 
 @runtime_checkable

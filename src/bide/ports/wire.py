@@ -6,7 +6,9 @@ when the client opens. Other languages use the JSON calls.
 
     POST /v1/store/open      Hello -> Welcome          a session begins
     POST /v1/store/add       Call  -> Told | Failure   likewise change, settle, extend, lease, purge, record: once each
-    POST /v1/store/get       Call  -> Told | Failure   likewise find, tally, announce, events, time: as often as needed
+                                                       and pause and resume
+    POST /v1/store/get       Call  -> Told | Failure   likewise find, tally, announce, events, time, paused: as often
+                                                       as needed
     POST /v1/store/listen    Call  -> lines of JSON    ["topic", wake], or nothing: still there
 
 A call that writes carries the session and a number that only rises for its operation. The service keeps the last answer
@@ -37,6 +39,7 @@ from bide.core.errors import (
 )
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.pause import Pause
 from bide.core.records import (
     Change,
     Count,
@@ -68,7 +71,7 @@ HEARTBEAT = 5.0
 CALL_LASTS = 45.0
 """Seconds for which a client may send a call again; the service remembers its answer for longer."""
 
-ONCE = frozenset({"add", "change", "settle", "extend", "lease", "purge", "record"})
+ONCE = frozenset({"add", "change", "settle", "extend", "lease", "purge", "record", "pause", "resume"})
 """The operations that are numbered, each by itself. One call of each is under way at a time."""
 
 
@@ -148,6 +151,12 @@ class EventsAsk(Struct, frozen=True, array_like=True):
     limit: int
 
 
+class PauseAsk(Struct, frozen=True, array_like=True):
+    topic: Topic
+    who: str | None
+    """Who asks for it, as the client calls them."""
+
+
 class FlatTally(Struct, frozen=True, array_like=True):
     """A tally: keys of two parts have no name on the wire."""
 
@@ -174,6 +183,7 @@ read_find = msgspec.msgpack.Decoder(FindAsk).decode
 read_edges = msgspec.msgpack.Decoder(list[Millis] | None).decode
 read_announce = msgspec.msgpack.Decoder(AnnounceAsk).decode
 read_events_ask = msgspec.msgpack.Decoder(EventsAsk).decode
+read_pause_ask = msgspec.msgpack.Decoder(PauseAsk).decode
 read_topics = msgspec.msgpack.Decoder(list[Topic]).decode
 
 read_answers = msgspec.msgpack.Decoder(list[Answer | None]).decode
@@ -183,6 +193,8 @@ read_found = msgspec.msgpack.Decoder(Found).decode
 read_leased = msgspec.msgpack.Decoder(Leased).decode
 read_live = msgspec.msgpack.Decoder(dict[str, list[Topic]]).decode
 read_events = msgspec.msgpack.Decoder(list[Event]).decode
+read_truth = msgspec.msgpack.Decoder(bool).decode
+read_pauses = msgspec.msgpack.Decoder(list[Pause]).decode
 _read_tally = msgspec.msgpack.Decoder(FlatTally).decode
 
 tiding = msgspec.json.Encoder().encode

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import UNSET
+
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import check_name, check_topic
@@ -53,7 +55,8 @@ class Consuming:
             leaving.cancel()
             if not leasing.done():
                 leasing.cancel()
-        return reply(LeasedShape([task_shape(record) for record in leasing.result()]))
+        paused = [topic for topic in room if topic in self._desk.held_back.topics]
+        return reply(LeasedShape([task_shape(record) for record in leasing.result()], paused or UNSET))
 
     def _leave(self, leasing: asyncio.Future[list[Record]]) -> None:
         """What it was just given goes back: nobody is there to begin it."""

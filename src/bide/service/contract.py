@@ -10,9 +10,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from bide.service import asks
 from bide.service.asks import INSTANT_PATTERN, MOST_AT_ONCE, NAME_PATTERN
 from bide.service.problems import ProblemShape
-from bide.service.shapes import AnswerShape, TaskShape
+from bide.service.shapes import AnswerShape, InstantText, OnlyTrue, TaskShape, TopicShape
 
 TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
+PAUSE_PATH = "/v1/topics/{topic}/pause"
 
 
 class ItemShape(Struct, frozen=True, gc=False):
@@ -20,6 +21,7 @@ class ItemShape(Struct, frozen=True, gc=False):
 
     answer: str | UnsetType = UNSET
     task: TaskShape | UnsetType | None = UNSET
+    paused: OnlyTrue | UnsetType = UNSET
     problem: ProblemShape | UnsetType = UNSET
 
 
@@ -31,9 +33,26 @@ class FoundShape(Struct, frozen=True):
 
 
 class LeasedShape(Struct, frozen=True):
-    """What is yours now."""
+    """What is yours now. `paused`: those of the topics asked for that are; of these nothing is given out."""
 
     tasks: list[TaskShape]
+    paused: list[str] | UnsetType = UNSET
+
+
+class PauseShape(Struct, frozen=True):
+    """How it is now, and whether this call made it so."""
+
+    topic: str
+    paused: bool
+    changed: bool
+    since: InstantText | None
+    who: str | None
+
+
+class TopicsShape(Struct, frozen=True):
+    """Those that have tasks, or are paused."""
+
+    topics: list[TopicShape]
 
 
 class SettledShape(Struct, frozen=True):
@@ -142,6 +161,19 @@ CALLS: tuple[Call, ...] = (
             "cursor": ("The `cursor` of the page before", {"type": "string"}),
             "limit": ("At most so many, 100 unless given", {"type": "integer", "minimum": 1, "maximum": 1000}),
         },
+    ),
+    Call(
+        name="topics", method="GET", path="/v1/topics", summary="The topics: their counts, and which are paused",
+        answers={200: ("Every topic that has tasks or is paused, and that the caller may read", TopicsShape)},
+        query={"topic": ("Only this one", _NAME)},
+    ),
+    Call(
+        name="pause", method="PUT", path=PAUSE_PATH, summary="Hold the tasks of a topic back, and keep taking new ones",
+        answers={200: ("It is paused", PauseShape)},
+    ),
+    Call(
+        name="resume", method="DELETE", path=PAUSE_PATH, summary="Let the tasks of a topic go out again",
+        answers={200: ("It is not paused", PauseShape)},
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
 
 from bide.core.answers import Answer
-from bide.core.records import Result
+from bide.core.records import Result, Topic
 from bide.service.shapes import answer_shape
 
 JSON = "application/json"
@@ -44,10 +44,11 @@ def reply(shape: Any) -> Reply:
     return Reply(200, encode(shape))
 
 
-def reply_to(answer: Answer, *, condition: Result | None = None) -> Reply:
-    """A verb's answer. `condition`: the one result that means that a condition in the headers was not met."""
+def reply_to(answer: Answer, *, condition: Result | None = None, paused: Container[Topic] = ()) -> Reply:
+    """A verb's answer. `condition`: the one result that means that a condition in the headers was not met. `paused`:
+    see `answer_shape`."""
     status = 412 if condition is not None and answer.result is condition else STATUS.get(answer.result, 200)
-    return Reply(status, encode(answer_shape(answer)), headers=etag(answer))
+    return Reply(status, encode(answer_shape(answer, paused=paused)), headers=etag(answer))
 
 
 def etag(answer: Answer) -> dict[str, str]:

@@ -24,7 +24,7 @@ from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.console.site import Site
 from bide.service.consuming import Consuming
-from bide.service.contract import CALLS, TASK_PATH
+from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH
 from bide.service.openapi import document
 from bide.service.problems import CONTENT_TYPE, Problem, of_error
 from bide.service.replies import Reply
@@ -39,6 +39,7 @@ BODY_LIMIT = 16 * 2**20
 BODY_PATIENCE = 30.0
 """Seconds that a request's body may take."""
 _TASK = (b"v1", b"topics", b"tasks")
+_PAUSE = (b"v1", b"topics", b"pause")
 _STORE = b"/v1/store/"
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
@@ -107,7 +108,8 @@ class Service:
             self._calls.setdefault(path.encode(), {})[method] = (path, page)
         self._calls[b"/openapi.json"] = {"GET": ("openapi", self._document)}
         self._open = {*open_pages, "/openapi.json"}
-        self._of_task = self._calls[TASK_PATH.encode()]
+        self._of_task = self._calls.pop(TASK_PATH.encode())
+        self._of_topic = self._calls.pop(PAUSE_PATH.encode())
         self._of_store: dict[str, tuple[str, Page]] = {"POST": ("store", self._store)}
         self._written: bytes | None = None
         self._complains_again = 0.0
@@ -154,9 +156,12 @@ class Service:
         if calls is None and path.startswith(_STORE):
             request.segments = (segment(path.removeprefix(_STORE), "operation"),)
             calls = self._of_store
-        elif calls is None or path == TASK_PATH.encode():
+        elif calls is None:
             parts = path.split(b"/")
-            if len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
+            if len(parts) == 5 and (parts[1], parts[2], parts[4]) == _PAUSE and parts[3]:
+                request.segments = (segment(parts[3], "topic"),)
+                calls = self._of_topic
+            elif len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
                 if self._site is not None and parts[1] != b"v1":
                     page = self._site.find(request)
                     if page is not None:
@@ -164,8 +169,9 @@ class Service:
                     if "text/html" in (request.header(b"accept") or ""):
                         return "unknown", self._site.missing, True
                 raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
-            request.segments = (segment(parts[3], "topic"), segment(parts[5], "key"))
-            calls = self._of_task
+            else:
+                request.segments = (segment(parts[3], "topic"), segment(parts[5], "key"))
+                calls = self._of_task
         found = calls.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted(calls))

@@ -16,6 +16,7 @@ from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
 from bide.engine.settling import Settling
+from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.service.access import Access, check_start, is_loopback
 from bide.service.audit import audit
@@ -99,16 +100,19 @@ class Serving:
             app.trace()
         if self._post is not None:
             await stack.enter_async_context(self._post)
-        await stack.enter_async_context(app.worker(name=self.instance))
         self._desk = Desk(
             app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
             started=self.metrics.started, history=app.history,
         )  # fmt: skip
+        stack.callback(app.heed(self._desk.held_back))
+        await self._desk.held_back.first()
+        await stack.enter_async_context(app.worker(name=self.instance))
         for instrument in (self.metrics, self._channel):
             instrument.working(self._desk.wakes)
         self.metrics.polls.follow(lambda: self._desk.waiting)
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
+        stack.push_async_callback(Telling(app.store, app.clock, app.terms, self._told_consumers()).end)
         self._following = Following(app)
         self.metrics.streams.follow(lambda: self._following.listeners)
         stack.push_async_callback(self._following.close)
@@ -134,6 +138,14 @@ class Serving:
             app, access, consuming, self._following, stores, counts=self.metrics,
             pages=pages_of(health, self.metrics), open_pages=OPEN, site=Site(app, access, console.routes()),
         )  # fmt: skip
+
+    def _told_consumers(self) -> list[ToldRoute]:
+        """How the topics are worked on that the file of settings leaves to consumers."""
+        return [
+            told_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
+            for topic, one in self._policies.items()
+            if topic not in self.app.routes
+        ]
 
     async def let_go(self) -> None:
         """Answer everybody who waits, so that their connections end: the instance is about to stop."""

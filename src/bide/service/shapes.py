@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Container
 from typing import Annotated, Any
 
 import msgspec
@@ -12,12 +13,14 @@ from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.options import decode_options
-from bide.core.records import Record
+from bide.core.pause import Pause
+from bide.core.records import Record, Topic
 
 InstantText = Annotated[
     str, Meta(description="RFC 3339 in UTC, with milliseconds", extra_json_schema={"format": "date-time"})
 ]
 Whole = Annotated[int, Meta(ge=0)]
+OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 _checked = msgspec.json.Decoder(Raw).decode
 """Says whether it is JSON, and reads no number: any that JSON can write may be in a payload, such as 1e400."""
@@ -70,6 +73,35 @@ class AnswerShape(Struct, frozen=True, gc=False):
         ),
     ]  # fmt: skip
     task: TaskShape | None
+    paused: OnlyTrue | UnsetType = UNSET
+    """There only where the task is live and its topic is paused: it waits until that is resumed."""
+
+
+class PausedShape(Struct, frozen=True):
+    """A pause: since when, and by whom."""
+
+    since: InstantText
+    who: str | None
+
+
+class CountShape(Struct, frozen=True):
+    """So many; where `exact` is false, at least so many."""
+
+    number: Whole
+    exact: bool
+
+
+class TopicShape(Struct, frozen=True):
+    """A topic: its tasks by state, how many of the waiting are due, and whether it is paused."""
+
+    topic: str
+    waiting: CountShape
+    leased: CountShape
+    done: CountShape
+    cancelled: CountShape
+    dead: CountShape
+    due: CountShape
+    paused: PausedShape | None
 
 
 class EventShape(Struct, frozen=True):
@@ -117,9 +149,18 @@ def detail_shape(record: Record) -> DetailShape:
     return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
 
 
-def answer_shape(answer: Answer) -> AnswerShape:
-    """What a verb answered."""
-    return AnswerShape(answer.result.value, None if answer.record is None else task_shape(answer.record))
+def answer_shape(answer: Answer, *, paused: Container[Topic] = ()) -> AnswerShape:
+    """What a verb answered. `paused`: topics whose live tasks wait, whatever their time; the answer says so."""
+    record = answer.record
+    if record is None:
+        return AnswerShape(answer.result.value, None)
+    held = record.topic in paused and record.state.live
+    return AnswerShape(answer.result.value, task_shape(record), True if held else UNSET)
+
+
+def paused_shape(pause: Pause) -> PausedShape:
+    """A pause."""
+    return PausedShape(instant_text(pause.since), pause.who)
 
 
 def event_shape(event: Event) -> EventShape:

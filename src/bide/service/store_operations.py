@@ -5,13 +5,14 @@ of the service's own store. Who may what:
 
 add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once; a cancel CANCEL, a redrive REDRIVE; get and find READ
 (find without a topic over all topics); tally shows the topics that one may READ; lease, extend, settle, announce and
-listen WORK; events EVENTS. A worker records what befell its tasks with WORK or EVENTS. Purge forgets only what has
-passed its time; whoever may not WORK on all topics is told that there was nothing to forget.
+listen WORK; events EVENTS; pause and resume ADMIN (see `store_pauses`). A worker records what befell its tasks with
+WORK or EVENTS. Purge forgets only what has passed its time; whoever may not WORK on all topics is told that there was
+nothing to forget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS, check_name
 from bide.core.records import (
@@ -45,6 +46,7 @@ from bide.ports import KeepsEvents, Shares, wire
 from bide.service import store_checks as checks
 from bide.service.callers import Caller, Verb
 from bide.service.store_items import Reply, each, merged, sifted
+from bide.service.store_pauses import StorePauses, in_the_name_of
 
 _PAGE_BYTES = 8 << 20
 """Of payloads, in one page: a page that would have more is read again with a lower limit."""
@@ -61,7 +63,7 @@ class Operations:
     def __init__(self, client: Client, *, trusting: bool, held_back: HeldBack | None = None) -> None:
         self._client = client
         self._trusting = trusting
-        self._held_back = held_back
+        self._pauses = StorePauses(client, held_back)
         self._session = Session(client.store, client.clock, None)
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
@@ -80,6 +82,9 @@ class Operations:
             "announce": self._announce,
             "events": self._events,
             "time": self._time,
+            "pause": self._pause,
+            "resume": self._resume,
+            "paused": self._paused,
         }
 
     async def close(self) -> None:
@@ -206,12 +211,8 @@ class Operations:
         caller.check_all(Verb.WORK, ask.wants)
 
         async def act(now: Millis) -> Reply:
-            wants = ask.wants
-            if self._held_back is not None:
-                await self._held_back.first()
-                paused = self._held_back.topics
-                wants = {topic: want for topic, want in wants.items() if topic not in paused}
-            leased = await self._client.store.lease(wants, now=now, until=_until(now, ask.lasts), holder=ask.holder)
+            until = _until(now, ask.lasts)
+            leased = await self._pauses.lease(ask.wants, now=now, until=until, holder=ask.holder)
             for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
                 self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
             return leased, {}
@@ -288,6 +289,29 @@ class Operations:
 
         return act
 
+    # --- what is paused
+
+    def _pause(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        return self._pausing(self._pauses.pause, asked, caller)
+
+    def _resume(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        return self._pausing(self._pauses.resume, asked, caller)
+
+    def _pausing(self, do: Callable[[wire.PauseAsk, Caller], Awaitable[bool]], asked: Raw, caller: Caller) -> Act:
+        ask = wire.read_pause_ask(asked)
+        self._pauses.check(ask, caller)
+
+        async def act(now: Millis) -> Reply:
+            return await do(ask, caller), {}
+
+        return act
+
+    def _paused(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        async def act(now: Millis) -> Reply:
+            return await self._pauses.paused(caller), {}
+
+        return act
+
     # --- the log, and the time
 
     def _record(self, asked: Raw, caller: Caller, now: Millis) -> Act:
@@ -297,7 +321,7 @@ class Operations:
             if change or not caller.may(Verb.WORK, topic):
                 caller.check(Verb.EVENTS, topic)
         if not self._trusting:
-            events = [replace(event, who=_in_the_name_of(caller, event)) for event in events]
+            events = [replace(event, who=in_the_name_of(caller, event.who)) for event in events]
 
         async def act(now: Millis) -> Reply:
             store = self._client.store
@@ -354,8 +378,3 @@ def _that_fit(records: Iterable[Record | None]) -> int:
                 break
         count += 1
     return count
-
-
-def _in_the_name_of(caller: Caller, event: Event) -> str:
-    """Who is named: the caller, whoever else they say that it was."""
-    return caller.name if event.who is None else f"{caller.name}/{event.who}"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
 import msgspec
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
-from bide.core.records import Move, NewTask, Page, Result
+from bide.core.instants import instant_text
+from bide.core.names import check_topic
+from bide.core.records import Move, NewTask, Page, Result, Topic
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.service import asks
 from bide.service.asks import length, payload, retries, span
 from bide.service.callers import Verb
-from bide.service.contract import CALLS, FoundShape, ItemShape
+from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
+from bide.service.pausing import pause_by, resume_by, topics_of
 from bide.service.problems import bad_input, of_error
 from bide.service.replies import Reply, encode, etag, reply, reply_to
 from bide.service.requests import Request
@@ -43,6 +46,41 @@ class Verbs:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    # --- whole topics
+
+    async def topics(self, request: Request) -> Reply:
+        caller = request.caller
+        only = request.query(("topic",)).get("topic")
+        if only is not None or Verb.READ not in caller.verbs:
+            caller.check(Verb.READ, only)
+        if only is not None:
+            check_topic(only)
+        found = [one for one in await topics_of(self._client) if only is None or one.topic == only]
+        return reply(TopicsShape([one for one in found if caller.may(Verb.READ, one.topic)]))
+
+    async def pause(self, request: Request) -> Reply:
+        topic = self._whole(request)
+        changed = await pause_by(self._client, topic, request.caller.name)
+        return await self._told(topic, changed=changed)
+
+    async def resume(self, request: Request) -> Reply:
+        topic = self._whole(request)
+        changed = await resume_by(self._client, topic, request.caller.name)
+        return await self._told(topic, changed=changed)
+
+    def _whole(self, request: Request) -> Topic:
+        """The topic in the path, with which as a whole something is to be done: not for everybody who uses it."""
+        [topic] = request.segments
+        request.caller.check(Verb.ADMIN, topic)
+        if request.body:
+            raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
+        return check_topic(topic)
+
+    async def _told(self, topic: Topic, *, changed: bool) -> Reply:
+        pause = (await self._client.paused()).get(topic)
+        since, who = (None, None) if pause is None else (instant_text(pause.since), pause.who)
+        return reply(PauseShape(topic, pause is not None, changed, since, who))
+
     # --- one task, named by the path
 
     async def schedule(self, request: Request) -> Reply:
@@ -59,7 +97,8 @@ class Verbs:
             conflict_of(ask.on_conflict)  # said, though not used
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = Result.REFUSED
-        return reply_to(await self._client.schedule_new(self._new(topic, key, ask)), condition=condition)
+        answer = await self._client.schedule_new(self._new(topic, key, ask))
+        return reply_to(answer, condition=condition, paused=self._client.known_pauses)
 
     async def get(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -81,7 +120,7 @@ class Verbs:
             topic, key, delay=length(ask.delay, "delay"), at=ask.at, deadline=length(ask.deadline, "deadline"),
             if_token=token,
         )  # fmt: skip
-        return reply_to(answer, condition=condition)
+        return reply_to(answer, condition=condition, paused=self._client.known_pauses)
 
     async def cancel(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -97,19 +136,19 @@ class Verbs:
         batch: list[asks.ScheduleItem] = asked(request, "schedule_many")
         request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
         tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
-        return await self._answered(self._client.schedule_many(tasks), len(tasks))
+        return await self._answered(self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
         batch: list[asks.MoveItem] = asked(request, "reschedule_many")
         request.caller.check_all(Verb.RESCHEDULE, [ask.topic for ask in batch])
         moves = _each(batch, self._move)
-        return await self._answered(self._client.change_many(moves), len(moves))
+        return await self._answered(self._client.change_many(moves), paused=self._client.known_pauses)
 
     async def fire_many(self, request: Request) -> Reply:
         batch: list[asks.Ref] = asked(request, "fire_many")
         request.caller.check_all(Verb.FIRE, [ask.topic for ask in batch])
         moves = _each(batch, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token))
-        return await self._answered(self._client.change_many(moves), len(moves))
+        return await self._answered(self._client.change_many(moves), paused=self._client.known_pauses)
 
     async def cancel_many(self, request: Request) -> Reply:
         ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
@@ -121,7 +160,7 @@ class Verbs:
         cancels = _each(
             ask, lambda one: new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
         )
-        return await self._answered(self._client.change_many(cancels), len(cancels))
+        return await self._answered(self._client.change_many(cancels))
 
     async def redrive_many(self, request: Request) -> Reply:
         batch: list[asks.RedriveItem] = asked(request, "redrive_many")
@@ -136,13 +175,14 @@ class Verbs:
                 clock=self._client.clock,
             ),
         )
-        return await self._answered(self._client.change_many(redrives), len(redrives))
+        return await self._answered(self._client.change_many(redrives), paused=self._client.known_pauses)
 
     async def shift(self, request: Request) -> Reply:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
         by = span(ask.by, "by")
-        return _items(await self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines))
+        answers = await self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
+        return _items(answers, self._client.known_pauses)
 
     async def find(self, request: Request) -> Reply:
         given = request.query(tuple(_BY_NAME["find"].query))
@@ -183,13 +223,13 @@ class Verbs:
             token = _NO_TOKEN  # two conditions, of which one does not hold
         return token, Result.STALE_TOKEN
 
-    async def _answered(self, answering: Awaitable[Sequence[Answer]], count: int) -> Reply:
+    async def _answered(self, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()) -> Reply:
         """A batch: where a part of the store was away, the items of that part say so."""
         try:
             answers: Sequence[object] = await answering
         except PartlyFailed as partly:
             answers = partly.answers
-        return _items(answers)
+        return _items(answers, paused)
 
 
 def _seen(given: str | None, tag: str) -> bool:
@@ -199,13 +239,13 @@ def _seen(given: str | None, tag: str) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-def _items(answers: Sequence[object]) -> Reply:
-    return reply([_item(answer) for answer in answers])
+def _items(answers: Sequence[object], paused: Container[Topic] = ()) -> Reply:
+    return reply([_item(answer, paused) for answer in answers])
 
 
-def _item(answer: object) -> AnswerShape | ItemShape:
+def _item(answer: object, paused: Container[Topic]) -> AnswerShape | ItemShape:
     if type(answer) is Answer:
-        return answer_shape(answer)
+        return answer_shape(answer, paused=paused)
     assert isinstance(answer, Exception)
     return ItemShape(problem=of_error(answer).shape)
 

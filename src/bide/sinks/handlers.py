@@ -40,6 +40,10 @@ class PythonHandler:
         )
         self._executor = None if self.asynchronous else ThreadPoolExecutor(threads, f"bide {self._name}")
 
+    def described(self) -> tuple[str, str]:
+        """What it is, for whoever looks at its topic: where the function is."""
+        return "handler", f"{getattr(self._function, '__module__', '')}.{self._name}"
+
     def check(self, payload: object) -> None:
         """Raise BadPayload if `payload` is not of the declared type."""
         self._check(payload)

@@ -96,6 +96,7 @@ class Metrics(Instrument):
         self._oldest = made.gauge(
             "bide_oldest_due_seconds", "How long the oldest due task has been due; 0 if there is none.", ["topic"]
         )
+        self._paused = made.gauge("bide_topic_paused", "1 for each topic that is paused.", ["topic"])
         self._at_limit = made.gauge(
             "bide_counts_at_limit", "Counts above that stopped at the store's limit: there are at least so many."
         )
@@ -220,7 +221,7 @@ class Metrics(Instrument):
         self._up.set(to=0 if seen is None else 1)
         label = self._topics.label
         if seen is None:
-            for gauge in (self._tasks, self._due, self._oldest, self._at_limit, self._skew):
+            for gauge in (self._tasks, self._due, self._oldest, self._paused, self._at_limit, self._skew):
                 gauge.replace({})
             return
         topics = sorted({topic for topic, _ in seen.tasks} | self._topics.known)
@@ -233,6 +234,7 @@ class Metrics(Instrument):
         self._due.replace({(name,): number for name, number in by_label(due, label).items()})
         oldest = {topic: seen.oldest.get(topic, 0.0) for topic in topics}
         self._oldest.replace({(name,): age for name, age in by_label(oldest, label, most=True).items()})
+        self._paused.replace({(label(topic),): 1.0 for topic in seen.paused})
         self._at_limit.set(to=seen.at_limit)
         self._skew.replace({} if seen.skew is None else {(): seen.skew})
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
@@ -33,6 +33,7 @@ class Seen(Struct, frozen=True):
     """Counts that stopped at the store's limit: there are at least so many."""
     skew: float | None
     """Seconds by which this machine's clock is ahead of the store's; None: the store has none of its own."""
+    paused: Collection[Topic]
 
 
 class Looking:
@@ -88,6 +89,7 @@ class Looking:
             {topic: seconds for topic, seconds in zip(worst, oldest, strict=True) if seconds is not None},
             _at_limit(tally),
             await self._skew(),
+            (await client.paused()).keys(),
         )
 
     async def _oldest(self, topic: Topic, now: Millis) -> float | None:

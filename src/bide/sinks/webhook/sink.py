@@ -77,6 +77,10 @@ class WebhookSink:
         """What suits a route of this sink: the places of its one host; with a URL per task, those of five hosts."""
         return self._post.per_host * (_SLOTS_PER_HOST if self._per_task else 1)
 
+    def described(self) -> tuple[str, str]:
+        """What it is, for whoever looks at its topic. No more of the URL than its host: the rest may be a secret."""
+        return "webhook", "" if self._target is None else self._target.host
+
     async def deliver(self, task: Task[Any]) -> Outcome | None:
         record, began, post = task.record, perf_counter(), self._post
         hosts = post.hosts

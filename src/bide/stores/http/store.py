@@ -17,6 +17,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.pause import Pause
 from bide.core.records import (
     Change,
     Filter,
@@ -58,6 +59,8 @@ class HttpStore:
     `patience`: seconds that a call goes on trying while the service is away. `silence`: seconds without an answer after
     which a call is sent again.
     """
+
+    served = True
 
     def __init__(
         self,
@@ -202,6 +205,21 @@ class HttpStore:
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         asked = wire.encode(wire.EventsAsk(ref, max(limit, 0)))
         return self._read(wire.read_events, await self._open().calls.look("events", asked))
+
+    # --- Served
+
+    async def pause(self, topic: Topic, who: str | None) -> bool:
+        return await self._pausing("pause", topic, who)
+
+    async def resume(self, topic: Topic, who: str | None) -> bool:
+        return await self._pausing("resume", topic, who)
+
+    async def paused(self) -> list[Pause]:
+        return self._read(wire.read_pauses, await self._open().calls.look("paused"))
+
+    async def _pausing(self, operation: str, topic: Topic, who: str | None) -> bool:
+        told = await self._open().calls.once(operation, wire.encode(wire.PauseAsk(topic, who)), None)
+        return self._read(wire.read_truth, told)
 
     # --- TellsTime
 
