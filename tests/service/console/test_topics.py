@@ -1,0 +1,449 @@
+"""The topics and each one's page: what is shown to whom, pause and resume by a form, and that it all is harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote, urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.service.calling import Api, Reply, Running, running
+
+from bide import Bide, Ladder, Task
+from bide.core.names import SHOWN_TOPIC
+from bide.engine.history import MINUTE, Past, Row, _encode, bucket_of
+from bide.engine.kept import Kept
+from bide.engine.told_routes import ToldRoute, told_routes
+from bide.engine.topics import QUARTER, QUARTERS, Quarter, Topics
+from bide.service.callers import Verb
+from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
+from bide.service.console.topic_drawing import HEIGHT, WIDTH, drawn_day, drawn_ladder
+from bide.service.console.topics_page import rate
+from bide.service.tokens import Tokens
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{7*7}}</script>"
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+class Parsed(HTMLParser):
+    """What a page is made of, and what it says."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.forms: list[str] = []
+        self.values: dict[str, str] = {}
+        self._texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        self.attributes |= given.keys()
+        if "href" in given:
+            self.links.append(given["href"])
+        if tag == "form":
+            self.forms.append(given["action"])
+        if tag == "input" and "name" in given:
+            self.values[given["name"]] = given.get("value", "")
+
+    def handle_data(self, data: str) -> None:
+        self._texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self._texts).split())
+
+
+class Browser:
+    """Opens pages, and sends their forms, within one session."""
+
+    made: ClassVar[list[Browser]] = []
+
+    def __init__(self, one: Running, token: str | None = None) -> None:
+        self.made.append(self)
+        self.api = Api(one.url)
+        self.cookie: dict[str, str] = {}
+        if token is not None:
+            self._keep(self.api("POST", "/login", body=urlencode({"token": token}).encode(), headers=FORM))
+
+    def _keep(self, reply: Reply) -> None:
+        cookie = reply.headers.get("set-cookie")
+        if cookie:
+            self.cookie = {"cookie": cookie.partition(";")[0]}
+
+    def get(self, path: str, **headers: str) -> Reply:
+        reply = self.api("GET", path, headers={**self.cookie, **headers})
+        self._keep(reply)
+        return reply
+
+    def page(self, path: str, status: int = 200, *, language: str = "en") -> Parsed:
+        reply = self.get(path, **{"accept-language": language})
+        assert reply.status == status, reply
+        assert reply.headers["content-type"] == "text/html; charset=utf-8"
+        return Parsed(reply.body.decode())
+
+    def send(self, path: str, **fields: str) -> Reply:
+        return self.api("POST", path, body=urlencode(fields).encode(), headers={**self.cookie, **FORM})
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """No browser outlives its test."""
+    yield
+    while Browser.made:
+        Browser.made.pop().api.close()
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        server, name = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_namespace")
+        return f"{server}?namespace={name}&shards=4"
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db"
+
+
+@pytest.fixture
+def one() -> Iterator[Running]:
+    with running("memory:") as found:
+        yield found
+
+
+def write_past(one: Running, minutes_ago: int, **topics: Past) -> None:
+    """As if a process had written it then."""
+
+    async def write() -> None:
+        minute = one.app.clock.now() // MINUTE - minutes_ago
+        kept = Kept(one.app.store, one.app.clock, SHOWN_TOPIC)
+        row = _encode(Row(0, topics))
+        await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
+
+    one.run(write())
+
+
+def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> Past:
+    begun = done + retried + dead
+    return Past(begun, done, retried, 0, dead, {bucket_of(late): begun})
+
+
+def test_without_any_topic(one: Running) -> None:
+    page = Browser(one).page("/topics")
+    assert "There are no topics yet" in page.text
+    assert not page.forms
+
+
+def test_the_list_on_each_store(url: str) -> None:
+    with running(url) as one:
+        browser = Browser(one)
+        api = browser.api
+        api.put("later", "1", delay="1h")
+        api.put("now", "1", delay="0s")
+        api.put("now", "2", delay="0s")
+        api.lease("now", 1)
+        api.dead("broken", "1")
+        one.run(one.app.pause("now", who="anna"))
+        one.run(one.app.history.flush())
+        write_past(one, 20, later=past(done=58, retried=2, late=40))
+        page = browser.page("/topics")
+        assert re.search(r"broken 0 0 – 0 1 [0-9.]+ m?s 0 <0.1 0 Pause", page.text), page.text
+        assert re.search(r"later 1 0 – 0 0 43 ms 1 <0.1 0 Pause", page.text), page.text
+        assert re.search(r"now paused 1 1 \S+( ms)? 1 0 [0-9.]+ m?s 0 0 0 Resume", page.text), page.text
+        assert {"/topics/later", "/topics?sort=-topic", "/topics?sort=-due", "/dead?topic=broken"} <= set(page.links)
+        part = browser.page("/topics?part=live")
+        assert "html" not in part.tags
+        assert "now paused 1 1" in part.text
+
+
+def test_it_is_sorted_as_the_address_says(one: Running) -> None:
+    browser = Browser(one)
+    for topic, number in (("a", 2), ("b", 3), ("c", 1)):
+        for key in range(number):
+            browser.api.put(topic, str(key))
+
+    def order(path: str) -> list[str]:
+        links = browser.page(path).links
+        return [link.rpartition("/")[2] for link in links if re.fullmatch("/topics/[abc]", link)]
+
+    assert order("/topics") == ["a", "b", "c"]
+    assert order("/topics?sort=-topic") == ["c", "b", "a"]
+    assert order("/topics?sort=waiting") == ["c", "a", "b"]
+    assert order("/topics?sort=-waiting") == ["b", "a", "c"]
+    assert order("/topics?sort=nonsense") == ["a", "b", "c"]
+    for column in ("due", "oldest", "leased", "dead", "late", "done", "failing", "workers"):
+        assert sorted(order(f"/topics?sort=-{column}")) == ["a", "b", "c"]
+
+
+def test_pause_and_resume_by_their_buttons(url: str) -> None:
+    with running(url) as one:
+        browser = Browser(one)
+        browser.api.put("t", "k", delay="0s")
+        page = browser.page("/topics")
+        assert page.forms == ["/topics/t/pause"]
+        done = browser.send("/topics/t/pause", csrf=page.values["csrf"], **{"from": "list"}, sort="-due")
+        assert done.status == 303
+        assert done.headers["location"] == "/topics?sort=-due&done=paused&of=t"
+        page = browser.page(done.headers["location"])
+        assert "t : It is paused. Nothing of it is given out any more" in page.text
+        assert page.forms == ["/topics/t/resume"]
+        assert one.run(one.app.paused())["t"].who == "anonymous"
+        assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
+        page = browser.page("/topics/t")
+        assert "Paused Since" in page.text
+        assert "paused by anonymous ." in page.text
+        again = browser.send("/topics/t/pause", csrf=page.values["csrf"])
+        assert "It was paused already; nothing changed." in browser.page(again.headers["location"]).text
+        done = browser.send("/topics/t/resume", csrf=page.values["csrf"])
+        assert done.headers["location"] == "/topics/t?done=resumed"
+        page = browser.page(done.headers["location"])
+        assert "It is resumed." in page.text
+        assert page.forms == ["/topics/t/pause"]
+        again = browser.send("/topics/t/resume", csrf=page.values["csrf"])
+        assert "It was not paused; nothing changed." in browser.page(again.headers["location"]).text
+        assert len(browser.api.lease("t")) == 1
+
+
+def test_a_form_of_another_site_pauses_nothing(one: Running) -> None:
+    browser = Browser(one)
+    browser.api.put("t", "k")
+    browser.page("/topics")
+    assert browser.send("/topics/t/pause").status == 403
+    assert browser.send("/topics/t/pause", csrf="x" * 43).status == 403
+    assert one.run(one.app.paused()) == {}
+
+
+def test_who_may_see_and_do_what(one: Running) -> None:
+    tokens = Tokens(Kept(one.app.store, one.app.clock))
+
+    def token(name: str, verbs: set[Verb], *topics: str) -> str:
+        now = one.app.clock.now()
+        return one.run(tokens.add(name, verbs=frozenset(verbs), topics=topics, now=now))[1]
+
+    reader, boss = token("reader", {Verb.READ}, "mine.*"), token("boss", set(Verb), "*")
+    blind, pauser = token("blind", {Verb.SCHEDULE}, "*"), token("pauser", {Verb.ADMIN}, "mine.*")
+    api = Api(one.url, boss)
+    for topic in ("mine.a", "yours"):
+        api.put(topic, "k")
+    api.close()
+    browser = Browser(one, boss)
+    assert {"/topics/mine.a/pause", "/topics/yours/pause"} == set(browser.page("/topics").forms) - {"/logout"}
+
+    browser = Browser(one, reader)
+    page = browser.page("/topics")
+    assert "/topics/mine.a" in page.links
+    assert "yours" not in page.text
+    assert set(page.forms) == {"/logout"}
+    csrf = _csrf(browser, "/topics")
+    assert browser.send("/topics/mine.a/pause", csrf=csrf).status == 403
+    assert browser.page("/topics/yours", 403).text
+    assert browser.page("/topics/mine.a").forms == ["/logout"]
+
+    assert Browser(one, blind).page("/topics", 403).text
+    browser = Browser(one, pauser)
+    assert browser.page("/topics", 403).text
+    done = browser.send("/topics/mine.a/pause", csrf=_csrf(browser, "/topics"))
+    assert done.status == 303
+    assert one.run(one.app.paused())["mine.a"].who == "pauser"
+
+
+def _csrf(browser: Browser, path: str) -> str:
+    found = re.search(r"x-csrf-token&#34;: &#34;([^&]+)|\"x-csrf-token\": \"([^\"]+)", browser.get(path).body.decode())
+    assert found is not None
+    return found[1] or found[2]
+
+
+def test_a_topic_that_nobody_works_on_says_so(url: str) -> None:
+    with running(url) as one:
+        browser = Browser(one)
+        browser.api.put("left", "k", delay="0s")
+        page = browser.page("/topics/left")
+        assert "Nobody works on this topic Its oldest task has been due for" in page.text
+        assert "no worker has told of this topic within a day" in page.text, "and how the service would try again"
+        assert "and 0 more" not in page.text
+        assert "then dead: 12 tries in all" in page.text
+        assert "left nobody works on it" in browser.page("/topics").text
+        assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.links)
+
+
+def test_who_works_on_a_topic_and_how(url: str) -> None:
+    if url == "memory:":
+        pytest.skip("no other app can have it")
+    config = ServeConfig(
+        topics={
+            "hook": TopicConfig(webhook="http://127.0.0.1:9/secret-path", retry=["1s", "1m", "1h"], concurrency=7),
+            "asked.for": TopicConfig(retry="never"),
+        },
+        webhooks=WebhooksConfig(allow=["127.0.0.1:9"]),
+    )
+    with running(url, config) as one:
+        topics = ("order.close", "hook", "asked.for")
+
+        async def work() -> list[Parsed]:
+            other = Bide(url)
+
+            @other.handler("order.close", retry=Ladder("15s", "3m"), timeout="30s", concurrency=50)
+            async def close(task: Task[Any]) -> None:
+                """Closes it."""
+
+            async with other.worker(name="worker-7"):
+                async with asyncio.timeout(10):
+                    while not await _told(one, *topics):  # noqa: ASYNC110 - another loop's store tells it
+                        await asyncio.sleep(0.01)
+                return [await asyncio.to_thread(browser.page, f"/topics/{topic}") for topic in topics]
+
+        browser = Browser(one)
+        handler, hook, asked = asyncio.run(work())
+        assert "worker-7" in handler.text
+        assert "Handler test_topics" not in handler.text
+        assert re.search(r"Handler \S*close", handler.text)
+        assert "50 at once in each process Timeout 30s" in handler.text
+        assert re.search(r"1 15s 15s 2 3m 3m 15s then dead: 3 tries in all", handler.text), handler.text
+        assert "Webhook 127.0.0.1:9" in hook.text
+        assert "7 at once in each process" in hook.text
+        assert "secret-path" not in hook.text
+        assert one.serving.instance in hook.text
+        assert "Consumers over HTTP" in asked.text
+        assert "dead at the first failure" in asked.text
+
+
+async def _told(one: Running, *topics: str) -> bool:
+    found = asyncio.run_coroutine_threadsafe(told_routes(one.app.store, one.app.clock), one.loop)
+    told = await asyncio.wrap_future(found)
+    return {one.route.topic for one in told} >= set(topics)
+
+
+def test_its_last_day(one: Running) -> None:
+    browser = Browser(one)
+    browser.api.put("t", "k")
+    write_past(one, 10, t=past(done=90, retried=9, dead=1, late=20))
+    write_past(one, 700, t=past(done=10, late=5_000))
+    write_past(one, 3, other=past(done=7))
+    page = browser.page("/topics/t")
+    assert "Done 100 Tried again 9 Dead 1" in page.text
+    assert "at most 100 in a quarter of an hour" in page.text
+    assert re.search(r"100 90 9 0 1 21 ms 21 ms", page.text), page.text
+    assert re.search(r"10 10 0 0 0 5.1s 5.1s", page.text), page.text
+    assert page.tags.count("svg") >= 2
+    browser.api.put("quiet", "k")
+    assert "Nothing of it was delivered within the last day." in browser.page("/topics/quiet").text
+
+
+def test_what_nobody_knows(one: Running) -> None:
+    browser = Browser(one)
+    page = browser.page("/topics/never-heard-of", 404)
+    assert "Nothing is known of this topic" in page.text
+    assert page.forms == ["/topics/never-heard-of/pause"], "it can be paused before its first task"
+    assert browser.get("/topics/bide%3Asettings").status in (403, 422)
+    assert browser.get("/topics/%0a").status == 422
+
+
+def test_texts_of_others_are_inert(one: Running) -> None:
+    harmless, hostile = "harmless", HOSTILE
+
+    def shown(topic: str) -> list[Parsed]:
+        browser = Browser(one)
+        browser.api.put(topic, "k", delay="0s")
+        one.run(one.app.pause(topic, who=topic))
+        pages = [browser.page(f"/topics/{quote(topic, safe='')}"), browser.page("/topics?sort=due")]
+        browser.api("DELETE", f"/v1/topics/{quote(topic, safe='')}/tasks/k")
+        one.run(one.app.resume(topic))
+        return pages
+
+    for before, after in zip(shown(harmless), shown(hostile), strict=True):
+        assert before.attributes == after.attributes
+        assert set(before.tags) == set(after.tags)
+        assert "img" not in after.tags
+        assert "\u202e" not in after.text
+        assert "49" not in after.text
+
+
+def test_it_needs_neither_inline_script_nor_style(one: Running) -> None:
+    browser = Browser(one)
+    browser.api.put("t", "k")
+    write_past(one, 10, t=past(done=90))
+    for path in ("/topics", "/topics/t"):
+        page = browser.page(path)
+        assert "style" not in page.tags
+        assert not {name for name in page.attributes if name == "style" or name.startswith(("on", "hx-on"))}
+
+
+def test_in_chinese_no_sentence_is_left(one: Running) -> None:
+    browser = Browser(one)
+    browser.api.put("t", "k", delay="0s")
+    write_past(one, 10, t=past(done=90, retried=9, dead=1, late=20))
+    for path in ("/topics", "/topics/t", "/topics/t?done=paused"):
+        text = browser.page(path, language="zh-CN,zh;q=0.9").text
+        words = set(re.findall(r"[A-Za-z]{3,}", text)) - {"bide", "webhook", "Webhook", "HTTP", "English", "UTC"}
+        assert words <= {"p99"}, (path, words)
+        assert "暂停" in text
+
+
+# --- what is drawn
+
+
+def test_rates_are_short() -> None:
+    assert [rate(number) for number in (0, 0.01, 0.1, 0.97, 1.04, 9.94, 12.3, 1_234)] == [
+        "0", "<0.1", "0.1", "1", "1", "9.9", "12", "1,234",
+    ]  # fmt: skip
+
+
+def test_a_ladder_is_drawn_by_its_logarithm() -> None:
+    ladder = drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[100, 1_000, 10_000], tries=24))
+    assert [rung.width for rung in ladder.rungs] == sorted(rung.width for rung in ladder.rungs)
+    assert ladder.rungs[-1].width == 100
+    assert [rung.after for rung in ladder.rungs] == [100, 1_100, 11_100]
+    assert ladder.left == 20
+    assert drawn_ladder(ToldRoute(topic="t", kind="handler", tries=1)) == ([], 1, 0)
+    assert drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[0, 0], tries=3)).rungs[0].width == 1
+    assert drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[5], tries=None)).left == 0
+
+
+numbers = st.integers(0, 10**6)
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers, st.integers(0, 10**9)), min_size=1, max_size=QUARTERS))
+def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, int, int, int]]) -> None:
+    day = drawn_day([Quarter(place * QUARTER, past(*its)) for place, its in enumerate(quarters)])
+    assert day is not None
+    assert day.most == max(sum(its[:3]) for its in quarters)
+    for path in (day.done, day.retried, day.dead):
+        for x, y, height in re.findall(r"M(\d+) (-?\d+)v-(\d+)h\d+v\d+z", path):
+            assert 0 <= int(x) < WIDTH
+            assert 0 < int(height) <= HEIGHT
+            assert int(y) - int(height) >= 0
+    for path in (day.half, day.nearly_all):
+        assert all(0 <= int(y) <= HEIGHT for y in re.findall(r"M\d+ (-?\d+)", path) + re.findall(r"V(-?\d+)", path))
+    assert drawn_day([]) is None
+
+
+async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:
+    async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
+        kept = Kept(app.store, app.clock, SHOWN_TOPIC)
+        now = app.clock.now()
+
+        async def write(minutes_ago: int, done: int) -> None:
+            minute = now // MINUTE - minutes_ago
+            row = _encode(Row(0, {"t": past(done=done)}))
+            await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
+
+        await write(300, 5)
+        await write(1, 7)
+        topics = Topics(app)
+        story = await topics.one("t")
+        assert len(story.day) == QUARTERS
+        assert [quarter.past.done for quarter in story.day if quarter.past.done] == [5, 7]
+        assert story.day[-1].since <= app.clock.now()
+        assert now < story.day[-1].since + QUARTER
+        await write(2, 1)
+        await write(300, 50)  # too old to be looked at again so soon
+        day = await topics._day.look()
+        assert next(its["t"].done for _, its in day if "t" in its) == 5
+        assert sum(its["t"].done for _, its in day if "t" in its) == 13
+        await topics.close()
