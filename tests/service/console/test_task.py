@@ -311,6 +311,25 @@ def test_what_came_of_a_change(plain: World) -> None:
     assert "<i>" not in plain.page(said="<i>").text
 
 
+def test_its_form_changes_it_as_it_was_seen(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="5m")
+    page = world.page()
+    fields = page.fields() | {"verb": "shift", "by": "1h"}
+    moved = world.browser.post("/changes", fields)
+    assert (moved.status, moved.headers["location"]) == (303, f"/tasks/{TOPIC}/4711?said=moved")
+    after = world.browser.get(moved.headers["location"])
+    assert "It was moved." in after.text
+    assert "waiting It waits until it is due, in 1h 5m." in after.text
+    assert changes(after)[0][1] == "anonymous"
+    assert changes(after)[0][2].endswith(": moved")
+    stale = world.browser.post("/changes", page.fields() | {"verb": "cancel"})
+    seen = world.browser.get(stale.headers["location"]) if stale.status == 303 else stale
+    assert "waiting" in seen.text
+    assert world.api.get(TOPIC, "4711")["state"] == "waiting"
+    done = world.browser.post("/changes", after.fields() | {"verb": "cancel"})
+    assert "It was cancelled: no delivery starts any more." in world.browser.get(done.headers["location"]).text
+
+
 @pytest.mark.parametrize(
     "path", ["/tasks/a%00b/1", "/tasks/a/%0a", "/tasks/bide:settings/session-key", "/task", "/task?topic=a"]
 )
