@@ -39,10 +39,10 @@ class Reviews(Story):
 
     def _of_the_last_days(self) -> Iterator[NewTask]:
         soon = self.app.clock.now() + 120_000
-        for ride in range(_RIDES):
-            at = self.waking_hours(ride % 3)
-            if soon < millis_of(at):
-                yield self._new(f"before-{ride:04}", ride, at)
+        for day in range(3):
+            for ride, at in enumerate(sorted(self.waking_hours(day) for _ in range(_RIDES // 3))):
+                if soon < millis_of(at):
+                    yield self._new(f"before-{day}-{ride:04}", ride, at)
 
     def _new(self, name: str, number: int, at: datetime) -> NewTask:
         driver = f"driver-{number % 150}"

@@ -37,10 +37,13 @@ class Subscriptions(Story):
         await self.now_and_then(60, self._one_more_month)
 
     def _all(self) -> Iterator[NewTask]:
-        for customer in range(SUBSCRIBERS):
-            at = self.waking_hours(1 + customer % _DAYS)
-            subscription = Subscription(customer, self.chance.choice(("month", "family", "student")))
-            yield self.renew.new(subscription, key=f"customer-{customer:05}", at=at, on_conflict="keep")
+        customer = 0
+        for day in range(_DAYS):
+            a_day = SUBSCRIBERS * (day + 1) // _DAYS - customer
+            for at in sorted(self.waking_hours(day + 1) for _ in range(a_day)):  # in order: an index grows at its end
+                subscription = Subscription(customer, self.chance.choice(("month", "family", "student")))
+                yield self.renew.new(subscription, key=f"customer-{customer:05}", at=at, on_conflict="keep")
+                customer += 1
 
     async def _one_more_month(self) -> None:
         """Bo gives somebody a week for free."""
