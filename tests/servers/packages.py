@@ -1,4 +1,4 @@
-"""Installing the programs that the tests' servers are, from Debian's and Ubuntu's packages.
+"""Installing the programs that the tests' servers are, and a browser, from Debian's and Ubuntu's packages.
 
 These packages start services of their own when they are installed, on the ports that everybody uses. A policy keeps
 them from that while we install, and nobody else: one that ran before goes on, since a package that is there is left as
@@ -12,10 +12,11 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.servers.child import ServerMissing
+from tests.servers.chromium import chromium
 from tests.servers.mariadb_server import binary as mariadb_binary
 from tests.servers.postgres_server import binary
 from tests.servers.rabbitmq_server import binary as rabbitmq_binary
@@ -68,6 +69,13 @@ def _has_rabbitmq() -> bool:
         return False
 
 
+def _has_chromium() -> bool:
+    try:
+        return bool(chromium())
+    except ServerMissing:
+        return False
+
+
 PACKAGES: Mapping[str, Callable[[], bool]] = {
     "redis-server": _has_program("redis-server"),  # Sentinel too: redis-sentinel is another name for the same program
     "redis-tools": _has_program("redis-cli"),
@@ -77,6 +85,7 @@ PACKAGES: Mapping[str, Callable[[], bool]] = {
     "rabbitmq-server": _has_rabbitmq,
     "openssl": _has_program("openssl"),  # makes the certificates for TLS
     "pgbouncer": lambda: shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None,
+    "chromium": _has_chromium,
 }
 """Each package, and whether what it brings is there, from wherever it came."""
 
@@ -96,14 +105,22 @@ def install() -> list[str]:
         if os.geteuid() != 0:
             raise InstallFailed(f"{lacking}, and only root may install; {by_hand}")
         with _services_held(by_hand):
-            command = ("install", "-y", "--no-install-recommends", "--no-upgrade", *wanted)
-            problem = _apt(*command)
-            if problem:  # the lists of packages may be old, or not there at all
-                _apt("update")
-                problem = _apt(*command)
-        if problem or missing():
+            # apart, since Ubuntu has it under another name: the servers are not to be missing for that
+            alone = [name for name in wanted if name == "chromium"]
+            problems = [_get(some) for some in ([name for name in wanted if name not in alone], alone) if some]
+        if (problem := "\n".join(filter(None, problems))) or missing():
             raise InstallFailed(f"{problem}\napt-get could not install {', '.join(missing())}; {by_hand}")
     return wanted
+
+
+def _get(packages: Sequence[str]) -> str:
+    """What apt-get said if it could not install them, else nothing."""
+    command = ("install", "-y", "--no-install-recommends", "--no-upgrade", *packages)
+    problem = _apt(*command)
+    if problem:  # the lists of packages may be old, or not there at all
+        _apt("update")
+        problem = _apt(*command)
+    return problem
 
 
 def _apt(*words: str) -> str:

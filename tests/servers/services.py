@@ -1,6 +1,7 @@
 """`scripts/services`: the servers that tests share, started by hand, and their programs installed.
 
-scripts/services install                              what is missing of the programs, where that may be done
+scripts/services install                              what is missing of the programs, where that may be done;
+                                                      Chromium too, in which the console is tested
 scripts/services start [redis] [cluster] ...          until Ctrl-C or SIGTERM; prints where they are
 scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, which finds them in its environment
 

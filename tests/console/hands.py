@@ -1,0 +1,112 @@
+"""How somebody uses a page: with the mouse, or with the keyboard alone. The same walks are done by both."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from playwright.sync_api import Locator, Page, expect
+from tests.console.browser import stop_of
+
+_FAR = 400
+"""Times Tab, after which something counts as out of reach."""
+
+
+class Hand(Protocol):
+    """Does to a page what people do."""
+
+    def press(self, what: Locator) -> None:
+        """A link, a button, the summary of what is folded."""
+        ...
+
+    def write(self, where: Locator, text: str) -> None:
+        """In the place of what stands there."""
+        ...
+
+    def tick(self, what: Locator) -> None:
+        """A box that is not ticked, or one of several choices."""
+        ...
+
+    def choose(self, where: Locator, label: str) -> None:
+        """One of a list."""
+        ...
+
+
+class Mouse:
+    """Points and clicks."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def press(self, what: Locator) -> None:
+        what.click()
+
+    def write(self, where: Locator, text: str) -> None:
+        where.click()
+        where.fill(text)
+
+    def tick(self, what: Locator) -> None:
+        what.check()
+
+    def choose(self, where: Locator, label: str) -> None:
+        where.select_option(label=label)
+
+
+class Keyboard:
+    """Tab, Enter, Space, the arrows, and writing; and looks at every step where it is."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._keys = page.keyboard
+
+    def reach(self, what: Locator) -> None:
+        """By Tab. It fails where one does not see where one is, or never gets there."""
+        expect(what).to_be_visible()
+        for _ in range(_FAR):
+            if what.evaluate("one => one === document.activeElement"):
+                return
+            self._keys.press("Tab")
+            stop = stop_of(self._page)
+            assert stop is None or stop.marked, f"focus is not to be seen on {stop.what}"
+            assert stop is None or stop.seen, f"focus is outside of the window on {stop.what}"
+        raise AssertionError(f"Tab does not lead to {what}")
+
+    def press(self, what: Locator) -> None:
+        self.reach(what)
+        self._keys.press("Enter")
+
+    def write(self, where: Locator, text: str) -> None:
+        self.reach(where)
+        self._keys.press("ControlOrMeta+a")
+        self._keys.type(text) if text else self._keys.press("Delete")
+
+    def tick(self, what: Locator) -> None:
+        if what.get_attribute("type") == "radio":
+            self._reach_radio(what)
+        else:
+            self.reach(what)
+            self._keys.press("Space")
+        expect(what).to_be_checked()
+
+    def _reach_radio(self, what: Locator) -> None:
+        """Tab leads to one of a name; arrows to the others."""
+        name = what.get_attribute("name")
+        for _ in range(_FAR):
+            if what.evaluate("one => one === document.activeElement"):
+                if not what.is_checked():
+                    self._keys.press("Space")
+                return
+            among = self._page.evaluate("name => document.activeElement.name === name", name)
+            self._keys.press("ArrowDown" if among else "Tab")
+        raise AssertionError(f"the keyboard does not lead to {what}")
+
+    def choose(self, where: Locator, label: str) -> None:
+        self.reach(where)
+        self._keys.press("Home")
+        for _ in range(_FAR):
+            if where.evaluate("one => one.selectedOptions[0].label") == label:
+                return
+            self._keys.press("ArrowDown")
+        raise AssertionError(f"{label!r} is not to be chosen in {where}")
+
+
+HANDS = {"mouse": Mouse, "keyboard": Keyboard}
