@@ -213,6 +213,37 @@ def test_six_minutes() -> None:
     assert any(re.fullmatch(r"\d\d:\d\d  [\d,]+ delivered, .* \(order\.close\)", one) for one in minutes)
 
 
+def test_the_next_run_knows_the_customers_of_the_last() -> None:
+    said: list[str] = []
+
+    async def play(loop: VirtualLoop) -> None:
+        store = MemoryStore()
+        numbers, ends = range(0), 0
+        for run in range(2):
+            app = Bide(store, clock=VirtualClock(loop), keep_cancelled="15m", keep_done="1h")
+            town = Town(app, shown_store="memory:", say=said.append)
+            await town.ready()
+            async with app, app.worker(), town.beside("http://here"):
+                if run == 0:
+                    numbers, ends = town.orders.sale, town.orders.sale_ends
+                    await town.orders.until(ends - 38_000)  # all have ordered, few have paid
+                    ordered = await states(app, numbers)
+                    assert ordered.total() == SALE
+                    assert ordered[State.WAITING] > SALE * 2 // 3
+                    continue
+                assert not set(numbers) & set(town.orders.sale)
+                await town.orders.until(ends + 5_000)
+                assert await states(app, numbers) == {State.CANCELLED: 2 * SALE // 3, State.DONE: SALE // 3}
+                assert (await app.tally()).number("coupon.remind") == AUDIENCE
+            await asyncio.sleep(2)
+
+    async def states(app: Bide, numbers: range) -> Counter[State]:
+        found = await app.get_many([("order.close", str(number)) for number in numbers])
+        return Counter(one.state for one in found if one is not None)
+
+    run_virtual(play)
+
+
 def test_a_store_that_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     away = False
