@@ -349,6 +349,8 @@ def test_of_some_topics_only(virtual: Tell) -> None:
             assert figures(mine) == (2, 2, None), "what is counted over all topics is theirs who see all"
             assert mine.past.lateness(0.99) == 3
             assert seen.by_minute(lambda topic: topic == "a")[-1] == 2
+            assert (seen.latest(), seen.latest(lambda topic: topic == "a")) == ("b", "a")
+            assert seen.latest(lambda topic: False) is None
 
     virtual(story)
 

@@ -162,7 +162,7 @@ def _figures(seen: Overview, width: int) -> list[Text]:
         ("pending", _number(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
         (
             "due now", _number(seen.due.count), STYLES["due"] if seen.due.count.number else "dim",
-            "" if oldest is None else f"for {length_words(max(seen.at - oldest[1], 0))}",
+            "" if oldest is None else f"≤{length_words(max(seen.at - oldest[1], 0))}",
         ),
         ("leased", _number(seen.leased), STYLES["leased"] if seen.leased.number else "dim", ""),
         ("dead", _number(seen.dead), STYLES["dead"] if seen.dead.number else "dim", ""),
@@ -177,13 +177,17 @@ def _figures(seen: Overview, width: int) -> list[Text]:
             "red" if flow is not None and flow.failed else "dim", "",
         ),
     ]  # fmt: skip
-    each = max(6, min(16, width // len(cells)))
-    names, numbers, remarks = (Text(no_wrap=True, overflow="crop") for _ in range(3))
-    for name, number, style, remark in cells:
-        names.append_text(_cell(Text(name, "dim"), each))
-        numbers.append_text(_cell(Text(number, style), each))
-        remarks.append_text(_cell(Text(remark, "dim"), each))
-    return [Text(), *(_cut(line, width) for line in (names, numbers, remarks)), Text()]
+    in_row = max(1, min(len(cells), width // 10))
+    each = min(16, width // in_row)
+    lines = [Text()]
+    for first in range(0, len(cells), in_row):
+        names, numbers, remarks = (Text(no_wrap=True, overflow="crop") for _ in range(3))
+        for name, number, style, remark in cells[first : first + in_row]:
+            names.append_text(_cell(Text(name, "dim"), each))
+            numbers.append_text(_cell(Text(number, style), each))
+            remarks.append_text(_cell(Text(remark, "dim"), each))
+        lines += [_cut(line, width) for line in (names, numbers, remarks)]
+    return [*lines, Text()]
 
 
 def _warnings(seen: Overview, width: int) -> list[Text]:

@@ -79,6 +79,8 @@ class Overview(Struct, frozen=True, kw_only=True):
     minute: Flow | None
     """None here and below: a service, which tells no history, is in between."""
     hour: Flow | None
+    latest: Topic | None
+    """The topic that went out latest within the last minute, by the 99th percentile."""
     by_minute: Sequence[int]
     """Deliveries that began in each minute of the last hour, the running one last."""
     topics: Sequence[OfTopic]
@@ -166,6 +168,7 @@ class Seen(NamedTuple):
             oldest_due=(min(oldest)[1], min(oldest)[0]) if oldest else None,
             minute=None if recent is None else recent.last_minute(may),
             hour=None if recent is None else recent.last_hour(may),
+            latest=None if recent is None else recent.latest(may),
             by_minute=[] if recent is None else recent.by_minute(may),
             topics=topics,
             holders=self._holders(may),

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.engine.history import MINUTE, Past, Row, rows_between, summed
+from bide.engine.history import MINUTE, OTHERS, Past, Row, rows_between, summed
 from bide.ports import Clock, Store
 
 MINUTES = 60
@@ -70,6 +70,15 @@ class Recent(Struct, frozen=True):
         """Of the topics that somebody may see; None: of all."""
         scheduled = self.minute_scheduled if may is None else None
         return Flow(self.minute_span, _together(self.minute, may), scheduled)
+
+    def latest(self, may: May | None = None) -> Topic | None:
+        """The topic whose 99th percentile of lateness was the highest within the last minute. O(topics)."""
+        late = [
+            (past.lateness(0.99) or 0, topic)
+            for topic, past in self.minute.items()
+            if topic != OTHERS and (may is None or may(topic))
+        ]
+        return max(late)[1] if late else None
 
     def last_hour(self, may: May | None = None) -> Flow:
         """The same of the last hour, the running minute included."""

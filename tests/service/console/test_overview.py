@@ -190,13 +190,13 @@ def test_everybody_sees_what_they_may(one: Running) -> None:
         one.run(one.app.history.flush())
         page = shown(api, **log_in(api, entire))
         assert "Pending 3 " in page.text
-        assert "Scheduled, per second" in page.text
+        assert "Scheduled / s" in page.text
         assert "yours" in page.text
         page = shown(api, **log_in(api, some))
         assert "Pending 1 Due now 1 " in page.text
         assert "Leased 1 " in page.text
         assert "yours" not in page.text
-        assert "Scheduled, per second" not in page.text
+        assert "Scheduled / s" not in page.text
         assert "Shown is what you may see: some topics." in page.text
         for path in ("/", "/overview/live"):
             reply = api("GET", path, headers=log_in(api, blind))
