@@ -21,6 +21,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from tests.service.calling import Api, running
+from tests.service.test_access import make
 
 from bide import Bide
 from bide.cli.top import Screen
@@ -28,6 +29,7 @@ from bide.engine.history import History
 from bide.engine.overview import Overview
 from bide.engine.overview_looks import Overviews
 from bide.engine.pauses import Pauses
+from bide.service.callers import Verb
 from bide.service.health import Check, Level
 
 if TYPE_CHECKING:
@@ -163,6 +165,23 @@ def test_over_a_service_there_is_what_it_tells(line: CommandLine, tmp_path: Path
         assert found["health"] is None
         assert [one["held"] for one in found["holders"]] == [[{"topic": "a", "number": 1, "lost": 0}]]
         assert "–" in line.run("top", "--store", one.url).stdout
+
+
+def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(f"sqlite:///{tmp_path}/served.db") as one:
+        token = one.run(make(one.app, "reads", frozenset({Verb.READ}), ("mine",)))[1].split()[1]
+        one.run(_two(one.app))
+        monkeypatch.setenv("BIDE_TOKEN", token)
+        found = line.one("top", "--store", one.url)
+        assert found["pending"]["number"] == 1
+        assert [one["topic"] for one in found["topics"]] == ["mine"]
+        assert found["workers_known"] is False
+        assert "no worker is alive" not in line.run("top", "--store", one.url).stdout
+
+
+async def _two(app: Bide) -> None:
+    for topic in ("mine", "yours"):
+        await app.schedule(topic, None, delay="1h")
 
 
 @pytest.mark.parametrize("every", ["2", "0s", "100ms", "2h", "often"])
