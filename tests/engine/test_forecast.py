@@ -142,6 +142,8 @@ def test_ranges_that_make_no_sense_are_refused_and_others_cut() -> None:
             chosen(first, until, NOW)
         assert refused.value.field == "until"
     assert chosen(0, NOW, NOW).first == NOW - BACK
+    assert chosen(NOW - 6 * MINUTE, NOW, NOW).step == MINUTE, "the past is told by the minute"
+    assert chosen(NOW - MINUTE, NOW, NOW).step == SECOND
     short = chosen(NOW, NOW + 1, NOW)
     assert short.length == SHORTEST
     assert short.first <= NOW < short.until
@@ -348,21 +350,39 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
     history.ended("b", Verdict.RETRY)
     await history.flush()
     clock.advance(MINUTE)
+    history.began("a", [minute + MINUTE], clock.now())
+    await history.flush()
 
     passed = Passed(app)
     assert not passed.whole
     await passed.look()
     assert passed.whole
     edges = [minute - MINUTE, minute, minute + MINUTE, clock.now()]
-    assert passed.between(edges, everything) == [Past(0, 0), Past(122, 1), Past(1, 90)]
+    assert passed.between(edges, everything) == [Past(0, 0), Past(122, 1), Past(2, 90)]
     assert passed.between(edges, "b".__eq__) == [Past(0, 0), Past(0, 0), Past(1, 0)]
-    assert passed.between([minute - HOUR, minute + HOUR], everything) == [Past(123, 91)]
+    assert passed.between([minute - HOUR, minute + HOUR], everything) == [Past(124, 91)]
     assert passed.topics() == {"a", "b"}
     fastest = passed.fastest("all", everything)
-    assert fastest is not None, "in the second minute most had waited"
-    assert (fastest.rate, fastest.at) == (90 / 60, minute + MINUTE)
+    assert fastest is not None, "there was a backlog before and after the second minute"
+    assert (fastest.rate, fastest.at) == (91 / 60, minute + MINUTE)
     assert passed.fastest("b", "b".__eq__) is None
     await passed.close()
+    await history.close()
+
+
+async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
+    clock = app.clock
+    assert isinstance(clock, ManualClock)
+    history = History(app.store, clock)
+    for carried in (0, 30_000, 0):  # each minute's burst waits; some of it for the next minute
+        history.began("a", [clock.now() - carried - 2_000] * 100, clock.now())
+        for _ in range(100):
+            history.ended("a", Verdict.DONE)
+        await history.flush()
+        clock.advance(MINUTE)
+    passed = Passed(app)
+    await passed.look()
+    assert passed.fastest(None, everything) is None
     await history.close()
 
 

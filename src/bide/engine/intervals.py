@@ -30,6 +30,8 @@ SHORTEST: Millis = 10 * SECOND
 LONGEST: Millis = 3_500 * DAY
 BACK: Millis = DAY
 """How far back a range may go: so long is the past told."""
+_MINUTES: Millis = 5 * MINUTE
+"""A range that goes back further has no finer steps than the past is told by."""
 _LAST: Millis = LAST_INSTANT - 400 * DAY  # room for zones and for the last step
 
 
@@ -83,7 +85,8 @@ def chosen(first: Millis, until: Millis, now: Millis) -> Range:
     missing = SHORTEST - (until - first)
     if missing > 0:
         first, until = first - missing // 2, until + missing - missing // 2
-    return Range(first, until, step_for(until - first))
+    step = step_for(until - first)
+    return Range(first, until, max(step, MINUTE) if first < now - _MINUTES else step)
 
 
 def step_for(length: Millis) -> Millis:
