@@ -193,6 +193,9 @@ def test_every_call_has_an_example() -> None:
         if call.path.endswith("{key}"):
             method = "" if call.method == "GET" else f"-X {call.method} "
             assert f"curl {method}{SHOWN}/v1/topics/" in shown
+        elif "{topic}" in call.path:
+            path = re.escape(call.path).replace(re.escape("{topic}"), r"\S+")
+            assert re.search(f"curl -X {call.method} {SHOWN}{path}", shown), call.name
         else:
             assert f"{SHOWN}{call.path}" in shown
 
