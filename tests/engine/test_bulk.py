@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.conftest import Tell, World
 from tests.servers.keyspace import delete_keys
 
-from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreUnavailable
+from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
@@ -435,6 +435,20 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
             assert (unknown.state, unknown.counts) == (BulkState.ENDED, {"unknown": 20})
             assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 3 * HOUR}, "not twice"
             assert {one.result for one in await bulks.missed(unknown.id)} == {"unknown"}
+            await bulks.close()
+
+    virtual(story)
+
+
+def test_a_full_store_can_be_emptied_all_the_same(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app() as app:
+            bulks = Bulks(app, "here")
+            await fill(app, "t", 10)
+            world.store.fault = lambda point: StoreFull("full") if point == "add:before" else None
+            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+            assert (ended.state, ended.counts) == (BulkState.ENDED, {"cancelled": 10})
+            assert [one.id for one in await bulks.all()] == [ended.id], "this instance knows of it"
             await bulks.close()
 
     virtual(story)

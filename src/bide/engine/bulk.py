@@ -253,16 +253,17 @@ async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> 
     if bulk.chosen:
         return await _preview_chosen(client, bulk, sample)
     asked_at = client.clock.now()
+    until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
     walk = Walk(client, bulk, may, asked_at, limit=_FIRST_PAGE)
     while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
         shown += await walk.page()
-    count, topics = await count_meant(client, bulk, may, asked_at)
+    count, topics = await count_meant(client, bulk, may, asked_at, until=until)
     leased_too = Count(0)
     assert bulk.where is not None
     if bulk.verb is not BulkVerb.REDRIVE and bulk.where.state is not State.WAITING:
         held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(bulk.where, state=State.LEASED))
-        leased_too, _ = await _walked(client, held, may, asked_at, _LEASED)
+        leased_too, _ = await _walked(client, held, may, asked_at, _LEASED, until)
     return Preview(count, leased_too, shown[:sample], topics | {record.topic for record in shown[:sample]})
 
 
@@ -281,8 +282,15 @@ async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
     return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
 
 
-async def count_meant(client: Client, bulk: Bulk, may: May, asked_at: Millis) -> tuple[Count, frozenset[Topic]]:
-    """How many tasks are meant, and of which topics; exact where an index counts them, else up to 10,000."""
+async def count_meant(
+    client: Client, bulk: Bulk, may: May, asked_at: Millis, *, until: float | None = None
+) -> tuple[Count, frozenset[Topic]]:
+    """How many tasks are meant, and of which topics; exact where an index counts them, else up to 10,000.
+
+    `until`: the time of the loop at which looking at them one by one ends.
+    """
+    if until is None:
+        until = asyncio.get_running_loop().time() + _PATIENCE
     if bulk.chosen:
         return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
     where = filter_searched(bulk, asked_at)
@@ -302,9 +310,9 @@ async def count_meant(client: Client, bulk: Bulk, may: May, asked_at: Millis) ->
             if where.state is State.WAITING:
                 return waiting, topics
             held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(where, state=State.LEASED))
-            leased, more = await _walked(client, held, may, asked_at, _LEASED)
+            leased, more = await _walked(client, held, may, asked_at, _LEASED, until)
             return Count(waiting.number + leased.number, waiting.exact and leased.exact), topics | more
-    return await _walked(client, bulk, may, asked_at, _WALKED)
+    return await _walked(client, bulk, may, asked_at, _WALKED, until)
 
 
 def _summed(by_topic: dict[Topic, Count], where: Filter, may: May) -> tuple[Count, frozenset[Topic]]:
@@ -317,10 +325,11 @@ def _summed(by_topic: dict[Topic, Count], where: Filter, may: May) -> tuple[Coun
     return Count(number, all(count.exact for count in counts.values())), frozenset(counts)
 
 
-async def _walked(client: Client, bulk: Bulk, may: May, asked_at: Millis, most: int) -> tuple[Count, frozenset[Topic]]:
+async def _walked(
+    client: Client, bulk: Bulk, may: May, asked_at: Millis, most: int, until: float
+) -> tuple[Count, frozenset[Topic]]:
     """Counted one by one, up to `most`, and for no longer than a page may take."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + _PATIENCE
     number = 0
     topics: set[Topic] = set()
     walk = Walk(client, bulk, may, asked_at)
