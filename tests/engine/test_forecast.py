@@ -374,7 +374,7 @@ async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
     clock = app.clock
     assert isinstance(clock, ManualClock)
     history = History(app.store, clock)
-    for carried in (0, 30_000, 0):  # each minute's burst waits; some of it for the next minute
+    for carried in (0, 50_000, 0):  # each minute's burst waits; some of it for the next minute
         history.began("a", [clock.now() - carried - 2_000] * 100, clock.now())
         for _ in range(100):
             history.ended("a", Verdict.DONE)
