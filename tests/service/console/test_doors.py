@@ -39,6 +39,21 @@ def browser(one: Running) -> Iterator[Browser]:
     found.close()
 
 
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[tuple[Running, str]]:
+    """One that all tests share which begin no session that lasts, and a token of it."""
+    with running("memory:") as found:
+        yield found, found.run(make(found.app, "ann"))[1].removeprefix("Bearer ")
+
+
+@pytest.fixture
+def stranger(guarded: tuple[Running, str]) -> Iterator[Browser]:
+    """Somebody at its door."""
+    found = Browser(guarded[0].url)
+    yield found
+    found.close()
+
+
 @pytest.fixture
 def token(one: Running) -> str:
     return one.run(make(one.app, "ann"))[1].removeprefix("Bearer ")
@@ -68,12 +83,12 @@ def test_in_and_out(browser: Browser, token: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "nonsense", "bide_00000000_" + "A" * 43, "é" * 50, "x" * 20_000, "\x00"])
-def test_a_wrong_token_is_told_and_not_repeated(browser: Browser, token: str, given: str) -> None:
-    page = browser.post("/login", {"token": given, "next": "/tasks"})
+def test_a_wrong_token_is_told_and_not_repeated(stranger: Browser, given: str) -> None:
+    page = stranger.post("/login", {"token": given, "next": "/tasks"})
     assert page.status == 401
     assert page.field("next") == ("/tasks" if len(given) < 16_000 else "/")
     assert len(page.all("p", role="alert")) == 1
-    assert COOKIE not in browser.cookies
+    assert COOKIE not in stranger.cookies
     if len(given) > 10:
         assert given.encode() not in page.body
 
@@ -85,13 +100,13 @@ def test_a_wrong_token_is_told_and_not_repeated(browser: Browser, token: str, gi
         "/\t/evil.example", "/\r\nset-cookie: a=b", "evil.example", "///evil.example", "/é", " //evil.example",
     ],
 )  # fmt: skip
-def test_nobody_is_led_elsewhere(browser: Browser, token: str, where: str) -> None:
+def test_nobody_is_led_elsewhere(guarded: tuple[Running, str], stranger: Browser, where: str) -> None:
     for answer in (
-        browser.post("/login", {"token": token, "next": where}),
-        browser.get("/language", to="zh", next=where),
+        stranger.post("/login", {"token": guarded[1], "next": where}),
+        stranger.get("/language", to="zh", next=where),
     ):
         assert led_to(answer) == "/"
-    assert browser.get("/login", next=where).field("next") == "/"
+    assert stranger.get("/login", next=where).field("next") == "/"
 
 
 def test_another_sites_page_logs_nobody_in_or_out(browser: Browser, token: str) -> None:
@@ -154,10 +169,10 @@ async def _as_if_later(one: Running) -> None:
     ["", ";;;", "=", "a", "é=ü", COOKIE, f"{COOKIE}=", f"{COOKIE}=x; {COOKIE}=y", "bide_language=xx",
      "bide_zone=../../etc/passwd", "x" * 9_000, f"{COOKIE}=1.aaaaaaaa.1.{'A' * 22}.{'A' * 43}"],
 )  # fmt: skip
-def test_cookies_that_are_junk(browser: Browser, token: str, junk: str) -> None:
-    answer = browser("GET", "/tasks", headers={"cookie": junk})
+def test_cookies_that_are_junk(stranger: Browser, junk: str) -> None:
+    answer = stranger("GET", "/tasks", headers={"cookie": junk})
     assert led_to(answer) == "/login?next=%2Ftasks"
-    page = browser("GET", "/login", headers={"cookie": junk})
+    page = stranger("GET", "/login", headers={"cookie": junk})
     assert page.status == 200
     assert page.all("html")[0]["lang"] == "en"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,12 @@ def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser
 # --- a store that is slow, or away
 
 
+def together(*asks: Callable[[], Page]) -> list[Page]:
+    """At once, each in a thread."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda ask: ask(), asks))
+
+
 def checked(browser: Browser, path: str, *texts: str, status: int = 503) -> Page:
     began = time.monotonic()
     page = browser.get(path)
@@ -202,18 +209,21 @@ def test_errors_of_the_store_are_pages(error: Exception, status: int, text: str)
 def test_a_slow_store_is_told_in_time() -> None:
     store = FaultyStore(MemoryStore())
     with running(store) as one:
-        browser = Browser(one.url)
-        assert browser.get("/tasks").status == 200
+        browser, other = Browser(one.url), Browser(one.url)
+        assert browser.get("/tasks").status == other.get("/tasks").status == 200
         store.latency = lambda name: 2.2 if name == "get" else 0.0
-        page = checked(browser, "/tasks/a/b", "The store does not answer", "it is slow, or away")
+        page, part = together(
+            lambda: checked(browser, "/tasks/a/b", "The store does not answer", "it is slow, or away"),
+            lambda: other("GET", "/tasks/a/b/live", headers={"hx-request": "true"}),
+        )
         assert page.links["Try again"] == "/tasks/a/b"
-        part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
         assert part.status == 200
         assert "The store does not answer" in part.text
         assert not part.all("html")
         store.latency = None
         assert browser.get("/tasks").status == 200
         browser.close()
+        other.close()
 
 
 @pytest.mark.faults
@@ -225,20 +235,16 @@ def test_a_redis_that_stands_still(tmp_path: Path) -> None:
     try:
         with running(f"{server.url}?shards=2") as one:
             browser, first = Browser(one.url), Browser(one.url)
-            server.pause()
-            try:
-                checked(first, "/tasks", "The store")
-                checked(browser, "/tasks/order.close/42", "The store")
-                assert COOKIE not in browser.cookies
-            finally:
-                server.resume()
-            _recovers(browser)
-            server.pause()
-            try:
-                checked(browser, "/tasks?state=dead", "The store")
-            finally:
-                server.resume()
-            _recovers(browser)
+            for path in ("/tasks/order.close/42", "/tasks?state=dead"):
+                server.pause()
+                try:
+                    together(
+                        lambda: checked(first, "/tasks", "The store"),
+                        lambda path=path: checked(browser, path, "The store"),  # type: ignore[misc]
+                    )
+                finally:
+                    server.resume()
+                _recovers(browser)
             browser.close()
             first.close()
     finally:

@@ -81,6 +81,16 @@ def plain() -> Iterator[World]:
         found.close()
 
 
+@pytest.fixture(scope="module")
+def calm() -> Iterator[World]:
+    """One that tests share which look at one task each, scheduled anew."""
+    clock = ManualClock(START)
+    with running("memory:", clock=clock) as service:
+        found = World(service, clock)
+        yield found
+        found.close()
+
+
 def deliveries(page: Page) -> list[list[str]]:
     """The table of deliveries, the newest first: number, outcome, planned, began, late, took, worker, error, next."""
     return [row for row in page.rows if len(row) == 9 and row[0] != "No."]
@@ -268,9 +278,9 @@ def test_a_paused_topic_says_so(plain: World) -> None:
     assert "by \u2068anna\u2069: nothing of it is given out until it is resumed." in page.text
 
 
-def test_what_was_due_when_it_was_scheduled(plain: World) -> None:
-    plain.schedule(None, at=as_datetime(START - 65_000))
-    assert "It was scheduled 1m 5s after the time that was asked for" in plain.page().text
+def test_what_was_due_when_it_was_scheduled(calm: World) -> None:
+    calm.schedule(None, at=as_datetime(START - 65_000))
+    assert "It was scheduled 1m 5s after the time that was asked for" in calm.page().text
 
 
 # --- the part that is kept fresh
@@ -304,11 +314,11 @@ async def _purge(app: Bide) -> None:
     assert await app.store.get([Ref(TOPIC, "4711")]) == [None]
 
 
-def test_what_came_of_a_change(plain: World) -> None:
-    plain.api.put(TOPIC, "4711", delay="5m")
+def test_what_came_of_a_change(calm: World) -> None:
+    calm.schedule(None, delay="5m")
     for said, text in (("moved", "It was moved."), ("stale_token", "it is no longer as you saw it")):
-        assert text in plain.page(said=said).text
-    assert "<i>" not in plain.page(said="<i>").text
+        assert text in calm.page(said=said).text
+    assert "<i>" not in calm.page(said="<i>").text
 
 
 def test_its_form_changes_it_as_it_was_seen(world: World) -> None:
@@ -333,8 +343,8 @@ def test_its_form_changes_it_as_it_was_seen(world: World) -> None:
 @pytest.mark.parametrize(
     "path", ["/tasks/a%00b/1", "/tasks/a/%0a", "/tasks/bide:settings/session-key", "/task", "/task?topic=a"]
 )
-def test_names_that_cannot_be(plain: World, path: str) -> None:
-    assert plain.browser.get(path).status == 422
+def test_names_that_cannot_be(calm: World, path: str) -> None:
+    assert calm.browser.get(path).status == 422
 
 
 def test_what_one_may_do(plain: World) -> None:
@@ -353,32 +363,32 @@ def pres(page: Page) -> int:
     return len(page.all("pre"))
 
 
-def test_payloads(plain: World) -> None:
-    plain.schedule({"a": [1, {"b": "<script>alert(1)</script>"}], "c": {}, "d": []})
-    page = plain.page()
+def test_payloads(calm: World) -> None:
+    calm.schedule({"a": [1, {"b": "<script>alert(1)</script>"}], "c": {}, "d": []})
+    page = calm.page()
     assert "alert(1)" in page.text
     assert len(page.all("script")) == 3
     assert pres(page) == 2
-    plain.schedule(b"plain \x00 \xe2\x80\xae text")
-    page = plain.page()
+    calm.schedule(b"plain \x00 \xe2\x80\xae text")
+    page = calm.page()
     assert "plain ␀ [RIGHT-TO-LEFT OVERRIDE] text" in page.text
     assert "It is text, and not JSON." in page.text
-    plain.schedule(b"\xff\xfe\x00<b>")
-    page = plain.page()
+    calm.schedule(b"\xff\xfe\x00<b>")
+    page = calm.page()
     assert "000000 ff fe 00 3c 62 3e ···<b>" in page.text
-    plain.schedule(b"")
-    assert "It is empty." in plain.page().text
+    calm.schedule(b"")
+    assert "It is empty." in calm.page().text
 
 
 @pytest.mark.parametrize(
     "data", [b"x" * 262_144, b"\xff" * 262_144, json.dumps(["é" * 50] * 800).encode(), b"[" * 200_000]
 )
-def test_large_payloads_are_cut_and_can_be_had_whole(plain: World, data: bytes) -> None:
-    plain.schedule(data)
-    page = plain.page()
+def test_large_payloads_are_cut_and_can_be_had_whole(calm: World, data: bytes) -> None:
+    calm.schedule(data)
+    page = calm.page()
     assert f"{len(data) / 1024:,.1f} KiB" in page.text
     assert len(page.body) < 6 * MOST_SHOWN
-    whole = plain.browser.get(page.links["Download all of it"])
+    whole = calm.browser.get(page.links["Download all of it"])
     assert whole.body == data
     assert whole.headers["content-type"] == "text/plain; charset=utf-8"
     assert whole.headers["content-disposition"].startswith('attachment; filename="payload-')
@@ -386,9 +396,9 @@ def test_large_payloads_are_cut_and_can_be_had_whole(plain: World, data: bytes) 
     assert whole.headers["x-content-type-options"] == "nosniff"
 
 
-def test_headers_and_a_policy_of_its_own(plain: World) -> None:
-    plain.schedule(None, headers={"trace": "<i>1</i>"}, retry=Ladder("15s", "3m"))
-    page = plain.page()
+def test_headers_and_a_policy_of_its_own(calm: World) -> None:
+    calm.schedule(None, headers={"trace": "<i>1</i>"}, retry=Ladder("15s", "3m"))
+    page = calm.page()
     assert "<i>1</i>" in page.text
     assert "ladder Pauses 15s, 3m" in page.text
 
