@@ -162,7 +162,7 @@ class Service:
                 request.segments = (segment(parts[3], "topic"),)
                 calls = self._of_topic
             elif len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
-                if self._site is not None and parts[1] != b"v1":
+                if self._site is not None and parts[1:2] != [b"v1"]:
                     page = self._site.find(request)
                     if page is not None:
                         return "console", page, True

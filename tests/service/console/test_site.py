@@ -89,7 +89,7 @@ def test_static_files_are_kept_for_ever_and_only_read(browser: Browser) -> None:
     "path",
     [
         "/none", "/tasks/", "/tasks/a", "/tasks/a/", "/tasks//b", "/tasks/a/b/none", "/tasks/a/b/c/d", "//tasks", "/%",
-        "/%C3%A9", "/%ff",
+        "/%C3%A9", "/%ff", "*", "/..//tasks", "/%2e%2e/tasks",
     ],
 )  # fmt: skip
 def test_unknown_paths(browser: Browser, path: str) -> None:
