@@ -32,14 +32,14 @@ def _of_state(state: State) -> Callable[[TopicSeen], float]:
 
 COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "topic": ("Topic", lambda one: one.topic),
-    "waiting": ("Waiting tasks", _of_state(State.WAITING)),
+    "waiting": ("Pending", _of_state(State.WAITING)),
     "due": ("Due now", lambda one: one.due.number),
     "oldest": ("Oldest due", lambda one: -(one.oldest or 2**62)),
     "leased": ("Leased", _of_state(State.LEASED)),
     "dead": ("Dead", _of_state(State.DEAD)),
-    "late": ("Lateness, p99 of an hour", lambda one: -1 if one.late is None else one.late),
-    "done": ("Done a minute", lambda one: 0 if one.hour is None else one.hour.done),
-    "failing": ("Failed a minute", lambda one: one.failed),
+    "late": ("Lateness, p99", lambda one: -1 if one.late is None else one.late),
+    "done": ("Done/min", lambda one: 0 if one.hour is None else one.hour.done),
+    "failing": ("Failed/min", lambda one: one.failed),
     "workers": ("Workers", lambda one: len(one.workers or ())),
 }
 """By the name in the address: the head, and what it is sorted by."""
