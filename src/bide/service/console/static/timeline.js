@@ -170,9 +170,10 @@
     ctx.stroke();
     ctx.setLineDash([]);
     ctx.font = 12 * ratio + "px system-ui, sans-serif";
-    ctx.textAlign = "right";
+    ctx.textAlign = "center";
     ctx.textBaseline = "alphabetic";
-    ctx.fillText(data.words.now, at - 4 * ratio, u.bbox.top + 10 * ratio);
+    const half = ctx.measureText(data.words.now).width / 2;
+    ctx.fillText(data.words.now, Math.max(at, u.bbox.left + half), u.bbox.top - 4 * ratio);
   }
 
   function draw() {
