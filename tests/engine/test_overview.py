@@ -136,6 +136,24 @@ async def test_what_there_is_on_redis(redis_url: str, redis_namespace: str) -> N
         await check_busy(app)
 
 
+async def test_what_there_is_on_postgres(postgres_url: str, postgres_schema: str) -> None:
+    from bide.stores.postgres import PostgresStore
+
+    url = f"{postgres_url}?schema={postgres_schema}"
+    await PostgresStore(url).migrate()
+    async with Bide(url) as app:
+        await check_busy(app)
+
+
+async def test_what_there_is_on_mysql(mysql_url: str, mysql_schema: str) -> None:
+    from bide.stores.mysql import MySqlStore
+
+    url = mysql_url.rpartition("/")[0] + "/" + mysql_schema
+    await MySqlStore(url).migrate()
+    async with Bide(url) as app:
+        await check_busy(app)
+
+
 async def test_who_looks_on_is_no_worker() -> None:
     async with Bide("memory:") as app, looking(app) as one, looking(app) as other:
         await one.get()

@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from msgspec.structs import replace
 from tests.service.calling import Api, Running, running
 from tests.service.test_access import make
 
 from bide.engine import overview_looks
+from bide.engine.history import Past, bucket_of
 from bide.engine.pauses import Pauses
+from bide.engine.presence import Channel
+from bide.engine.throughput import Flow
 from bide.ports import COUNTED
 from bide.service.callers import Verb
-from bide.service.console.overview_page import bars, said
-from bide.service.console.phrases import translations
+from bide.service.console.overview_page import bars, grade, said, said_of_wake_ups
+from bide.service.console.phrases import Phrases, translations
+from bide.service.health import Level
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
@@ -270,6 +276,28 @@ class Says:
 def test_what_the_checks_say_is_known_in_every_language(what: str) -> None:
     assert said(Says(), what) == f"* {what}"  # type: ignore[arg-type]
     assert said(Says(), f"{what}, and more") in (f"* {what}, and more", f"{what}, and more")  # type: ignore[arg-type]
+
+
+def test_what_is_said_of_wake_ups() -> None:
+    class Viewer(Says):
+        phrases = Phrases("en", "UTC", UTC, 0)
+
+    def words(**changes: object) -> tuple[Level, str]:
+        well = Channel(notifies=True, loops=2, heard=3, heard_ago=4.2, missed=0, missed_lately=False)
+        return said_of_wake_ups(Viewer(), replace(well, **changes))  # type: ignore[arg-type]
+
+    assert words() == (Level.OK, "* last heard 4.2s ago")
+    assert words(missed=2) == (Level.OK, "* last heard 4.2s ago · * 2 missed since the start")
+    assert words(missed=2, missed_lately=True)[0] is Level.WARNING
+    assert words(heard_ago=None) == (Level.OK, "* none heard here so far")
+    assert words(notifies=False) == (Level.OK, "* this store cannot tell of them: who waits asks again and again")
+
+
+@pytest.mark.parametrize(("late", "expected"), [(None, ""), (0, "good"), (95, "good"), (120, "warn"), (2_000, "bad")])
+def test_how_late_is_bad(late: int | None, expected: str) -> None:
+    past = Past() if late is None else Past(begun=1, late={bucket_of(late): 1})
+    assert grade(Flow(60_000, past, 0)) == expected
+    assert grade(None) == ""
 
 
 def test_every_sentence_of_the_templates_is_translated() -> None:

@@ -88,9 +88,9 @@ class OverviewPage:
             for check in (await self._shared.health.ready()).checks
         ]
         channel = self._shared.channel.look(notifies=notifies(self._shared.app))
-        checks.append(HealthLine(visit.say("wake-ups"), *_said_of(visit, channel)))
+        checks.append(HealthLine(visit.say("wake-ups"), *said_of_wake_ups(visit, channel)))
         return visit.page(
-            template, o=overview, checks=checks, late=_grade(overview.minute), bars=bars(overview.by_minute),
+            template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),
             box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview), example=_example(visit),
         )  # fmt: skip
 
@@ -104,7 +104,8 @@ def said(visit: Visit, what: str) -> str:
     return what
 
 
-def _said_of(visit: Visit, channel: Channel) -> tuple[Level, str]:
+def said_of_wake_ups(visit: Visit, channel: Channel) -> tuple[Level, str]:
+    """How this instance hears of earlier wakes."""
     say, number = visit.say, visit.phrases.number
     if not channel.notifies:
         return Level.OK, say("this store cannot tell of them: who waits asks again and again")
@@ -117,7 +118,7 @@ def _said_of(visit: Visit, channel: Channel) -> tuple[Level, str]:
     return (Level.WARNING if channel.missed_lately else Level.OK), f"{heard} · {missed}"
 
 
-def _grade(flow: Flow | None) -> str:
+def grade(flow: Flow | None) -> str:
     """How good the 99th percentile of the last minute is."""
     late = None if flow is None else flow.past.lateness(0.99)
     if late is None:
