@@ -129,10 +129,10 @@ def visitor(
 def overflow(page: Page) -> str:
     """What makes the page as a whole wider than the window, also once it had time to fit in; empty if nothing does."""
     for _ in range(20):
-        if not (found := _overflow(page)):
+        if not _overflow(page):
             return ""
         page.wait_for_timeout(50)  # a chart is drawn anew after the window has changed its size
-    return found
+    return _overflow(page)
 
 
 def _overflow(page: Page) -> str:
@@ -154,7 +154,7 @@ class Stop:
     """In the order of the document."""
     what: str
     seen: bool
-    """Within the window, and of some size."""
+    """Within the window, of some size, and with nothing above it."""
     marked: bool
     """With an outline, so that one sees where one is."""
 
@@ -162,12 +162,14 @@ class Stop:
 _STOP = """() => {
   const here = document.activeElement;
   if (!here || here === document.body || here === document.documentElement) return null;
-  const style = getComputedStyle(here), box = here.getBoundingClientRect();
+  const style = getComputedStyle(here), box = here.getClientRects()[0] || here.getBoundingClientRect();
+  const left = Math.max(0, box.left), right = Math.min(innerWidth, box.right);
+  const top = Math.max(0, box.top), bottom = Math.min(innerHeight, box.bottom);
+  const shown = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
   return {
     place: [...document.querySelectorAll("*")].indexOf(here),
     what: here.cloneNode(false).outerHTML,
-    seen: box.width > 0 && box.height > 0 && box.bottom > 0 && box.top < innerHeight && box.right > 0 &&
-      box.left < innerWidth,
+    seen: right > left && bottom > top && shown !== null && (here.contains(shown) || shown.contains(here)),
     marked: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1,
   };
 }"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from playwright.sync_api import Locator, Page, expect
@@ -109,4 +110,4 @@ class Keyboard:
         raise AssertionError(f"{label!r} is not to be chosen in {where}")
 
 
-HANDS = {"mouse": Mouse, "keyboard": Keyboard}
+HANDS: Mapping[str, Callable[[Page], Hand]] = {"mouse": Mouse, "keyboard": Keyboard}

@@ -45,11 +45,12 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, timedelta]
     return {key: due(after[key]) - due(before[key]) for key in after if due(after[key]) != due(before[key])}
 
 
-def well(page: Page, axe: str) -> None:
-    """What comes up on the way is as the pages are that one begins with."""
+def well(page: Page, axe: str, hand: str = "mouse") -> None:
+    """What comes up on the way is as the pages are that one begins with; looked at closely once, by mouse."""
     expect(page.locator("h1")).to_have_count(1)
     assert not overflow(page)
-    assert not (wrong := violations(page, axe)), "\n".join(wrong)
+    if hand == "mouse":
+        assert not (wrong := violations(page, axe)), "\n".join(wrong)
 
 
 def search(page: Page, using: Hand, fields: dict[str, str]) -> None:
@@ -76,7 +77,7 @@ def test_one_task(visits: Visits, served: Served, axe: str, topic: str, hand: st
         expect(page.get_by_role("status").filter(has_text=re.compile("."))).to_be_visible()
         assert moved(before, tasks(served, topic)) == {"k1": timedelta(minutes=90)}
         expect(page.get_by_role("region", name="Changes")).to_contain_text("anonymous")
-        well(page, axe)
+        well(page, axe, hand)
 
         using.write(page.get_by_label(TO, exact=True), "2030-07-01 08:00")
         using.press(page.get_by_role("button", name="Move to"))
@@ -91,7 +92,7 @@ def test_one_task(visits: Visits, served: Served, axe: str, topic: str, hand: st
         expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
         expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
         assert tasks(served, topic)["k1"]["state"] == "cancelled"
-        well(page, axe)
+        well(page, axe, hand)
 
 
 @pytest.mark.parametrize("hand", HANDS)
@@ -120,15 +121,15 @@ def test_a_selection(visits: Visits, served: Served, axe: str, topic: str, hand:
         using.press(page.get_by_role("button", name="Move by"))
 
         expect(page.get_by_role("region", name="Some of them").get_by_role("row")).to_have_count(3)
-        well(page, axe)
+        well(page, axe, hand)
         assert not moved(before, tasks(served, topic)), "nothing has happened yet"
         using.press(page.get_by_role("button", name="Shift: 2 tasks"))
         ended(page)
         assert moved(before, tasks(served, topic)) == {"k2": HOUR, "k4": HOUR}
-        well(page, axe)
+        well(page, axe, hand)
         using.press(page.get_by_role("link", name="All changes"))
         expect(page.get_by_role("row").nth(1)).to_contain_text("Ended")
-        well(page, axe)
+        well(page, axe, hand)
 
 
 @pytest.mark.parametrize("hand", HANDS)
@@ -165,7 +166,7 @@ def test_five_hundred_of_a_group_are_moved_by_an_hour(
         using.press(page.get_by_role("button", name="Move by"))
         expect(page.get_by_text("500 tasks", exact=True)).to_be_visible()
         expect(page.get_by_role("main")).to_contain_text("1h later")
-        well(page, axe)
+        well(page, axe, hand)
         using.press(page.get_by_role("button", name="Shift: 500 tasks"))
         ended(page)
         expect(page.get_by_role("main")).to_contain_text("500")
@@ -219,11 +220,11 @@ def test_a_topic_is_paused_and_resumed(visits: Visits, served: Served, axe: str,
         using.press(pause)
         expect(page.get_by_role("status").filter(has_text="It is paused")).to_be_visible()
         expect(page.get_by_role("row").filter(has_text=topic)).to_contain_text("paused")
-        well(page, axe)
+        well(page, axe, hand)
         assert not api.lease(topic)
         using.press(page.get_by_role("row").filter(has_text=topic).get_by_role("link", name=topic))
         expect(page.get_by_role("heading", name="Paused")).to_be_visible()
-        well(page, axe)
+        well(page, axe, hand)
         using.press(page.get_by_role("button", name="Resume"))
         expect(page.get_by_role("status").filter(has_text="It is resumed")).to_be_visible()
         assert [task["key"] for task in api.lease(topic, wait="5s")] == ["now"]

@@ -123,6 +123,7 @@ def test_a_store_that_does_not_answer_has_a_page_within_two_seconds_and_is_back_
                 assert not overflow(page)
                 assert not violations(page, axe)
         server.resume()
+        page = at.page
         page.get_by_role("link", name="Try again").click()
         expect(page.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_role("heading", name="Topics", level=1)).to_be_visible()

@@ -85,7 +85,8 @@ def served(filling: Filling, peak: int, tmp_path_factory: pytest.TempPathFactory
 def test_what_the_pages_say_is_right(visits: Visits, peak: int) -> None:
     with visits() as visitor:
         page = visitor.goto("/")
-        expect(page.get_by_role("main")).to_contain_text("1,000,000")
+        # exactly, or on a busy machine at least so many, which it then says
+        expect(page.get_by_role("link", name="Pending")).to_contain_text(re.compile(r"1,000,000|[0-9]{3},[0-9]{3}\+"))
 
         page = visitor.goto(f"/timeline?from={peak - 30_000}&until={peak + 30_000}")
         expect(page.get_by_role("main")).to_contain_text("41,0", timeout=15_000)
