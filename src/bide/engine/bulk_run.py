@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import Context
 from enum import StrEnum
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from bide.core.answers import Answer
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Record, Ref, Result, State, Token
+from bide.engine.acting import acting
 from bide.engine.bulk import (
     FAILED,
     PAGE,
@@ -35,12 +37,16 @@ from bide.engine.bulk import (
     made_within_slack,
 )
 from bide.engine.client import Client
+from bide.engine.session import verb_of
 
 T = TypeVar("T")
 MOST_MISSED = 1_000
 """Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
 _MOST_TOLD = 50
 """Of those, so many whose last change is looked up in the event log."""
+MOST_NOTED = 5_000
+"""Changes of one bulk that the event log is told of. It holds some ten thousand events, so that a large bulk would push
+all else out of it, and then itself. Whoever else is told (the audit log) is told of all."""
 _TRIES = 5
 _PATIENCE = 60.0
 """Seconds that a store may be away until a change is given up."""
@@ -282,7 +288,7 @@ class Run:
         while left:
             answers: Sequence[object]
             try:
-                answers = await self._client.change_many([changes[place] for place in left])
+                answers = await self._change_many([changes[place] for place in left])
             except PartlyFailed as partly:
                 answers = partly.answers
             except (StoreUnavailable, OutcomeUnknown) as error:
@@ -302,6 +308,24 @@ class Run:
                 delay = min(2 * delay, 5.0)
             left = away
         return found
+
+    async def _change_many(self, changes: Sequence[Change]) -> Sequence[Answer]:
+        """In one call; beyond those that are noted, in a context in which nobody acts."""
+        acts = acting()
+        if acts is None or self.progress.looked < MOST_NOTED:
+            return await self._client.change_many(changes)
+        found: Sequence[object] = ()
+        try:
+            answered = await self._loop.create_task(self._client.change_many(changes), context=Context())
+            found = answered
+            return answered
+        except PartlyFailed as partly:
+            found = partly.answers
+            raise
+        finally:
+            answers = [one for one in found if isinstance(one, Answer)]
+            if acts.told is not None and answers:
+                acts.told(verb_of(changes[0]), answers, acts.who)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask again where the store is away. Raises StoreUnavailable where it stays so."""

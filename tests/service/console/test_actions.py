@@ -350,6 +350,8 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
     page = browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
     assert "1 of them are being delivered now: their handlers are told to stop" in page.text
     assert "Paused" not in page.text
+    page = browser.send([("verb", "fire"), seen(one, topic, "k000")])
+    assert "Its topic is paused" in page.text
     one.run(pauses.resume(topic))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bide.core.records import Result, State
 from bide.engine.bulk import Bulk, BulkVerb, change_one, preview, wake_after
-from bide.engine.bulk_run import BulkState, Progress, untouched_by
+from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.engine.bulk_store import Bulks
 from bide.engine.pauses import Pauses
 from bide.service.callers import ANONYMOUS, Forbidden, Verb
@@ -91,6 +91,11 @@ class ActionsPage:
         if not answer.ok:
             events = await visit.client.events(ref.topic, ref.key, limit=20)
             since = [event for event in events if event.at * 1000 + 999 >= token]
+        paused = False
+        if answer.ok and record is not None and record.state.live:
+            pauses = Pauses(visit.client.store, visit.client.clock)
+            await pauses.look()
+            paused = ref.topic in pauses.topics
         again = None
         if result is Result.STALE_TOKEN and record is not None:
             possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
@@ -98,7 +103,7 @@ class ActionsPage:
         return visit.page(
             "change_answer.html", status=200 if answer.ok else 409, verb=NAMES[bulk.verb], ref=ref, answer=answer,
             record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since, again=again,
-            back=back, where=task_address(*ref),
+            back=back, where=task_address(*ref), paused=paused,
         )  # fmt: skip
 
     async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
@@ -164,7 +169,7 @@ class ActionsPage:
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
             kept=len(missed), again=self._again(visit, progress, state), tasks=_tasks_address(visit, progress.bulk),
-            later=progress.bulk.by is not None and progress.bulk.by > 0,
+            later=progress.bulk.by is not None and progress.bulk.by > 0, noted=MOST_NOTED,
         )  # fmt: skip
 
     def _state(self, progress: Progress) -> str:
