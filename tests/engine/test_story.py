@@ -120,9 +120,12 @@ def test_what_is_not_known_is_not_made_up() -> None:
     found = told(waiting, retry(1, NOON + 1, NOON + 2, NOON + 3_000),
                  change(NOON + 50, "reschedule: moved", NOON + 3_000, NOON + 9_000))  # fmt: skip
     assert found.attempts[0].late is None
-    # one that is said to be planned for after it began was not
-    found = told(record(attempt=1, failures=1), retry(1, NOON - 5, NOON, NOON + 3_000))
+    # one that is said to be planned for long after it began was not
+    found = told(record(attempt=1, failures=1), retry(1, NOON - 5_000, NOON, NOON + 3_000))
     assert found.attempts[0].planned is None
+    # the log hears of a delivery a moment after it ended, and reckons from then
+    found = told(record(attempt=1, failures=1), retry(1, NOON - 5, NOON, NOON + 3_000))
+    assert (found.attempts[0].planned, found.attempts[0].late) == (NOON - 5, 0)
 
 
 def test_earlier_lives_are_told_apart() -> None:

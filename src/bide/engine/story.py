@@ -23,6 +23,9 @@ from bide.ports import Clock, Store
 
 _MOST_EVENTS = 500
 _MOST_MINUTES = 60
+_SLACK: Millis = 1_000
+"""The log reckons when the next delivery is to be from when it hears of the last one, a little after the store did so:
+one that seems to begin before its time began at its time."""
 _MOVES = frozenset({"reschedule", "fire_now", "shift"})
 
 
@@ -197,15 +200,21 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
             found.append(Attempt(number=max(1, event.attempt - 1), how=Ended.LOST, planned=plan, ended=event.at))
         else:
             how = Ended.RETRY if event.kind is EventKind.RETRY else Ended.DEAD
-            sure = plan if plan is not None and event.was is not None and plan <= event.was else None
             found.append(
                 Attempt(
-                    number=event.attempt, how=how, planned=sure, began=event.was, ended=event.at, who=event.who,
-                    error=event.what, again_at=event.wake_at,
+                    number=event.attempt, how=how, planned=_planned(plan, event.was), began=event.was,
+                    ended=event.at, who=event.who, error=event.what, again_at=event.wake_at,
                 )
             )  # fmt: skip
             plan = event.wake_at
     return found
+
+
+def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
+    """What is known of the time for which a delivery was planned that began then."""
+    if plan is None or began is None or plan > began + _SLACK:
+        return None
+    return min(plan, began)
 
 
 def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:

@@ -144,7 +144,7 @@ def _of_crowd(phrases: Phrases, crowd: Crowd) -> Iterator[str]:
                   half=phrases.length(crowd.half), most=phrases.length(crowd.most))  # fmt: skip
         if crowd.begun <= _FEW:
             return
-        if crowd.half > _MUCH and crowd.idle is None:
-            yield say("So the whole topic was late then: more was due than its workers had room for.")
-        if crowd.half <= ON_TIME:
+        if crowd.half > ON_TIME and crowd.idle is None:
+            yield say("So most of the topic was late then: more was due at once than its workers had room for.")
+        elif crowd.half <= ON_TIME:
             yield say("So most others were on time: the reason lies with this task, or with the worker that had it.")

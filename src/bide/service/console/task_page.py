@@ -15,13 +15,14 @@ from msgspec import DecodeError, to_builtins
 from bide.core.names import check_name, check_topic
 from bide.core.options import NO_OPTIONS, Options, decode_options
 from bide.core.records import Record, Ref, Result, State
+from bide.engine.history import MINUTE
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause
 from bide.engine.story import Story, story
 from bide.service.callers import Verb
 from bide.service.console.payloads import shown
 from bide.service.console.reasons import meaning, reasons
-from bide.service.console.rendering import task_address
+from bide.service.console.rendering import address, task_address
 from bide.service.console.shared import Shared
 from bide.service.console.site import Answer, Route
 from bide.service.console.visit import Visit
@@ -111,6 +112,7 @@ class TaskPage:
             "pause": pause,
             "meaning": meaning(visit.phrases, told, pause),
             "reasons": reasons(visit.phrases, told, pause),
+            "timeline": _timeline(told),
             "over": not record.state.live,
             "changed": bool(seen) and seen != str(record.token) and record.state.live,
             "live": _with_token(task_address(record.topic, record.key, "live"), record),
@@ -120,6 +122,15 @@ class TaskPage:
     def _gone(self, visit: Visit, ref: Ref) -> Reply:
         keep = self._app.terms.retention_of(ref.topic)
         return visit.page("task_gone.html", status=404, ref=ref, keep=keep)
+
+
+def _timeline(told: Story) -> str:
+    """The time around its last delivery, on the timeline; empty where the history tells nothing of it."""
+    last = told.last
+    if told.crowd is None or last is None or last.planned is None or last.began is None:
+        return ""
+    around = {"from": last.planned - 5 * MINUTE, "until": last.began + 5 * MINUTE}
+    return address("/timeline", topic=told.record.topic, **around)
 
 
 def _with_token(where: str, record: Record) -> str:
