@@ -84,7 +84,7 @@ def test_pages_neither_skip_nor_repeat(browser: Browser) -> None:
 def test_everything(browser: Browser) -> None:
     seen, page = [], browser.get("/tasks", limit=50)
     while True:
-        seen += [(row[2], row[1]) for row in page.rows[1:]]
+        seen += [(row[2], row[1]) for row in page.rows[1:] if row[2] != "life"]
         if "Next page" not in page.links:
             break
         page = browser.get(page.links["Next page"])
@@ -231,6 +231,26 @@ def test_all_on_a_page_can_be_chosen_without_scripts(browser: Browser) -> None:
     ticked = [one for one in chosen.all("input", name="ref") if "checked" in one]
     assert len(ticked) == 50
     assert not [one for one in page.all("input", name="ref") if "checked" in one]
+
+
+def test_a_life_is_told_on_each_store(one: Running, browser: Browser) -> None:
+    api = Api(one.url)
+    api.put("life", "1", delay="1h", group="lives")
+    api.done("POST", "/v1/fire", [{"topic": "life", "key": "1"}])
+    [task] = api.lease("life")
+    assert api.settle(task, "retry", error="HTTP 503", delay="0s")
+    [task] = api.lease("life", wait="5s")
+    assert api.settle(task, "done")
+    one.run(one.app.history.flush())
+    page = browser.get("/tasks/life/1")
+    assert "It is done: delivered " in page.text
+    told = [row[:2] + row[7:8] for row in page.rows if len(row) == 9 and row[0] != "No."]
+    assert told == [["2", "done", ""], ["1", "failure", "HTTP 503"]]
+    assert [row[1:3] for row in page.rows if len(row) == 5 and row[0] != "When"] == [["anonymous", "fire_now: moved"]]
+    assert "nothing is known" not in page.text
+    assert "It was moved; before that it was due at" in page.text
+    assert keys(browser.get("/tasks", group="lives", state="done")) == ["1"]
+    api.close()
 
 
 def test_paused_topics_are_marked(empty: Running) -> None:
