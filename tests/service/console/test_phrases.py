@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -237,23 +239,31 @@ def said_in(template: str) -> set[str]:
     return {ast.literal_eval(match[1]) for match in found}
 
 
-@pytest.mark.parametrize(
-    "name", ["base", "login", "trouble", "task", "task_gone", "task_live", "task_over", "task_parts", "tasks"]
-)
+CONSOLE = Path(str(files("bide.service.console")))
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in (CONSOLE / "templates").iterdir()))
 def test_every_sentence_of_a_template_is_translated(name: str) -> None:
-    template = (files("bide.service.console") / "templates" / f"{name}.html").read_text(encoding="utf-8")
+    template = (CONSOLE / "templates" / name).read_text(encoding="utf-8")
     assert said_in(template) - translations("zh").keys() == set()
 
 
-@pytest.mark.parametrize("name", ["doors", "reasons", "site", "task_page", "tasks_page"])
+@pytest.mark.parametrize("name", sorted(one.name for one in CONSOLE.glob("*.py")))
 def test_every_sentence_of_a_module_is_translated(name: str) -> None:
-    tree = ast.parse((files("bide.service.console") / f"{name}.py").read_text(encoding="utf-8"))
     said = {
-        node.args[0].value for node in ast.walk(tree)
+        node.args[0].value for node in ast.walk(ast.parse((CONSOLE / name).read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-        and (getattr(node.func, "attr", "") == "say" or getattr(node.func, "id", "") == "say")
+        and "say" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
     }  # fmt: skip
     assert said - translations("zh").keys() == set()
+
+
+def test_one_sentence_has_one_translation() -> None:
+    found: dict[str, set[str]] = {}
+    for path in (CONSOLE / "words" / "zh").iterdir():
+        for english, chinese in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            found.setdefault(english, set()).add(chinese)
+    assert {english: each for english, each in found.items() if len(each) > 1} == {}
 
 
 @given(st.text(max_size=40))
