@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bide.app import Bide
+from bide.cli.surroundings import without_password
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
@@ -34,7 +35,7 @@ class Notebook:
         if found.tasks:
             raise BadInput(
                 "--store",
-                self._app.url,
+                without_password(self._app.url),
                 f"an empty store, or one of an earlier `bide serve --demo`: this one holds {found.tasks[0].topic}, and "
                 "the demo would deliver what is not its own",
             )
