@@ -186,6 +186,9 @@ def test_it_survives_a_restart(tmp_path: Any) -> None:
         api = Api(service.url)
         assert api.done("PUT", at("t", "more"), {"delay": "1h"})["paused"] is True, "it is known from the start"
         assert api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
+        shown = api("GET", "/metrics").body.decode()
+        assert 'bide_topic_paused{topic="t"} 1.0' in shown
+        assert shown.count("bide_topic_paused{") == 1
         api.close()
 
 

@@ -26,7 +26,7 @@ from bide.ports import Served
 QUARTER: Millis = 15 * MINUTE
 QUARTERS = 96
 """Of an hour: a day."""
-_MOST_OLDEST = 100
+_MOST_OLDEST = 50
 """Topics whose oldest due task is looked for: those with the most due."""
 _AFRESH: Millis = 60 * MINUTE
 """After so long the whole day is read again: what could not be written in its time comes later."""
