@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request, Response, WebError
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Playwright,
+    Request,
+    Response,
+    WebError,
+)
 
 WIDE = (1280, 900)
 NARROW = (390, 844)
@@ -151,15 +161,17 @@ class Stop:
     """Where the keyboard is."""
 
     place: int
-    """In the order of the document."""
+    """From the top of the document, in the order in which it is read."""
     what: str
     seen: bool
     """Within the window, of some size, and with nothing above it."""
     marked: bool
     """With an outline, so that one sees where one is."""
+    reached: bool
+    """Where one wanted to go to."""
 
 
-_STOP = """() => {
+_STOP = """wanted => {
   const here = document.activeElement;
   if (!here || here === document.body || here === document.documentElement) return null;
   const style = getComputedStyle(here), box = here.getClientRects()[0] || here.getBoundingClientRect();
@@ -167,7 +179,8 @@ _STOP = """() => {
   const top = Math.max(0, box.top), bottom = Math.min(innerHeight, box.bottom);
   const shown = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
   return {
-    place: [...document.querySelectorAll("*")].indexOf(here),
+    place: wanted ? 0 : [...document.querySelectorAll("*")].indexOf(here),
+    reached: here === wanted,
     what: here.cloneNode(false).outerHTML,
     seen: right > left && bottom > top && shown !== null && (here.contains(shown) || shown.contains(here)),
     marked: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1,
@@ -201,9 +214,9 @@ def stops(page: Page, most: int = 300) -> list[Stop]:
     raise AssertionError(f"after {most} times Tab the page is not left: {found[-3:]}")
 
 
-def stop_of(page: Page) -> Stop | None:
-    """Where the keyboard is now."""
-    raw = page.evaluate(_STOP)
+def stop_of(page: Page, wanted: Locator | None = None) -> Stop | None:
+    """Where the keyboard is now; with `wanted`, which must be there, whether that is it, and `place` is 0."""
+    raw = page.evaluate(_STOP) if wanted is None else wanted.evaluate(_STOP)
     return None if raw is None else Stop(**raw)
 
 

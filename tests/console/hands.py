@@ -62,13 +62,14 @@ class Keyboard:
     def reach(self, what: Locator) -> None:
         """By Tab. It fails where one does not see where one is, or never gets there."""
         expect(what).to_be_visible()
+        stop = stop_of(self._page, what)
         for _ in range(_FAR):
-            if what.evaluate("one => one === document.activeElement"):
+            if stop is not None and stop.reached:
                 return
             self._keys.press("Tab")
-            stop = stop_of(self._page)
+            stop = stop_of(self._page, what)
             assert stop is None or stop.marked, f"focus is not to be seen on {stop.what}"
-            assert stop is None or stop.seen, f"focus is outside of the window on {stop.what}"
+            assert stop is None or stop.seen, f"focus is outside of the window, or below something, on {stop.what}"
         raise AssertionError(f"Tab does not lead to {what}")
 
     def press(self, what: Locator) -> None:

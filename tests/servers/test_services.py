@@ -78,6 +78,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "apt-get"
     script.write_text(
         '#!/bin/sh\necho "$@" >>calls\n'
+        'case "$*" in *chromium*) echo no browser; exit 100;; esac\n'
         'case "$*" in *install*) ./policy redis-server start; echo $? >>asked; ./policy cron start; echo $? >>asked\n'
         "[ -e lists ] || { echo no such package; exit 100; }; touch installed;; *update*) touch lists;; esac\n"
     )
@@ -99,6 +100,14 @@ def test_missing_packages_are_installed_and_their_service_is_not_started(apt: Pa
     assert not (apt / "policy").exists()
     assert packages.install() == []
     assert (apt / "calls").read_text().splitlines() == calls
+
+
+def test_servers_are_installed_where_there_is_no_such_browser(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ubuntu has it under another name."""
+    monkeypatch.setitem(packages.PACKAGES, "chromium", lambda: False)
+    with pytest.raises(packages.InstallFailed, match=r"(?s)no browser.*could not install chromium; "):
+        packages.install()
+    assert (apt / "installed").exists()
 
 
 @pytest.mark.parametrize("code", [101, 0])
