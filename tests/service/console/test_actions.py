@@ -403,6 +403,21 @@ def test_bad_fields_are_named(browser: Browser, fields: list[tuple[str, str]], f
     assert field in page.text
 
 
+def test_deadlines_are_shifted_along_where_one_says_so(one: Running, browser: Browser, api: Api, topic: str) -> None:
+    fill(one, topic, 3, deadline="3h")
+    asked = [("verb", "shift"), ("scope", "matching"), ("topic", topic), ("by", "5h")]
+    assert "left alone: past its deadline" in browser.send(asked).text
+    browser.press("Shift: 3 tasks")
+    ended = over(browser)
+    assert "3 refused" in ended.text
+    assert "the new time lies past its deadline" in ended.text
+    browser.send(asked)
+    browser.press("Shift: 3 tasks", ticked=["yes"])
+    ended = over(browser)
+    assert "3 moved" in ended.text
+    assert "Deadlines move along." in ended.text
+
+
 # --- progress
 
 
