@@ -53,7 +53,7 @@ class Payments(Story):
         @app.handler("payment.notify", retry=ladder, timeout="500ms", concurrency=50, keep_done="10m", keep_dead="2h")
         async def notify(task: Task[Payment]) -> None:
             illness = illness_of(task.payload.merchant, app.clock.now())
-            if illness is None or Random(f"{task.id} {task.attempt}").random() > _ANSWERS_BADLY:
+            if illness is None or Random(f"{task.key} {task.attempt}").random() > _ANSWERS_BADLY:
                 return
             if illness == "slow":
                 await asyncio.sleep(5)  # longer than the handler may take
