@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -258,6 +259,17 @@ def test_paused_topics_are_marked(empty: Running) -> None:
     api.put("order.close", "42", delay="0s")
     empty.run(Pauses(empty.app.store, empty.app.clock).pause("order.close", who="anna"))
     assert browser.get("/tasks").rows[1][4] == "waiting due paused"
+    api.close()
+    browser.close()
+
+
+@pytest.mark.real_time
+def test_a_key_of_a_topic_that_was_not_there_a_moment_ago(empty: Running) -> None:
+    browser, api = Browser(empty.url), Api(empty.url)
+    assert keys(browser.get("/tasks", key="42")) == []
+    api.put("order.close", "42")
+    time.sleep(1.1)
+    assert keys(browser.get("/tasks", key="42")) == ["42"]
     api.close()
     browser.close()
 

@@ -67,11 +67,15 @@ class TasksPage:
         if Verb.READ not in visit.caller.verbs:
             visit.check(Verb.READ, None)
         tally, paused = await asyncio.gather(self._tally.get(), self._paused.get())
-        topics = sorted({topic for topic, _ in tally.counts if visit.may(Verb.READ, topic)})
+        topics = _readable(visit, tally)
         given = {name: visit.exact(name) for name in FIELDS}
         try:
             asked = search_of(visit)
             found = await search(visit, asked, topics)
+            if asked.key and asked.where.topic is None and not found.tasks and self._tally.age > 1.0:
+                tally = await self._tally.fresh()  # its topic may be new
+                topics = _readable(visit, tally)
+                found = await search(visit, asked, topics)
         except BadInput as error:
             return visit.page(
                 "tasks.html", status=422, given=given, topics=topics[:_MOST_NAMED], asked=None, rows=(), paused=paused,
@@ -135,6 +139,11 @@ def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
     """Topics that somebody may have meant who gave a part of one."""
     part = text.strip().lower()
     return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
+
+
+def _readable(visit: Visit, tally: Tally) -> list[Topic]:
+    """The topics that there are and that they may read."""
+    return sorted({topic for topic, _ in tally.counts if visit.may(Verb.READ, topic)})
 
 
 def _sum(counts: Sequence[Count | None]) -> Count:
