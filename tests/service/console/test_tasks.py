@@ -389,5 +389,9 @@ def test_in_chinese_and_in_the_viewers_zone() -> None:
         assert "2 个任务" in page.text
         assert page.rows[2][5] == "2030-03-18 01:47:40 1分后"
         assert page.elements[0].attributes["lang"] == "zh-CN"
+        page = browser.get("/tasks", wake_from="2030-03-17T17:47:00.000Z", wake_before="2030-03-17T17:48:00.001Z")
+        assert keys(page) == ["001"]
+        assert page.field("wake_from") == "2030-03-18 01:47:00"
+        assert page.field("wake_before") == "2030-03-17T17:48:00.001Z"
         assert browser.get(f"/tasks?topic={quote('a')}&state=waiting").rows[1][4] == "等待中 到期"
         browser.close()

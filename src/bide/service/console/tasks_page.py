@@ -85,7 +85,7 @@ class TasksPage:
         shown = sorted({record.topic for record in found.tasks})
         return visit.page(
             "tasks.html",
-            given=given,
+            given={**given, **_times(visit, asked)},
             topics=topics[:_MOST_NAMED],
             asked=asked,
             wrong="",
@@ -139,6 +139,16 @@ def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
     """Topics that somebody may have meant who gave a part of one."""
     part = text.strip().lower()
     return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
+
+
+def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
+    """What the fields for times show of an address that names them in UTC: the same in the viewer's zone."""
+    phrases = visit.phrases
+    times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
+    shown = {
+        name: phrases.field(at) for name, at in times.items() if at is not None and visit.given(name).endswith("Z")
+    }
+    return {name: text for name, text in shown.items() if phrases.read_time(text, name) == times[name]}
 
 
 def _readable(visit: Visit, tally: Tally) -> list[Topic]:
