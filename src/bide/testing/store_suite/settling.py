@@ -192,18 +192,20 @@ class Settling(SuiteBase):
     async def test_an_ended_task_tells_when_its_delivery_began(self, store: Store) -> None:
         """`wake_at` has no other use then; it tells why something was late, long after it was."""
         for number, end in enumerate((done, dead)):
-            await put_one(store, new(str(number)), now=NOW - SECOND)
-            held = await take(store, now=NOW)
-            assert held.started_at == NOW
-            assert await settle(store, end(held, keep_until=KEPT), now=NOW + 2 * SECOND)
+            at = NOW + number * MINUTE
+            await put_one(store, new(str(number)), now=at - SECOND)
+            held = await take(store, now=at)
+            assert held.started_at == at
+            assert await settle(store, end(held, keep_until=at + DAY), now=at + 2 * SECOND)
             ended = await see(store, held)
-            assert (ended.wake_at, ended.started_at, ended.finished_at) == (NOW, NOW, NOW + 2 * SECOND)
-        await put_one(store, new("cancelled while leased"))
-        held = await take(store)
-        await do(store, Cancel("t", held.key, KEPT), now=NOW + SECOND)
-        assert (await see(store, held)).started_at == NOW
-        waiting = await put_one(store, new("cancelled before", due=In(HOUR)))
+            assert (ended.wake_at, ended.started_at, ended.finished_at) == (at, at, at + 2 * SECOND)
+        at = NOW + HOUR
+        await put_one(store, new("cancelled while leased"), now=at)
+        held = await take(store, now=at)
+        await do(store, Cancel("t", held.key, at + DAY), now=at + SECOND)
+        assert (await see(store, held)).started_at == at
+        waiting = await put_one(store, new("cancelled before", due=In(HOUR)), now=at + SECOND)
         assert waiting.started_at is None
-        await do(store, Cancel("t", waiting.key, KEPT), now=NOW + SECOND)
+        await do(store, Cancel("t", waiting.key, at + DAY), now=at + MINUTE)
         ended = await see(store, waiting)
-        assert (ended.started_at, ended.wake_at) == (None, NOW + HOUR)
+        assert (ended.started_at, ended.wake_at) == (None, at + SECOND + HOUR)
