@@ -60,7 +60,8 @@ class Camera:
         self._keep(page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height}), name)
 
     def take_window(self, page: Page, name: str) -> None:
-        """What of the page is in the window."""
+        """What of the page is in the window, from its top."""
+        page.evaluate("scrollTo(0, 0)")
         self._keep(page.screenshot(), name)
 
     def _keep(self, raw: bytes, name: str) -> None:
@@ -80,17 +81,17 @@ def asked(url: str, path: str) -> Any:
 
 
 def latest_order(url: str) -> str:
-    """The key of the order that was closed the latest after it was due, of those that are remembered."""
+    """The key of the order of a sale that was closed the latest after it was due, of those that are remembered."""
     cursor = ""
     found: list[tuple[timedelta, str]] = []
     while True:
         page = asked(url, f"/v1/tasks?topic=order.close&state=done&limit=1000{cursor}")
-        found += [(_late(task), task["key"]) for task in page["tasks"]]
+        found += [(_late(task), task["key"]) for task in page["tasks"] if task["payload"].get("sale")]
         if not page.get("cursor"):
             break
         cursor = f"&cursor={quote(page['cursor'])}"
     if not found:
-        raise SystemExit("scripts/pictures.py: no order has been closed yet; let the demo run for some minutes")
+        raise SystemExit("scripts/pictures.py: no order of a sale was closed yet; let the demo run for some minutes")
     return max(found)[1]
 
 
@@ -112,9 +113,10 @@ def late_order(camera: Camera, url: str) -> None:
     page.goto("/tasks")
     page.get_by_label(KEY, exact=True).fill(key)
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_role("link", name=key, exact=True)).to_be_visible()
+    found = page.get_by_role("row").filter(has_text="order.close").get_by_role("link", name=key, exact=True)
+    expect(found).to_be_visible()
     camera.take(page, "search")
-    page.get_by_role("link", name=key, exact=True).click()
+    found.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(key)
     camera.take(page, "late-order", tallest=1_000)
     page = camera.page(narrow=True, locale="zh-CN")
@@ -131,6 +133,7 @@ def peak(camera: Camera) -> None:
     drawn(page)
     camera.take(page, "timeline")
     page.locator("#timeline-month").click()
+    expect(page.locator("#timeline-month")).to_have_attribute("aria-current", "true")
     coupons = page.locator(".timeline-peaks li").filter(has_text="coupon.remind").first
     coupons.get_by_role("link", name="Zoom in").click()
     expect(page.locator("#timeline-out")).to_be_visible()
