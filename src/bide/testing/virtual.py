@@ -41,7 +41,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         if not events:
             if timeout is None:
                 return self._wait_for_others()
-            self.now = round(self.now + timeout, 9)  # sums of floats drift: by a part of a second in a month
+            later = round(self.now + timeout, 9)  # sums of floats drift: by a part of a second in a month
+            self.now = max(later, self.now + 1e-9)  # and who waits for less than is told apart must not wait for ever
         self.stuck = 0
         return events
 
