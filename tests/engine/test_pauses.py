@@ -62,6 +62,27 @@ def test_what_is_paused_is_held_back_and_goes_out_at_once_when_it_is_resumed(vir
     virtual(story)
 
 
+def test_what_is_being_leased_at_that_moment_is_given_back(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app = world.app()
+        seen = handled(app, "t", world=world)
+        async with app, app.worker():
+            await world.pause(0.5)
+            world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
+            await app.schedule("t", key="k", delay="0s")
+            await world.pause(0.1)
+            await app.pause("t")
+            await world.pause(30)
+            assert seen == []
+            task = await app.get("t", "k")
+            assert task is not None
+            assert (task.state, task.attempt) == ("waiting", 0), "it counts for nothing"
+            await app.resume("t")
+            await world.until(lambda: seen == ["k"])
+
+    virtual(story)
+
+
 def test_who_leases_elsewhere_heeds_it_within_two_seconds(virtual: Tell) -> None:
     async def story(world: World) -> None:
         here, there = world.app(), world.app()
@@ -267,6 +288,17 @@ def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
             assert not waits.done()
             await app.schedule("other", key="o", delay="0s")
             assert [record.key for record in await waits] == ["o"]
+            world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
+            waits = asyncio.ensure_future(lease("moment", wait=60))
+            await world.pause(1)
+            await app.schedule("moment", key="m", delay="0s")
+            await world.pause(0.1)
+            await app.pause("moment")
+            await world.pause(5)
+            assert not waits.done(), "what was being leased at that moment is given back"
+            await app.resume("moment")
+            assert [(record.key, record.attempt) for record in await waits] == [("m", 1)]
+            world.store.latency = None
             waits = asyncio.ensure_future(lease("t", wait=60))
             await world.pause(5)
             before = world.elapsed

@@ -248,6 +248,9 @@ class Desk:
         unfitting: list[Settlement] = []
         left: list[Record] = []
         for record in tasks:
+            if record.topic in self.held_back.topics:  # paused while the lease was under way
+                left.append(record)
+                continue
             if record.losses:
                 self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row", group.holder)
             why = unfit(record, self._policy_of(record.topic), now)

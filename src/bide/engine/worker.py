@@ -274,6 +274,10 @@ class Worker:
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         record = delivery.record
+        if record.topic in self.held_back.topics:  # paused while the lease was under way
+            delivery.over = True
+            self._settler.put(delivery, given_back(delivery.lease))
+            return False
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row")
         elif record.deadline is None:
