@@ -148,7 +148,7 @@ async def test_a_row_that_cannot_be_read_is_passed_over(store: MemoryStore, capl
 
 async def test_a_worker_tells_what_it_did(tmp_path: Path) -> None:
     app = Bide(f"sqlite:///{tmp_path / 'told.db'}")
-    lives: list[Task[object]] = []
+    lives: list[Task[str]] = []
 
     @app.handler("story", retry="never")
     async def handle(task: Task[str]) -> Dead | Retry | None:

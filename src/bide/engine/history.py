@@ -224,7 +224,8 @@ class History:
         self._scheduled = 0
         fresh, self._fresh = self._fresh, {}
         for topic, one in fresh.items():
-            past = Past(one.late.total(), *(one.ended[verdict] for verdict in _VERDICTS), {}, dict(one.planned))
+            done, retried, deferred, dead = (one.ended[verdict] for verdict in _VERDICTS)
+            past = Past(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
             for late, number in one.late.items():
                 bucket = bucket_of(late)
                 past.late[bucket] = past.late.get(bucket, 0) + number
