@@ -248,6 +248,8 @@ class Worker:
                 by_topic[record.topic] = [delivery]
             else:
                 deliveries.append(delivery)
+        for topic in by_topic.keys() & self.held_back.topics.keys():  # paused while the lease was under way
+            self._hand_back(by_topic.pop(topic))
         if self._history is not None:
             for topic, deliveries in by_topic.items():
                 self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
@@ -274,10 +276,6 @@ class Worker:
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         record = delivery.record
-        if record.topic in self.held_back.topics:  # paused while the lease was under way
-            delivery.over = True
-            self._settler.put(delivery, given_back(delivery.lease))
-            return False
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row")
         elif record.deadline is None:
@@ -388,6 +386,10 @@ class Worker:
 
     def _give_back(self) -> None:
         for lanes in self._lanes.values():
-            for delivery in lanes.take_unstarted():
-                delivery.over = True
-                self._settler.put(delivery, given_back(delivery.lease))
+            self._hand_back(lanes.take_unstarted())
+
+    def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
+        """No handler has seen them, so they count for nothing."""
+        for delivery in deliveries:
+            delivery.over = True
+            self._settler.put(delivery, given_back(delivery.lease))
