@@ -272,9 +272,9 @@ def test_a_topic_that_nobody_works_on_says_so(url: str) -> None:
         assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.links)
 
 
+@pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
 def test_who_works_on_a_topic_and_how(url: str) -> None:
-    if url == "memory:":
-        pytest.skip("no other app can have it")
+    """Another app tells it, so it has to be a store that can be shared."""
     config = ServeConfig(
         topics={
             "hook": TopicConfig(webhook="http://127.0.0.1:9/secret-path", retry=["1s", "1m", "1h"], concurrency=7),
