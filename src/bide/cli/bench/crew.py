@@ -202,7 +202,7 @@ class ProcessCrew:
 async def stage(plan: Plan, *works: Work, counted: bool = False) -> AsyncIterator[tuple[Bide, Log]]:
     """An open app on the plan's store, with handlers for `works`; at the end its tasks are taken away."""
     log = Count() if counted else Log()
-    app = make_app(Spec(store=plan.place.url, works=works), log)
+    app = make_app(Spec(store=plan.place.url, works=works, history=plan.history), log)
     async with app:
         if not plan.place.owned:
             await clear(app)
@@ -232,7 +232,13 @@ async def crew_of(
             for number in range(plan.processes):
                 path = str(Path(directory) / f"worker-{number}.log")
                 spec = Spec(
-                    store=plan.place.url, works=tuple(works), log=path, journal=journal, counted=counted, loop=plan.loop
+                    history=plan.history,
+                    store=plan.place.url,
+                    works=tuple(works),
+                    log=path,
+                    journal=journal,
+                    counted=counted,
+                    loop=plan.loop,
                 )
                 crew.members.append(await WorkerProcess.start(spec))
             yield crew

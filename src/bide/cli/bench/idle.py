@@ -45,7 +45,7 @@ async def idle(plan: Plan) -> Report:
 
 def _spec(plan: Plan, work: Work, directory: str, pending: int) -> Spec:
     log = str(Path(directory) / "worker.log")
-    return Spec(store=plan.place.url, works=(work,), log=log, loop=plan.loop, pending=pending)
+    return Spec(store=plan.place.url, works=(work,), log=log, loop=plan.loop, pending=pending, history=plan.history)
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:

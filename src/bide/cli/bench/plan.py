@@ -44,6 +44,11 @@ class Plan:
     tell: Callable[[Mapping[str, Any]], None] = unheard
     """Where a run of minutes says how it goes, figure by figure."""
 
+    @property
+    def history(self) -> str:
+        """Whether the history is "on" or "off": what is somebody else's is left as it was found."""
+        return "on" if self.place.owned else "off"
+
     def count(self, default: int) -> int:
         return default if self.n is None else self.n
 

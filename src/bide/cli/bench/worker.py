@@ -55,6 +55,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Only count, and write no log: for a run of so many tasks that a log would fill the memory."""
     pending: int = 0
     """Tasks to put into the store first, due in an hour: for a store that lives in the worker's own process."""
+    history: str = "on"
+    """Whether what happens is written down for a day, as it is by default; not into a store of somebody else's."""
 
 
 class Start(NamedTuple):
@@ -219,7 +221,7 @@ def read_log(path: str) -> tuple[list[Start], list[Settled]]:
 
 def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
     """An app with the shipped defaults, whatever the environment says. With `calls`, its store counts calls there."""
-    settings = Settings()
+    settings = Settings(history=spec.history)
     store = store_maker(spec.store, settings)()
     if calls is not None:
         for name in _OPERATIONS:
