@@ -20,7 +20,6 @@ from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.redis_server import RedisServer
 
-TASKS = 1_000_000
 _TIMES = 3
 """So often a page is asked for: what others do at the same time can make it slower, and never quicker."""
 
@@ -40,7 +39,7 @@ class Filling(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fillings(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Filling]]:
-    """Both at once, since each keeps one processor busy for some twenty seconds."""
+    """Both at once, since each keeps a processor busy for a while."""
     folder = tmp_path_factory.mktemp("million")
     server = RedisServer(folder / "redis", options={"appendonly": "no"})
     try:
@@ -52,7 +51,7 @@ def fillings(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[M
         name: Filling(
             url,
             subprocess.Popen(
-                [sys.executable, "-m", "bench.console_store", url, str(TASKS)], cwd=root, stdout=subprocess.PIPE,
+                [sys.executable, "-m", "tests.console.million", url], cwd=root, stdout=subprocess.PIPE,
                 text=True,
             ),
         )
