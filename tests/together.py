@@ -26,6 +26,7 @@ LONG = (
     "redis/test_failover.py", "test_examples.py",
     "conformance/test_state_machine.py",
     "conformance/test_redis.py::TestRedis::", "test_culling.py", "test_demo.py", "test_docs.py", "test_lost_answers.py",
+    "console/test_million.py", "console/test_actions.py", "console/test_looks.py",
     "servers/test_servers.py", "test_interruptions.py", "test_work.py", "test_wheel.py", "test_killing.py",
 )  # fmt: skip
 """What takes longest goes first, that it is not left to the end for one worker. A name too few or too many costs time

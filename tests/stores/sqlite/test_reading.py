@@ -53,9 +53,9 @@ async def test_a_cursor_of_a_list_in_another_order_is_refused(store: SqliteStore
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "COUNT_LIMIT", 5)
+    monkeypatch.setattr(reading, "COUNTED", 5)
     await put(store, *(new(str(number)) for number in range(6)), *(new(str(number), topic="u") for number in range(5)))
-    tally = await store.tally([NOW - 1, NOW, NOW + 1])
+    tally = await store.tally([NOW - 1, NOW, NOW + 1], upto=5)
     assert counted(tally, "t", State.WAITING) == Count(5, exact=False)
     assert counted(tally, "u", State.WAITING) == Count(5)
     assert list(tally.forecast["t"]) == [Count(0), Count(5, exact=False)]
