@@ -72,6 +72,7 @@ def exposed() -> Exposed:
                     metrics.webhook(Result("post", status, 0.1, verdict.value))
             for status in (200, 404, 500):
                 metrics.request("schedule", status, 0.1)
+            await app.pause("post")
             text, _ = await metrics.exposition()
             return text
 
