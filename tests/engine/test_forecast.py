@@ -126,7 +126,7 @@ def test_spans() -> None:
     lengths = {span: around(span, NOW) for span in Span}
     assert lengths[Span.MINUTE] == Range(NOW, NOW + 2 * MINUTE, SECOND)
     assert lengths[Span.HOUR] == Range(NOW - HOUR, NOW + HOUR, MINUTE)
-    assert lengths[Span.DAY] == Range(NOW - 12 * HOUR, NOW + 24 * HOUR, 15 * MINUTE)
+    assert lengths[Span.DAY] == Range(NOW - 12 * HOUR, NOW + 48 * HOUR, 30 * MINUTE)
     assert lengths[Span.MONTH] == Range(NOW, NOW + 30 * DAY, 6 * HOUR)
 
 

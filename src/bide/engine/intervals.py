@@ -59,7 +59,7 @@ class Range(NamedTuple):
 _SPANS: dict[Span, tuple[Millis, Millis, Millis]] = {
     Span.MINUTE: (0, 2 * MINUTE, SECOND),
     Span.HOUR: (HOUR, HOUR, MINUTE),
-    Span.DAY: (12 * HOUR, 24 * HOUR, 15 * MINUTE),
+    Span.DAY: (12 * HOUR, 48 * HOUR, 30 * MINUTE),  # tomorrow evening is in it, whatever the hour
     Span.MONTH: (0, 30 * DAY, 6 * HOUR),
 }
 """How far back, how far ahead, by which step."""

@@ -383,7 +383,7 @@ def _seconds(text: str) -> float:
     ("fields", "field"),
     [
         ([("verb", "explode")], "verb"),
-        ([("verb", "cancel")], "ref"),
+        ([("verb", "cancel")], "tasks"),
         ([("verb", "cancel"), ("scope", "some")], "scope"),
         ([("verb", "cancel"), ("ref", "nonsense")], "ref"),
         ([("verb", "move"), ("scope", "matching"), ("to", "tomorrow")], "to"),

@@ -134,7 +134,7 @@ def test_the_timeline_of_a_store_from_empty_to_a_peak(store: str) -> None:
         assert "others" in month.text
         hours = look(api, span="hour")
         assert re.search(r"Due now 3 ", hours.text)
-        assert "assumed: in the last day there was no backlog to tell it by" in hours.text
+        assert "assumed: no whole minute of the last day was spent on a backlog, which would tell it" in hours.text
 
         part = api("GET", "/timeline?span=month", headers={**ENGLISH, **PART}).body.decode()
         assert "<html" not in part

@@ -34,7 +34,7 @@ def read_bulk(visit: Visit) -> Bulk:
     if scope == "chosen":
         seen = tuple(Seen(*one) for one in chosen(visit))
         if not seen:
-            raise BadInput("ref", "", "at least one task: tick some in the list, or take all that match")
+            raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
         for topic in {one.ref.topic for one in seen}:
             visit.check(Verb.READ, topic)
             visit.check(VERBS[verb], topic)
