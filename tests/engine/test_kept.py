@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bide import BadInput, Bide, NewTask
-from bide.core.names import RESERVED_TOPIC, new_id
-from bide.core.records import Filter, In, Page, Ref
+from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
+from bide.core.records import Filter, In, Page, Ref, State
 from bide.engine.kept import Kept
 
 Story = Callable[[Bide], Coroutine[Any, Any, None]]
@@ -75,6 +75,15 @@ async def hidden(app: Bide) -> None:
     for where in ({}, {"state": "waiting"}, {"group": "g"}, {"wake_from": at}, {"page": 1}):
         found = [(task.topic, task.key) async for task in app.find(**where)]
         assert found == ([] if "wake_from" in where else shown), where
+    beside = Kept(app.store, app.clock, SHOWN_TOPIC)
+    for number in range(5):
+        await beside.put(f"row {number}", b"", until=app.clock.now() + 3_600_000)
+    await app.schedule("z", 1, key="k", delay="1h")
+    for page in ({}, {"state": State.WAITING}, {"wake_before": app.clock.now() + 7_200_000}):
+        found_page = await app.find_page(Filter(**page), Page(limit=2))
+        assert [one.topic for one in found_page.tasks] == ["t", "z"], "no page is short for what is hidden"
+        assert found_page.cursor is None
+    assert (await app.cancel("z", "k")).ok
     tally = await app.tally(["0s", "3000000h"])
     assert {topic for topic, _ in tally.counts} == {"t"}
     assert set(tally.forecast) == {"t"}

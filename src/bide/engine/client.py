@@ -326,20 +326,10 @@ class Client(PauseVerbs):
                 return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
-        """One page of the tasks that `where` (of `filter_of`) means; empty only at the end.
-
-        bide's own settings are left out, so a page may hold fewer than its limit. Raises BadInput for a cursor that is
-        not from here.
-        """
+        """One page of the tasks that `where` (of `filter_of`) means. Raises BadInput for a cursor from elsewhere."""
         if where.topic is not None:
             check_topic(where.topic)
-            return await self._session.verbs.find(where, page)
-        while True:
-            found = await self._session.verbs.find(where, page)
-            shown = [record for record in found.tasks if record.topic not in RESERVED_TOPICS]
-            if shown or found.cursor is None:
-                return Found(shown, found.cursor)
-            page = Page(limit=page.limit, cursor=found.cursor)
+        return await self._session.verbs.find(where, page)
 
     async def tally(self, edges: Sequence[When | Length] | None = None, *, upto: int = COUNTED) -> Tally:
         """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between.

@@ -53,6 +53,9 @@ class Verbs(Protocol):
     async def find(self, where: Filter, page: Page) -> Found:
         """One page of tasks, served by an index. Tasks that stay put are neither skipped nor repeated across pages.
 
+        Without a topic or a group, what lies in bide's own topics (`core.names.RESERVED_TOPICS`) is passed over, and
+        costs next to nothing: there may be more of it than tasks.
+
         Order: with a group by (topic, key); with a state or a wake range by topic, then `wake_at` (live) or
         `finished_at` (ended); otherwise by topic, and within it as the store likes. Raises BadInput for a cursor that
         is not from here.

@@ -167,21 +167,13 @@ class Operations:
         return act
 
     async def _page(self, where: Filter, page: Page) -> Found:
-        """A page that fits into one answer, without bide's own settings; it may have fewer tasks than its limit."""
+        """A page that fits into one answer; it may have fewer tasks than its limit."""
         while True:
             found = await self._client.store.find(where, page)
             fit = _that_fit(found.tasks)
-            if fit < len(found.tasks):
-                page = Page(limit=fit, cursor=page.cursor)
-                continue
-            if where.topic is None:
-                shown = [record for record in found.tasks if record.topic not in RESERVED_TOPICS]
-                if len(shown) < len(found.tasks):
-                    if not shown and found.cursor is not None:
-                        page = Page(limit=page.limit, cursor=found.cursor)
-                        continue
-                    found = Found(shown, found.cursor)
-            return found
+            if fit == len(found.tasks):
+                return found
+            page = Page(limit=fit, cursor=page.cursor)
 
     def _tally(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         edges = wire.read_edges(asked)

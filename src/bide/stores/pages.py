@@ -7,6 +7,7 @@ from heapq import merge
 from typing import Protocol
 
 from bide.core.instants import Millis
+from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Filter, Found, Record, State, Topic
 from bide.stores.cursors import Place, place_of, write_cursor
 
@@ -62,6 +63,8 @@ async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterato
 async def _walk(reads: Reads, where: Filter, place: Place, enough: int) -> AsyncIterator[Located]:
     """In order, from behind `place`; at most `enough` rows are read at once."""
     async for topic in topics_from(reads, where, place.topic):
+        if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
+            continue
         start = place if topic == place.topic else Place(place.order, topic)
         if place.order == "live":
             for one in await _live(reads, where, start, enough):

@@ -24,6 +24,7 @@ import msgspec
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Filter, Record, State
 from bide.stores.sorted_chunks import SortedChunks
 
@@ -123,6 +124,12 @@ class Listings:
 
     def entries(self, where: Filter, after: Entry | None) -> Iterator[Entry]:
         """The entries of the filter's listing after `after`, in order; a group's still have to be sifted."""
+        found = self._entries(where, after)
+        if where.topic is not None or where.group is not None:
+            return found
+        return (entry for entry in found if entry[0] not in RESERVED_TOPICS)
+
+    def _entries(self, where: Filter, after: Entry | None) -> Iterator[Entry]:
         kind = kind_of(where)
         if kind == NAMES:
             return _within(self.listing(NAMES), () if where.topic is None else (where.topic,), after)

@@ -19,6 +19,7 @@ import msgspec
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.redis.bodies import text_of
 from bide.stores.redis.layout import INDEX_LETTERS, Layout
@@ -53,7 +54,7 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
     if kind == "group":
         return await _group(reader, layout, where, page, place)
     shown: list[tuple[_Place, Record]] = []
-    topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout))
+    topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout) - RESERVED_TOPICS)
     for topic in topics:
         if topic < place.topic:
             continue

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from bide.core.instants import Millis
+from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
@@ -77,6 +78,8 @@ def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 def _walk(cursor: sqlite3.Cursor, where: Filter, place: Place, enough: int) -> Iterator[tuple[int, Record]]:
     """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
     for topic in _topics_from(cursor, where, place.topic):
+        if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
+            continue
         start = place if topic == place.topic else Place(place.order, topic)
         if place.order == "live":
             yield from _live(cursor, where, start, enough)
