@@ -19,6 +19,7 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
 from bide.engine.clock import SystemClock
+from bide.engine.oldest import oldest_due
 from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, TellsTime
 from bide.settings import describe
 
@@ -128,8 +129,9 @@ async def _workers(app: Bide) -> list[Note]:
              + (f", on {', '.join(sorted(worked_on))}" if worked_on else ""))
     ]  # fmt: skip
     paused = await app.paused()
+    since = await oldest_due(app, due, now)
     for topic, count in sorted(due.items()):
-        oldest = await _oldest(app, topic, now)
+        oldest = since.get(topic, now)
         words = (
             f"topic {topic}: {count.number:,}{'' if count.exact else '+'} due, the oldest {relative_words(oldest, now)}"
         )
@@ -143,12 +145,6 @@ async def _workers(app: Bide) -> list[Note]:
             advice = "its handlers cannot keep up: raise concurrency, or start more workers"
             notes.append(Note(Level.WARNING, words, advice))
     return notes
-
-
-async def _oldest(app: Bide, topic: str, now: Millis) -> Millis:
-    async for task in app.find(topic=topic, state=State.WAITING, wake_before=as_datetime(now), page=1):
-        return task.record.wake_at
-    return now
 
 
 async def _dead(app: Bide) -> list[Note]:

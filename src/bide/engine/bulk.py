@@ -34,7 +34,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.engine.changes import new_cancel, new_fire, new_redrive
+from bide.engine.changes import new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.engine.client import Client
 from bide.engine.dead_letters import error_class
 
@@ -188,15 +188,8 @@ def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Chang
             assert bulk.at is not None
             return Move(topic, key, At(bulk.at), token)
         case BulkVerb.SHIFT:
-            deadline = None
-            if bulk.deadlines and record.deadline is not None:
-                deadline = _shifted(record.deadline, bulk)
-            return Move(topic, key, At(_shifted(record.due_at, bulk)), token, deadline)
-
-
-def _shifted(at: Millis, bulk: Bulk) -> Millis:
-    assert bulk.by is not None
-    return min(max(0, at + bulk.by), LAST_INSTANT)
+            assert bulk.by is not None
+            return new_shift(record, bulk.by, deadlines=bulk.deadlines, if_token=token)
 
 
 def wake_after(bulk: Bulk, record: Record, now: Millis) -> Millis | None:
@@ -210,7 +203,8 @@ def wake_after(bulk: Bulk, record: Record, now: Millis) -> Millis | None:
             assert bulk.at is not None
             return max(bulk.at, now)
         case BulkVerb.SHIFT:
-            return max(_shifted(record.due_at, bulk), now)
+            assert bulk.by is not None
+            return max(shifted(record.due_at, bulk.by), now)
 
 
 async def change_one(client: Client, bulk: Bulk) -> Answer:

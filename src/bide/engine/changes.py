@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bide.core.instants import Length, When, duration
+from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.outcomes import one_due
-from bide.core.records import Cancel, In, Move, Redrive, State, Token, uncut
+from bide.core.records import At, Cancel, In, Move, Record, Redrive, State, Token, uncut
 from bide.engine.arguments import deadline_of
 from bide.engine.terms import Terms
 from bide.ports import Clock
@@ -37,6 +37,19 @@ def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, cl
     check_name("key", key)
     keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
+
+
+def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
+    """A waiting task by a length from when it was asked for; with `deadlines` its deadline moves along."""
+    deadline = None
+    if deadlines and record.deadline is not None:
+        deadline = shifted(record.deadline, by)
+    return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline)
+
+
+def shifted(at: Millis, by: Millis) -> Millis:
+    """An instant, moved by a length, and kept within what an instant can be."""
+    return min(max(0, at + by), LAST_INSTANT)
 
 
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:

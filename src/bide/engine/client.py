@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
-from bide.core.instants import LAST_INSTANT, Length, When, as_datetime, duration
+from bide.core.instants import Length, When, as_datetime, duration
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.outcomes import one_due
 from bide.core.payloads import encode_payload
 from bide.core.records import (
-    At,
     Cancel,
     Change,
     Filter,
@@ -37,7 +36,7 @@ from bide.core.records import (
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, pair_of, ref_of
-from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
+from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive, new_shift
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
 from bide.engine.history import History
@@ -278,10 +277,7 @@ class Client(PauseVerbs):
         delta = duration(by, field="by", negative=True)
 
         def move(record: Record) -> Change:
-            deadline = None
-            if deadlines and record.deadline is not None:
-                deadline = min(max(0, record.deadline + delta), LAST_INSTANT)
-            return Move(record.topic, record.key, At(max(0, record.due_at + delta)), record.token, deadline)
+            return new_shift(record, delta, deadlines=deadlines, if_token=record.token)
 
         return await self._over_group("shift", group, topic, move)
 

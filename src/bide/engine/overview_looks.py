@@ -12,21 +12,19 @@ An overview may be open all day, in many browsers, over a store with millions of
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Mapping
 
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.records import Count, Filter, Page, State, Topic
+from bide.core.instants import LAST_INSTANT, as_datetime
+from bide.core.records import Count, State, Topic
 from bide.engine.client import Client
-from bide.engine.looks import SHARE, Look
+from bide.engine.looks import Look
+from bide.engine.oldest import oldest_due
 from bide.engine.overview import Counted, Seen, Told, Work
 from bide.engine.pauses import Pauses
 from bide.engine.presence import Presence
 from bide.engine.throughput import Throughput
 from bide.ports import Served
 
-T = TypeVar("T")
 EVERY = 1.5
 """Seconds between two looks of a kind at least; who asks every two seconds gets a new one each time."""
 _MOST_TOPICS = 20
@@ -45,35 +43,6 @@ _HIGHEST_LIMIT = 100_000_000
 _LEAST_LIMIT = 20_000
 
 
-class _Steady(Generic[T]):
-    """A look that is taken as seldom as the cheaper one of its last two asks for.
-
-    The first is dear, with everything cold, and any may stumble once: numbers would be old for half a minute for that.
-    """
-
-    def __init__(self, ask: Callable[[], Awaitable[T]], share: float = SHARE) -> None:
-        self._ask = ask
-        self._share = share
-        self._took = deque([0.0], maxlen=2)
-        self._found: T
-        self._look = Look(self._timed, every=EVERY, share=1.0)
-
-    async def get(self) -> T:
-        """See `Look.get`."""
-        if self._look.age < max(EVERY, min(self._took) / self._share):
-            return self._found
-        return await self._look.get()
-
-    async def _timed(self) -> T:
-        began = asyncio.get_running_loop().time()
-        self._found = await self._ask()
-        self._took.append(asyncio.get_running_loop().time() - began)
-        return self._found
-
-    async def close(self) -> None:
-        await self._look.close()
-
-
 class Overviews:
     """Looks at the store of an open client for all who ask. Make it in the client's event loop."""
 
@@ -86,10 +55,10 @@ class Overviews:
         self._throughput = Throughput(client.store, client.clock)
         self._limit, self._highest = _FIRST_LIMIT, _HIGHEST_LIMIT
         self._last_exact: Counted | None = None
-        self._counts = _Steady(self._count)
-        self._exact = _Steady(self._count_exactly, _EXACT_SHARE)
-        self._told = _Steady(self._listen, _TOLD_SHARE)
-        self._work = _Steady(self._look_at_work, _WORK_SHARE)
+        self._counts = Look(self._count, every=EVERY, of=2)
+        self._exact = Look(self._count_exactly, every=EVERY, share=_EXACT_SHARE, of=2)
+        self._told = Look(self._listen, every=EVERY, share=_TOLD_SHARE, of=2)
+        self._work = Look(self._look_at_work, every=EVERY, share=_WORK_SHARE, of=2)
 
     async def get(self) -> Seen:
         """What there is, each part as old as its look. Raises StoreError."""
@@ -150,18 +119,10 @@ class Overviews:
         due = {topic: count[0] for topic, count in tally.forecast.items()}
         leased = {topic: count for (topic, state), count in tally.counts.items() if state is State.LEASED}
         oldest, holding = await asyncio.gather(
-            self._oldest(_most(due)), self._presence.holding(_most(leased), whole=len(leased) <= _MOST_TOPICS)
+            oldest_due(self._client, _most(due), self._client.clock.now()),
+            self._presence.holding(_most(leased), whole=len(leased) <= _MOST_TOPICS),
         )
         return Work(oldest, holding)
-
-    async def _oldest(self, topics: Sequence[Topic]) -> Mapping[Topic, Millis]:
-        now = self._client.clock.now()
-        found = {}
-        for topic in topics:
-            where = Filter(topic=topic, state=State.WAITING, wake_before=now + 1)
-            for record in (await self._client.find_page(where, Page(limit=1))).tasks:
-                found[topic] = record.wake_at
-        return found
 
 
 def _stopped(counts: Counted) -> bool:

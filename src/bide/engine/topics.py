@@ -13,10 +13,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import Count, Filter, Page, State, Tally, Topic
+from bide.core.records import Count, State, Tally, Topic
 from bide.engine.client import Client
 from bide.engine.history import MINUTE, Past, rows_between, summed
 from bide.engine.looks import Look
+from bide.engine.oldest import oldest_due
 from bide.engine.pauses import Pause
 from bide.engine.presence import Held, Presence
 from bide.engine.throughput import Recent, Throughput
@@ -173,14 +174,7 @@ class Topics:
         tally, pauses = await asyncio.gather(client.tally([as_datetime(0), as_datetime(now + 1)]), client.paused())
         due = {topic: counts[0].number for topic, counts in tally.forecast.items() if counts and counts[0].number}
         fullest = sorted(due, key=lambda topic: -due[topic])[:_MOST_OLDEST]
-        found = await asyncio.gather(*(self._oldest(topic, now) for topic in fullest))
-        oldest = {topic: at for topic, at in zip(fullest, found, strict=True) if at is not None}
-        return _Counted(tally, oldest, pauses)
-
-    async def _oldest(self, topic: Topic, now: Millis) -> Millis | None:
-        where = Filter(topic=topic, state=State.WAITING, wake_before=now + 1)
-        found = await self._client.find_page(where, Page(limit=1))
-        return found.tasks[0].wake_at if found.tasks else None
+        return _Counted(tally, await oldest_due(client, fullest, now), pauses)
 
     def _seen(self, topic: Topic, counted: _Counted, recent: Recent | None, workers: Sequence[str] | None) -> TopicSeen:
         tally = counted.tally

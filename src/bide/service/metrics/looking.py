@@ -14,6 +14,7 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
+from bide.engine.oldest import oldest_due
 from bide.ports import Clock, TellsTime
 
 _log = logging.getLogger("bide.metrics")
@@ -82,20 +83,15 @@ class Looking:
         overdue = {topic: [count.number for count in counts] for topic, counts in tally.forecast.items()}
         due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
         worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
-        oldest = await asyncio.gather(*(self._oldest(topic, now) for topic in worst))
+        oldest = await oldest_due(client, worst, now)
         return Seen(
             {of: count.number for of, count in tally.counts.items()},
             due,
-            {topic: seconds for topic, seconds in zip(worst, oldest, strict=True) if seconds is not None},
+            {topic: (now - since) / 1000 for topic, since in oldest.items()},
             _at_limit(tally),
             await self._skew(),
             (await client.paused()).keys(),
         )
-
-    async def _oldest(self, topic: Topic, now: Millis) -> float | None:
-        async for task in self._client.find(topic=topic, state=State.WAITING, wake_before=as_datetime(now + 1), page=1):
-            return (now - task.record.wake_at) / 1000
-        return None
 
     async def _skew(self) -> float | None:
         store = self._client.store
