@@ -1,0 +1,386 @@
+"""Writes the history down while it happens: of a client's verbs, of a worker's calls to its store, of handlers.
+
+`app.instruments.append(Recording(journal, who))` before the app is opened writes down what its workers lease, extend
+and settle, and every delivery; `RecordedClient(app, journal, who)` what is asked through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from bide.app import Bide
+from bide.core.answers import Answer
+from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
+from bide.core.instants import Millis
+from bide.core.names import RESERVED_TOPICS
+from bide.core.outcomes import Outcome
+from bide.core.records import (
+    Cancel,
+    Change,
+    Due,
+    In,
+    Lease,
+    Leased,
+    Move,
+    NewTask,
+    Redrive,
+    Settlement,
+    Token,
+    Topic,
+)
+from bide.core.tasks import Task
+from bide.ports import Instrument, Route, Sink, Store
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, seen
+from bide.testing.history.journal import Journal
+
+_of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
+"""Whose verb over a group is under way: which tasks it asks for is seen only where it asks."""
+
+
+class Recording(Instrument):
+    """Of one process, `who`: what is leased, extended and settled at its store, and its handlers' first and last lines.
+
+    The methods of the store object itself are exchanged, so that it still is what it was (`Notifies`, `TellsTime`).
+    """
+
+    def __init__(self, journal: Journal, who: str) -> None:
+        self._journal = journal
+        self._who = who
+        self._stores: list[Store] = []
+
+    def opening(self, store: Store) -> None:
+        if any(one is store for one in self._stores):
+            return
+        self._stores.append(store)
+        for name, around in (
+            ("lease", self._leasing),
+            ("extend", self._extending),
+            ("settle", self._settling),
+            ("settle_apart", self._settling),
+            ("change", _changing),
+            ("change_apart", _changing),
+        ):
+            verb = getattr(store, name, None)
+            if verb is not None:
+                setattr(store, name, around(verb))
+
+    def route(self, route: Route) -> Route:
+        return replace(route, sink=_Recorded(route.sink, self._journal, self._who))
+
+    def _leasing(self, lease: Callable[..., Awaitable[Leased]]) -> Callable[..., Awaitable[Leased]]:
+        journal = self._journal
+
+        async def recorded(wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+            asked = {topic: want for topic, want in wants.items() if want > 0 and topic not in RESERVED_TOPICS}
+            if not asked:
+                return await lease(wants, now=now, until=until, holder=holder)
+            call = journal.call()
+            journal.say(ev.Leasing(call, self._who, journal.time_ns(), journal.clock(), asked, until))
+            try:
+                leased = await lease(wants, now=now, until=until, holder=holder)
+            except BaseException as error:
+                # what was leased all the same comes back when its lease ends
+                self._failed(call, error)
+                raise
+            held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
+            journal.say(ev.Leased(call, journal.time_ns(), leased.now, held, leased.next_wake))
+            return leased
+
+        return recorded
+
+    def _extending(self, extend: Callable[..., Awaitable[list[bool]]]) -> Callable[..., Awaitable[list[bool]]]:
+        journal = self._journal
+
+        async def recorded(leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+            calls = [journal.call() for _ in leases]
+            at, clock = journal.time_ns(), journal.clock()
+            for call, lease in zip(calls, leases, strict=True):
+                journal.say(ev.Extending(call, self._who, at, clock, *lease, until))
+            return await self._told(calls, extend(leases, now=now, until=until))
+
+        return recorded
+
+    def _settling(self, settle: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
+        journal = self._journal
+
+        async def recorded(outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
+            calls = [journal.call() for _ in outcomes]
+            at, clock = journal.time_ns(), journal.clock()
+            for call, out in zip(calls, outcomes, strict=True):
+                journal.say(
+                    ev.Settling(
+                        call,
+                        self._who,
+                        at,
+                        clock,
+                        out.topic,
+                        out.key,
+                        out.token,
+                        out.verdict,
+                        out.wake,
+                        out.keep_until,
+                        out.error,
+                        out.next_id,
+                    )
+                )
+            return await self._told(calls, settle(outcomes, now=now))
+
+        return recorded
+
+    async def _told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
+        try:
+            answers = await asked
+        except PartlyFailed as partly:
+            for call, answer in zip(calls, partly.answers, strict=True):
+                self._tell(call, answer)
+            raise
+        except BaseException as error:
+            for call in calls:
+                self._failed(call, error)
+            raise
+        for call, answer in zip(calls, answers, strict=True):
+            self._tell(call, answer)
+        return answers
+
+    def _tell(self, call: int, answer: Any) -> None:
+        journal = self._journal
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda done: self._tell(call, _result(done)))
+        elif isinstance(answer, BaseException):
+            self._failed(call, answer)
+        else:
+            journal.say(ev.Told(call, journal.time_ns(), journal.clock(), bool(answer)))
+
+    def _failed(self, call: int, error: BaseException) -> None:
+        self._journal.say(ev.Failed(call, self._journal.time_ns(), _unknown(error), repr(error)))
+
+
+class _Recorded:
+    """A sink, with the first and the last line of each delivery in the history."""
+
+    def __init__(self, sink: Sink, journal: Journal, who: str) -> None:
+        self._sink = sink
+        self._journal = journal
+        self._who = who
+
+    async def deliver(self, task: Task[Any]) -> Outcome | None:
+        journal, record = self._journal, task.record
+        journal.say(
+            ev.Began(
+                self._who,
+                journal.time_ns(),
+                journal.clock(),
+                record.topic,
+                record.key,
+                record.id,
+                record.token,
+                record.attempt,
+                record.planned_at,
+            )
+        )
+        how = "returned"
+        try:
+            outcome = await self._sink.deliver(task)
+            if outcome is not None:
+                how = repr(outcome)
+            return outcome
+        except BaseException as error:
+            how = repr(error)
+            raise
+        finally:
+            journal.say(ev.Ended(self._who, journal.time_ns(), record.topic, record.key, record.token, how))
+
+
+def _changing(change: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
+    async def recorded(changes: Sequence[Change], *, now: Millis) -> list[Any]:
+        client = _of_a_group.get()
+        asked = change(changes, now=now)
+        return await asked if client is None else await client.told(client.asks(changes), asked)
+
+    return recorded
+
+
+class RecordedClient:
+    """The verbs of an app; what is asked and answered goes into the history. A StoreError is told and raised again."""
+
+    def __init__(self, app: Bide, journal: Journal, who: str) -> None:
+        self.app = app
+        self._journal = journal
+        self._who = who
+
+    def new(self, topic: Topic, payload: object = None, **options: Any) -> NewTask:
+        """As `Bide.new`."""
+        return self.app.new(topic, payload, **options)
+
+    async def schedule(self, task: NewTask) -> Answer:
+        """Schedule what `new` made."""
+        [call] = self._asks_schedule([task])
+        return await self._answered(call, self.app.schedule_new(task))
+
+    async def schedule_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
+        """In one call of the app."""
+        return await self.told(self._asks_schedule(tasks), self.app.schedule_many(tasks))
+
+    async def reschedule(
+        self, topic: Topic, key: str, *, delay: timedelta | None = None, at: Any = None, if_token: Token | None = None
+    ) -> Answer:
+        due: Due | None = None if delay is None else In(round(delay / timedelta(milliseconds=1)))
+        if due is None:
+            due = self.app.new(topic, None, at=at).due
+        call = self._asks(Asks.MOVE, topic, key, due=due, if_token=if_token)
+        return await self._answered(call, self.app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
+
+    async def fire_now(self, topic: Topic, key: str, *, if_token: Token | None = None) -> Answer:
+        call = self._asks(Asks.MOVE, topic, key, due=In(0), if_token=if_token)
+        return await self._answered(call, self.app.fire_now(topic, key, if_token=if_token))
+
+    async def cancel(self, topic: Topic, key: str, *, if_token: Token | None = None) -> Answer:
+        call = self._asks(Asks.CANCEL, topic, key, if_token=if_token)
+        return await self._answered(call, self.app.cancel(topic, key, if_token=if_token))
+
+    async def redrive(self, topic: Topic, key: str, *, delay: timedelta, if_token: Token | None = None) -> Answer:
+        due = In(round(delay / timedelta(milliseconds=1)))
+        call = self._asks(Asks.REDRIVE, topic, key, due=due, if_token=if_token)
+        return await self._answered(call, self.app.redrive(topic, key, delay=delay, if_token=if_token))
+
+    async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
+        """Moves, cancels and redrives in one call of the app."""
+        return await self.told(self.asks(changes), self.app.change_many(changes))
+
+    async def get(self, topic: Topic, key: str) -> Task[Any] | None:
+        journal = self._journal
+        call = self._asks(Asks.GET, topic, key)
+        try:
+            task = await self.app.get(topic, key)
+        except BaseException as error:
+            journal.say(ev.Failed(call, journal.time_ns(), False, repr(error)))  # nothing is done by reading
+            raise
+        shown = None if task is None else seen(task.record)
+        journal.say(ev.Answered(call, journal.time_ns(), journal.clock(), None, shown))
+        return task
+
+    async def shift(self, group: str, by: timedelta, *, topic: Topic | None = None) -> list[Answer]:
+        """As `Bide.shift`; each change that it asks for is told."""
+        with self._over_a_group():
+            return await self.app.shift(group, by, topic=topic)
+
+    async def cancel_group(self, group: str, *, topic: Topic | None = None) -> list[Answer]:
+        """As `shift`."""
+        with self._over_a_group():
+            return await self.app.cancel_group(group, topic=topic)
+
+    def asks(self, changes: Sequence[Change]) -> list[int]:
+        """Tells that these are about to be asked for; their calls."""
+        return [
+            self._asks(
+                Asks.MOVE if isinstance(one, Move) else Asks.CANCEL if isinstance(one, Cancel) else Asks.REDRIVE,
+                one.topic,
+                one.key,
+                id=one.id if isinstance(one, Redrive) else "",
+                due=None if isinstance(one, Cancel) else one.due,
+                if_token=one.if_token,
+                deadline=one.deadline if isinstance(one, Move) else None,
+            )
+            for one in changes
+        ]
+
+    async def told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
+        """What `asked` answers, told call by call."""
+        try:
+            answers = await asked
+        except PartlyFailed as partly:
+            for call, one in zip(calls, partly.answers, strict=True):
+                self._says(call, one)
+            raise
+        except BaseException as error:
+            for call in calls:
+                self._says(call, error)
+            raise
+        for call, answer in zip(calls, answers, strict=True):
+            self._says(call, answer)
+        return answers
+
+    # within
+
+    def _asks(self, asks: Asks, topic: Topic, key: str, **details: Any) -> int:
+        journal = self._journal
+        call = journal.call()
+        keeps = None
+        if asks is Asks.CANCEL:
+            keeps = self.app.terms.retention_of(topic).cancelled > 0
+        journal.say(
+            ev.Asked(
+                call,
+                self._who,
+                journal.time_ns(),
+                journal.clock(),
+                asks,
+                topic,
+                key,
+                grain=self.app.clock.grain,
+                keeps=keeps,
+                **details,
+            )
+        )
+        return call
+
+    def _asks_schedule(self, tasks: Sequence[NewTask]) -> list[int]:
+        return [
+            self._asks(
+                Asks.SCHEDULE,
+                task.topic,
+                task.key,
+                id=task.id,
+                due=task.due,
+                on_conflict=task.on_conflict,
+                deadline=task.deadline,
+            )
+            for task in tasks
+        ]
+
+    def _says(self, call: int, answer: object) -> None:
+        journal = self._journal
+        at = journal.time_ns()
+        if isinstance(answer, Answer):
+            task = None if answer.record is None else seen(answer.record)
+            journal.say(ev.Answered(call, at, journal.clock(), answer.result, task, answer.was))
+        elif isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda done: self._says(call, _result(done)))
+        else:
+            assert isinstance(answer, BaseException)
+            journal.say(ev.Failed(call, at, _unknown(answer), repr(answer)))
+
+    async def _answered(self, call: int, asked: Awaitable[Answer]) -> Answer:
+        try:
+            answer = await asked
+        except BaseException as error:
+            self._says(call, error)
+            raise
+        self._says(call, answer)
+        return answer
+
+    @contextmanager
+    def _over_a_group(self) -> Iterator[None]:
+        """Within this, `Recording` tells what the app asks its store to change."""
+        before = _of_a_group.set(self)
+        try:
+            yield
+        finally:
+            _of_a_group.reset(before)
+
+
+def _unknown(error: BaseException) -> bool:
+    """Whether what failed with this may have been done. Only of a StoreError is the opposite known."""
+    return not isinstance(error, StoreError) or isinstance(error, (OutcomeUnknown, PartlyFailed))
+
+
+def _result(done: asyncio.Future[Any]) -> object:
+    return asyncio.CancelledError() if done.cancelled() else done.exception() or done.result()
