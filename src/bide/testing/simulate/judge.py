@@ -1,0 +1,101 @@
+"""Whether what came of a plan may be: the history by its own checker, and what only a world that sees all can tell.
+
+- P6, P8: in the calm, when nothing is broken any more, whatever comes due begins at once (`LATE`); whatever came due
+  before is long begun. Topics that have room for one delivery at a time are left out.
+- P8, P11: in the calm a process asks its store so often as its work, its cap and its presence need, and no oftener.
+- P9: while there is no room for new work, nothing else is refused for that.
+- no callback, and no coroutine that nobody waits for, raised anything.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from bide.core.instants import Millis
+from bide.core.records import Token
+from bide.testing.history.check import Report, check
+from bide.testing.history.events import Asked, Asks, Began, Event, Failed, Fault, Leased, Settling
+from bide.testing.simulate.plan import UNHANDLED, Plan
+from bide.testing.simulate.world import Played
+
+LATE: Millis = 60
+"""Of a delivery in the calm: the journeys of a wake-up and of a lease, and whole milliseconds on both sides."""
+_PER_SECOND = 3.0
+"""Calls to one shard by what a worker does for ever: presence, pauses, purge; and the keeper's."""
+_PER_DELIVERY = 6.0
+
+
+class Wrong(Struct, frozen=True):
+    """One broken promise."""
+
+    promise: str
+    what: str
+    topic: str = ""
+    key: str = ""
+    events: list[Event] = []
+
+    def __str__(self) -> str:
+        where = f" {self.topic}/{self.key}" if self.topic else ""
+        return f"{self.promise}{where}: {self.what}"
+
+
+class Judgement(Struct, frozen=True):
+    wrong: list[Wrong]
+    report: Report
+
+
+def judged(plan: Plan, played: Played) -> Judgement:
+    """All that was wrong, what the history shows first."""
+    report = check(played.history)
+    wrong = [Wrong(one.promise, one.what, one.topic, one.key, one.events) for one in report.violations]
+    wrong += [*_late(plan, played), *_busy(plan, played), *_refused(played)]
+    wrong += [Wrong("defect", what) for what in played.defects]
+    return Judgement(wrong, report)
+
+
+def _late(plan: Plan, played: Played) -> list[Wrong]:
+    """What began late though nothing was broken."""
+    setup = plan.setup
+    settled = (setup.calm + setup.cap + 4 * setup.lease + 5_000) * 1_000_000
+    mended = [event.at for event in played.history if isinstance(event, Fault)]
+    since = max(max(mended, default=0) + (setup.cap + 2 * setup.lease) * 1_000_000, setup.calm * 1_000_000)
+    lost: set[Token] = set()
+    wrong = []
+    for event in played.history:
+        if isinstance(event, Leased):
+            lost |= {held.task.token for held in event.tasks if held.task.losses}
+        elif isinstance(event, Began) and event.topic not in ("slow", UNHANDLED) and event.token not in lost:
+            late = event.clock - event.planned_at
+            if event.at - late * 1_000_000 > since and late > LATE:
+                what = f"began {late} ms late though nothing was broken, and there was room for it"
+                wrong.append(Wrong("P8", what, event.topic, event.key, [event]))
+            elif event.at > settled and late > event.at // 1_000_000 - setup.calm + LATE:
+                what = f"was due before all was mended, and began {event.at // 1_000_000 - setup.calm} ms after that"
+                wrong.append(Wrong("P6", what, event.topic, event.key, [event]))
+    return wrong
+
+
+def _busy(plan: Plan, played: Played) -> list[Wrong]:
+    """Whoever asked its store more often than it had reason to."""
+    setup = plan.setup
+    seconds = (setup.length - setup.calm) / 1000
+    work = sum(
+        isinstance(event, (Settling, Asked)) and event.at > setup.calm * 1_000_000 for event in played.history
+    )
+    allowed = setup.shards * (seconds * (_PER_SECOND + 1000 / setup.cap + 3000 / setup.lease) + _PER_DELIVERY * work)
+    return [
+        Wrong("P8", f"{name} called its store {calls} times within {seconds:.0f} s of calm; {allowed:.0f} is plenty")
+        for name, calls in played.calls.items()
+        if calls > allowed
+    ]
+
+
+def _refused(played: Played) -> list[Wrong]:
+    schedules = {
+        event.call for event in played.history if isinstance(event, Asked) and event.asks is Asks.SCHEDULE
+    }
+    return [
+        Wrong("P9", "a full store refused something else than new work", events=[event])
+        for event in played.history
+        if isinstance(event, Failed) and event.call not in schedules and event.error.startswith("StoreFull")
+    ]

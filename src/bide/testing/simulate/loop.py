@@ -1,0 +1,173 @@
+"""An event loop for several processes at once, none of them real: time is virtual, and who goes first is drawn by lot.
+
+Every callback belongs to the process in whose context it was made. Within a process they run in the order in which they
+became ready, as asyncio promises; between processes no order is promised, and here a seeded chance decides anew in
+every turn. A process can be stopped at any await, and go on later (SIGSTOP, a swapped-out machine), or be killed there:
+it never takes another step, and none of its clean-up runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+_MOST_CANCELLED = 100
+
+
+class Process:
+    """What can be stopped and killed as one. `who` names it in the history."""
+
+    def __init__(self, loop: SimulatedLoop, who: str) -> None:
+        self.loop = loop
+        self.who = who
+        self.alive = True
+        self.stopped = False
+        self.held: list[asyncio.Handle] = []
+        """What became ready while it was stopped."""
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context: Context = copy_context()
+        self.context.run(_process.set, self)
+        loop.processes.append(self)
+
+    def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """A task of this process."""
+        return self.loop.create_task(work, context=self.context.copy())
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def go_on(self) -> None:
+        self.stopped = False
+        if self.alive:
+            self.loop.ready_again(self.held)
+        self.held = []
+
+    def kill(self) -> None:
+        """It takes no further step."""
+        self.alive = False
+        self.held = []
+
+
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current_process() -> Process | None:
+    """Whose step this is; None: the world's own."""
+    return _process.get()
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """`time()` starts at 0 and goes on only when nothing is left to do. No sockets, no threads, no signals."""
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self._chance = chance
+        self._now = 0.0
+        self._ready: deque[asyncio.Handle]
+        self._scheduled: list[asyncio.TimerHandle]
+        self._timer_cancelled_count: int
+        self.processes: list[Process] = []
+        """All that ever were."""
+        self.set_task_factory(self._new_task)
+
+    def time(self) -> float:
+        return self._now
+
+    def ready_again(self, handles: list[asyncio.Handle]) -> None:
+        self._ready.extend(handles)
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> Any:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        process = _process.get() if context is None else context.get(_process)
+        if process is not None:
+            process.tasks.append(task)
+        return task
+
+    def _run_once(self) -> None:
+        """One turn: let time pass if nothing is ready, then run what is, each process in its own order."""
+        ready, scheduled = self._ready, self._scheduled
+        if self._timer_cancelled_count > _MOST_CANCELLED and 2 * self._timer_cancelled_count > len(scheduled):
+            for handle in scheduled:
+                if handle._cancelled:  # type: ignore[attr-defined]
+                    handle._scheduled = False  # type: ignore[attr-defined]
+            scheduled[:] = [handle for handle in scheduled if not handle._cancelled]  # type: ignore[attr-defined]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0]._cancelled:  # type: ignore[attr-defined]
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not scheduled:
+                raise RuntimeError("deadlock: every coroutine waits, and no timer is set")
+            self._now = max(self._now, scheduled[0].when())
+        ends = self._now + 1e-9
+        while scheduled and scheduled[0].when() < ends:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False  # type: ignore[attr-defined]
+            ready.append(handle)
+        for handle in self._drawn():
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                process = handle._context.get(_process)  # type: ignore[attr-defined]
+                if process is None or (process.alive and not process.stopped):
+                    handle._run()
+                elif process.alive:
+                    process.held.append(handle)
+
+    def _drawn(self) -> list[asyncio.Handle]:
+        """What is ready, in an order that could be."""
+        handles = list(self._ready)
+        self._ready.clear()
+        if len(handles) < 2:
+            return handles
+        lines: dict[Process | None, deque[asyncio.Handle]] = {}
+        for handle in handles:
+            process = handle._context.get(_process)  # type: ignore[attr-defined]
+            line = lines.get(process)
+            if line is None:
+                lines[process] = line = deque()
+            line.append(handle)
+        if len(lines) < 2:
+            return handles
+        drawn, waiting = [], list(lines.values())
+        while waiting:
+            place = int(self._chance.random() * len(waiting))
+            line = waiting[place]
+            drawn.append(line.popleft())
+            if not line:
+                waiting.pop(place)
+        return drawn
+
+    def _process_events(self, event_list: Any) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nobody calls from another thread."""
+
+
+def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any, Any, R]]) -> R:
+    """Run `main(loop)` to its end; what is left of the processes then is thrown away."""
+    loop = SimulatedLoop(chance)
+    try:
+        return loop.run_until_complete(main(loop))
+    finally:
+        asyncio.set_event_loop(None)
+        _throw_away([task for process in loop.processes for task in process.tasks])
+        loop.close()
+
+
+def _throw_away(tasks: list[asyncio.Task[Any]]) -> None:
+    """Close the coroutines that will never go on. What their clean-up would still ask of anybody is not done."""
+    for task in tasks:
+        if not task.done():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            work = task.get_coro()
+            if work is not None:
+                with suppress(RuntimeError, Exception):
+                    work.close()
