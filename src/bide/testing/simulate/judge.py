@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
+from bide.testing.history.check import Report, check
 from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import Token
-from bide.testing.history.check import Report, check
 from bide.testing.history.events import Asked, Asks, Began, Event, Failed, Fault, Leased, Settling
 from bide.testing.simulate.plan import UNHANDLED, Plan
 from bide.testing.simulate.world import Played
@@ -79,9 +79,7 @@ def _busy(plan: Plan, played: Played) -> list[Wrong]:
     """Whoever asked its store more often than it had reason to."""
     setup = plan.setup
     seconds = (setup.length - setup.calm) / 1000
-    work = sum(
-        isinstance(event, (Settling, Asked)) and event.at > setup.calm * 1_000_000 for event in played.history
-    )
+    work = sum(isinstance(event, (Settling, Asked)) and event.at > setup.calm * 1_000_000 for event in played.history)
     allowed = setup.shards * (seconds * (_PER_SECOND + 1000 / setup.cap + 3000 / setup.lease) + _PER_DELIVERY * work)
     return [
         Wrong("P8", f"{name} called its store {calls} times within {seconds:.0f} s of calm; {allowed:.0f} is plenty")
@@ -91,9 +89,7 @@ def _busy(plan: Plan, played: Played) -> list[Wrong]:
 
 
 def _refused(played: Played) -> list[Wrong]:
-    schedules = {
-        event.call for event in played.history if isinstance(event, Asked) and event.asks is Asks.SCHEDULE
-    }
+    schedules = {event.call for event in played.history if isinstance(event, Asked) and event.asks is Asks.SCHEDULE}
     return [
         Wrong("P9", "a full store refused something else than new work", events=[event])
         for event in played.history

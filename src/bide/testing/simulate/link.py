@@ -2,8 +2,8 @@
 
 It does what the clients of the networked stores do: one call at a time for each kind of operation and shard, each with
 a number; what is not answered is sent again, under the same number; what is not known when patience is over is
-`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The server's clock is read off its answers by the same
-code as theirs (`bide.stores.server_time`).
+`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The server's clock is read off its answers by the
+same code as theirs (`bide.stores.server_time`).
 """
 
 from __future__ import annotations
@@ -188,7 +188,9 @@ class Link:
     async def find(self, where: Filter, page: Page) -> Found:
         """Shard after shard; the cursor says which, and where in it."""
         place, inner = (int(page.cursor.split("|")[0]), page.cursor.split("|")[1]) if page.cursor else (0, "")
-        found = await self._told("find", place, lambda s, _: s.find(where, Page(limit=page.limit, cursor=inner or None)))
+        found = await self._told(
+            "find", place, lambda s, _: s.find(where, Page(limit=page.limit, cursor=inner or None))
+        )
         assert isinstance(found, Found)
         if found.cursor is not None:
             return Found(found.tasks, f"{place}|{found.cursor}")

@@ -29,7 +29,7 @@ class Process:
         self.who = who
         self.alive = True
         self.stopped = False
-        self.held: list[asyncio.Handle] = []
+        self.held: list[Any] = []
         """What became ready while it was stopped."""
         self.tasks: list[asyncio.Task[Any]] = []
         self.context: Context = copy_context()
@@ -70,8 +70,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._chance = chance
         self._now = 0.0
-        self._ready: deque[asyncio.Handle]
-        self._scheduled: list[asyncio.TimerHandle]
+        # a base loop's own, as `run_forever` and `call_at` know them: handles whose fields no stub tells of
+        self._ready: deque[Any]
+        self._scheduled: list[Any]
+        self._stopping: bool
         self._timer_cancelled_count: int
         self.processes: list[Process] = []
         """All that ever were."""
@@ -80,7 +82,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def ready_again(self, handles: list[asyncio.Handle]) -> None:
+    def ready_again(self, handles: list[Any]) -> None:
         self._ready.extend(handles)
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> Any:
@@ -95,40 +97,40 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ready, scheduled = self._ready, self._scheduled
         if self._timer_cancelled_count > _MOST_CANCELLED and 2 * self._timer_cancelled_count > len(scheduled):
             for handle in scheduled:
-                if handle._cancelled:  # type: ignore[attr-defined]
-                    handle._scheduled = False  # type: ignore[attr-defined]
-            scheduled[:] = [handle for handle in scheduled if not handle._cancelled]  # type: ignore[attr-defined]
+                if handle._cancelled:
+                    handle._scheduled = False
+            scheduled[:] = [handle for handle in scheduled if not handle._cancelled]
             heapq.heapify(scheduled)
             self._timer_cancelled_count = 0
-        while scheduled and scheduled[0]._cancelled:  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:
             self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:
             if not scheduled:
                 raise RuntimeError("deadlock: every coroutine waits, and no timer is set")
             self._now = max(self._now, scheduled[0].when())
         ends = self._now + 1e-9
         while scheduled and scheduled[0].when() < ends:
             handle = heapq.heappop(scheduled)
-            handle._scheduled = False  # type: ignore[attr-defined]
+            handle._scheduled = False
             ready.append(handle)
         for handle in self._drawn():
-            if not handle._cancelled:  # type: ignore[attr-defined]
-                process = handle._context.get(_process)  # type: ignore[attr-defined]
+            if not handle._cancelled:
+                process = handle._context.get(_process)
                 if process is None or (process.alive and not process.stopped):
                     handle._run()
                 elif process.alive:
                     process.held.append(handle)
 
-    def _drawn(self) -> list[asyncio.Handle]:
+    def _drawn(self) -> list[Any]:
         """What is ready, in an order that could be."""
         handles = list(self._ready)
         self._ready.clear()
         if len(handles) < 2:
             return handles
-        lines: dict[Process | None, deque[asyncio.Handle]] = {}
+        lines: dict[Process | None, deque[Any]] = {}
         for handle in handles:
-            process = handle._context.get(_process)  # type: ignore[attr-defined]
+            process = handle._context.get(_process)
             line = lines.get(process)
             if line is None:
                 lines[process] = line = deque()
@@ -166,7 +168,7 @@ def _throw_away(tasks: list[asyncio.Task[Any]]) -> None:
     """Close the coroutines that will never go on. What their clean-up would still ask of anybody is not done."""
     for task in tasks:
         if not task.done():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False
             work = task.get_coro()
             if work is not None:
                 with suppress(RuntimeError, Exception):

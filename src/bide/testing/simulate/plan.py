@@ -167,8 +167,9 @@ def plan_of(seed: int, minutes: float = 6) -> Plan:
 
 _DOES = (
     ["ok"], ["ok"], ["ok"], ["ok:40"], ["ok:900"], ["fail", "ok"], ["fail", "fail", "ok:20"], ["retry:700", "ok"],
-    ["defer:1500", "ok"], ["dead"], ["fail", "dead"], ["hang", "ok"], ["long", "ok"], ["again:2500", "ok"], ["kill", "ok"],
-    ["stubborn", "ok"], ["self:1200", "ok"], ["cancel"], ["next:300", "ok"], ["fail"], ["long"], ["none"],
+    ["defer:1500", "ok"], ["dead"], ["fail", "dead"], ["hang", "ok"], ["long", "ok"], ["again:2500", "ok"],
+    ["kill", "ok"],
+    ["stubborn", "ok"], ["self:1200", "ok"], ["cancel"], ["next:300", "ok"], ["fail"], ["long"],
 )  # fmt: skip
 _VERBS = (
     ("schedule", 10), ("many", 2), ("move", 6), ("fire", 4), ("cancel", 4), ("redrive", 2), ("get", 2), ("shift", 1),

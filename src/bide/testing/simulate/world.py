@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from datetime import timedelta
+from hashlib import sha256
 from random import Random
 from typing import Any
 
-from bide.app import Bide
-from bide.core.errors import BideError, StoreError
-from bide.core.instants import Millis
-from bide.core.outcomes import Dead, Defer, Done, Retry
-from bide.core.records import State
-from bide.core.retry import Fixed
-from bide.core.tasks import Task
-from bide.settings import Settings
-from bide.testing.history.events import Died, End, Event, Fault, Header, Left, seen
-from bide.testing.history.journal import Journal
-from bide.testing.history.recording import RecordedClient, Recording
-from bide.testing.simulate.link import Link, PartedLink, Weather
-from bide.testing.simulate.loop import Process, SimulatedLoop, run_simulated
+from bide.core.errors import BideError
+from bide.testing.history.events import End, Event, Fault, Header, Left, encode, seen
+from bide.testing.simulate.loop import SimulatedLoop, run_simulated
 from bide.testing.simulate.plan import (
-    TOPICS,
     UNHANDLED,
     Ask,
     Down,
@@ -39,14 +27,12 @@ from bide.testing.simulate.plan import (
     Storm,
 )
 from bide.testing.simulate.server import Server, WallClock
+from bide.testing.simulate.slot import LOSSES, Slot
 
-_TIMEOUT: Millis = 3_000
-_LOSSES = 10
-_MOST_AGAIN = 3
-"""So many times a task of one key starts its next life by itself."""
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
 _LOOK = 1.0
+_ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 class Played:
@@ -58,6 +44,14 @@ class Played:
         """Of each process that lived through the calm: calls to the store in it."""
         self.defects: list[str] = []
         """What raised that never should."""
+
+    def digest(self) -> str:
+        """The same for two plays of one plan. Ids are drawn by the system, so they count by their order alone."""
+        ids: dict[bytes, bytes] = {}
+        sha = sha256()
+        for event in self.history:
+            sha.update(_ID.sub(lambda found: ids.setdefault(found[0], b"%d" % len(ids)), encode(event)))
+        return sha.hexdigest()
 
 
 def play(plan: Plan) -> Played:
@@ -99,7 +93,7 @@ class World:
 
     async def run(self) -> None:
         setup = self.plan.setup
-        self.say(Header("simulated", 0, setup.cap, _LOSSES))
+        self.say(Header("simulated", 0, setup.cap, LOSSES))
         self.loop.set_exception_handler(self._defect)
         for slot in self.slots.values():
             slot.start()
@@ -185,248 +179,3 @@ class World:
         error = context.get("exception")
         if not isinstance(error, BideError):
             self.played.defects.append(f"{context.get('message')}: {error!r}")
-
-
-class Slot:
-    """The place of a process: whoever dies here is followed by another."""
-
-    def __init__(self, world: World, name: str, number: int, topics: tuple[str, ...] = TOPICS) -> None:
-        setup = world.plan.setup
-        self.world = world
-        self.name = name
-        self.topics = topics
-        self.weather = Weather()
-        self.life = 0
-        self._wall = WallClock(world.loop)
-        self._wall.jump(setup.skews[number % len(setup.skews)])
-        self._process: Process
-        self._link: Link
-        self._client: RecordedClient | None = None
-        self._ends: asyncio.Future[None] | None = None
-        self._at: Kill | None = None
-        self._back: asyncio.TimerHandle | None = None
-        self._tokens: dict[tuple[str, str], int] = {}
-
-    def calls(self) -> tuple[int, int]:
-        return self.life, self._link.calls
-
-    def start(self) -> None:
-        world, setup = self.world, self.world.plan.setup
-        self._back = None
-        self.life += 1
-        self._process = process = Process(world.loop, f"{self.name}.{self.life}")
-        make = PartedLink if setup.parted else Link
-        self._link = make(
-            world.server, process, Random(f"{world.plan.seed} {process.who}"), weather=self.weather,
-            wall=world.clock if setup.by_caller else self._wall, by_caller=setup.by_caller,
-            full=lambda: world.full > 0, moment=self._moment,
-        )  # fmt: skip
-        self._client, self._ends = None, None
-        process.start(self._work() if self.name.startswith("worker") else self._serve())
-
-    # --- what befalls it
-
-    def kill(self, step: Kill) -> None:
-        if step.operation:
-            self._at = step
-        else:
-            self._die(step.back, "killed")
-
-    def _moment(self, operation: str, moment: str) -> None:
-        at = self._at
-        if at is not None and at.operation == operation and at.moment == moment:
-            self._at = None
-            self._die(at.back, f"killed as {operation} was {moment}")
-
-    def _die(self, back: Millis, how: str) -> None:
-        process = self._process
-        if not process.alive:
-            return
-        process.kill()
-        self.world.fault(f"{process.who} is {how}")
-        self.world.say(Died(process.who, self.world.time_ns()))
-        self._back = self.world.loop.call_later(back / 1000, self.start, context=_world)
-
-    def stop(self, lasts: Millis) -> None:
-        process = self._process
-        if process.alive and not process.stopped:
-            self.world.fault(f"{process.who} stands still for {lasts} ms")
-            process.stop()
-            self.world.loop.call_later(lasts / 1000, self._go_on, process, context=_world)
-
-    def _go_on(self, process: Process) -> None:
-        if process.stopped:
-            self.world.fault(f"{process.who} goes on")
-            process.go_on()
-
-    def drain(self, back: Millis) -> None:
-        """In order; and come back."""
-        ends, process = self._ends, self._process
-        if ends is None or ends.done() or not process.alive:
-            return
-        self.world.fault(f"{process.who} is asked to end")
-        ends.set_result(None)
-
-        def start() -> None:
-            if self._process is process:
-                if process.alive and self._client is not None:  # it has not come to its end yet
-                    self.world.loop.call_later(0.1, start, context=_world)
-                    return
-                process.kill()
-                self.start()
-
-        self.world.loop.call_later(back / 1000, start, context=_world)
-
-    def mend(self) -> None:
-        self._at = None
-        self._go_on(self._process)
-        if self._back is not None:
-            self._back.cancel()
-            self.start()
-
-    # --- what it does
-
-    def _app(self) -> Bide:
-        world, setup = self.world, self.world.plan.setup
-        settings = Settings(
-            store="memory:", lease=setup.lease, max_sleep=setup.cap, history="off", losses=_LOSSES, grace=2_000,
-            keep_done=4_000, keep_cancelled=0, keep_dead=20_000,
-        )  # fmt: skip
-        app = Bide(self._link, settings=settings, clock=world.clock if setup.by_caller else self._wall)
-        journal = Journal(self._say, time_ns=world.time_ns, clock=world.clock.now)
-        journal.call = lambda: next(world.call)  # type: ignore[method-assign]
-        app.instruments.append(Recording(journal, self._process.who))
-        app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=4))
-        self._client = RecordedClient(app, journal, self._process.who)
-        return app
-
-    def _say(self, event: Event) -> None:
-        if self._process.alive:
-            self.world.say(event)
-
-    async def _open(self, app: Bide) -> None:
-        """As long as it takes: a program that cannot reach its store is started again by whoever watches over it."""
-        while True:
-            try:
-                await app.open()
-                return
-            except StoreError:
-                await asyncio.sleep(0.2)
-
-    async def _serve(self) -> None:
-        """A client: open until it dies."""
-        app = self._app()
-        client, self._client = self._client, None
-        await self._open(app)
-        self._client = client
-        await self.world.loop.create_future()
-
-    async def _work(self) -> None:
-        app = self._app()
-        for topic in self.topics:
-            app.handler(
-                topic, retry=Fixed("800ms", tries=3), timeout=timedelta(milliseconds=_TIMEOUT),
-                concurrency=1 if topic == "slow" else 20, losses=_LOSSES,
-            )(self._handle)  # fmt: skip
-        await self._open(app)
-        worker = app.worker(name=self._process.who)
-        while True:
-            try:
-                await worker.__aenter__()
-                break
-            except StoreError:
-                await asyncio.sleep(0.2)
-        self._ends = self.world.loop.create_future()
-        await self._ends
-        await worker.__aexit__(None, None, None)
-        await app.close()
-        self._client = None
-
-    async def _handle(self, task: Task[Any]) -> Done | None:
-        """Whatever its payload says for this attempt."""
-        does = task.payload["does"]
-        word, _, number = does[min(task.attempt, len(does)) - 1].partition(":")
-        pause = int(number or 0) / 1000
-        assert self._client is not None
-        app = self._client.app
-        if word in ("ok", "none"):
-            if pause:
-                await asyncio.sleep(pause)
-        elif word == "fail":
-            await asyncio.sleep(0.01)
-            raise OSError("it fails")
-        elif word == "retry":
-            raise Retry("not now", delay=timedelta(seconds=pause))
-        elif word == "defer":
-            raise Defer(timedelta(seconds=pause))
-        elif word == "dead":
-            raise Dead("it will never work")
-        elif word == "hang":
-            await asyncio.sleep(_TIMEOUT / 1000 + 30)
-        elif word == "stubborn":
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(_TIMEOUT / 1000 + 2)
-            await asyncio.sleep(1)
-        elif word == "long":
-            await asyncio.sleep(min(_TIMEOUT, 1.5 * self.world.plan.setup.lease) / 1000 - 0.05)
-        elif word == "kill":
-            self._die(300, "killed by its handler")
-            await self.world.loop.create_future()
-        elif word == "again":
-            self.world.again[task.topic, task.key] += 1
-            if self.world.again[task.topic, task.key] <= _MOST_AGAIN:
-                return Done(again_in=timedelta(seconds=pause))
-        elif word == "self":
-            with suppress(StoreError):
-                await self._client.schedule(app.new(task.topic, {"does": ["ok"]}, key=task.key, delay=timedelta(seconds=pause)))
-        elif word == "next":
-            with suppress(StoreError):
-                new = app.new(task.topic, {"does": ["ok"]}, key=f"{task.key}n", delay=timedelta(seconds=pause), on_conflict="keep")
-                await self._client.schedule(new)
-        elif word == "cancel":
-            with suppress(StoreError):
-                await self._client.cancel(task.topic, task.key)
-        return None
-
-    # --- what a client asks
-
-    def ask(self, step: Ask) -> None:
-        if self._client is not None and self._process.alive:
-            self._process.start(self._ask(self._client, step))
-
-    async def _ask(self, client: RecordedClient, step: Ask) -> None:
-        with suppress(StoreError):
-            for answer in await self._answers(client, step):
-                if answer.record is not None:
-                    self._tokens[answer.record.topic, answer.record.key] = answer.record.token
-
-    async def _answers(self, client: RecordedClient, step: Ask) -> list[Any]:
-        topic, key, delay = step.topic, step.keys[0], timedelta(milliseconds=step.delay)
-        token = self._tokens.get((topic, key)) if step.known else None
-        if step.verb in ("schedule", "many"):
-            deadline = None if step.deadline is None else timedelta(milliseconds=max(step.deadline, step.delay + 2))
-            new = [
-                client.new(
-                    topic, {"does": step.does}, key=one, group=step.group, delay=delay, on_conflict=step.conflict,
-                    deadline=deadline,
-                )  # fmt: skip
-                for one in step.keys
-            ]
-            return [await client.schedule(new[0])] if len(new) == 1 else await client.schedule_many(new)
-        if step.verb == "move":
-            return [await client.reschedule(topic, key, delay=delay, if_token=token)]
-        if step.verb == "fire":
-            return [await client.fire_now(topic, key, if_token=token)]
-        if step.verb == "cancel":
-            return [await client.cancel(topic, key, if_token=token)]
-        if step.verb == "redrive":
-            return [await client.redrive(topic, key, delay=delay, if_token=token)]
-        if step.verb == "get":
-            await client.get(topic, key)
-            return []
-        if step.verb == "shift":
-            return await client.shift(step.group or "", delay)
-        return await client.cancel_group(step.group or "")
-
-
-_world = __import__("contextvars").copy_context()

@@ -1,0 +1,215 @@
+"""The places of a simulated world in which processes live: each with a real client or a real worker of bide."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from bide.app import Bide
+from bide.core.errors import StoreError
+from bide.core.instants import Millis
+from bide.core.retry import Fixed
+from bide.core.tasks import Task
+from bide.settings import Settings
+from bide.testing.history.events import Died, Event
+from bide.testing.history.journal import Journal
+from bide.testing.history.recording import RecordedClient, Recording
+from bide.testing.simulate.acts import TIMEOUT, answers, behave
+from bide.testing.simulate.link import Link, PartedLink, Weather
+from bide.testing.simulate.loop import Process
+from bide.testing.simulate.plan import TOPICS, Ask, Kill
+from bide.testing.simulate.server import WallClock
+
+if TYPE_CHECKING:
+    from bide.testing.simulate.world import World
+
+LOSSES = 10
+_AGAIN = 0.2
+"""Seconds after which a program that could not reach its store is started again."""
+_BACK: Millis = 300
+_world = copy_context()
+"""What happens to a process is not done by it."""
+
+
+class Slot:
+    """The place of a process: whoever dies here is followed by another."""
+
+    def __init__(self, world: World, name: str, number: int, topics: tuple[str, ...] = TOPICS) -> None:
+        setup = world.plan.setup
+        self.world = world
+        self.name = name
+        self.topics = topics
+        self.weather = Weather()
+        self.life = 0
+        self._wall = WallClock(world.loop)
+        self._wall.jump(setup.skews[number % len(setup.skews)])
+        self._process: Process
+        self._link: Link
+        self._client: RecordedClient | None = None
+        self._ends: asyncio.Future[None] | None = None
+        self._at: Kill | None = None
+        self._back: asyncio.TimerHandle | None = None
+        self._tokens: dict[tuple[str, str], int] = {}
+
+    def calls(self) -> tuple[int, int]:
+        return self.life, self._link.calls
+
+    def start(self) -> None:
+        world, setup = self.world, self.world.plan.setup
+        self._back = None
+        self.life += 1
+        self._process = process = Process(world.loop, f"{self.name}.{self.life}")
+        make = PartedLink if setup.parted else Link
+        self._link = make(
+            world.server, process, Random(f"{world.plan.seed} {process.who}"), weather=self.weather,
+            wall=world.clock if setup.by_caller else self._wall, by_caller=setup.by_caller,
+            full=lambda: world.full > 0, moment=self._moment,
+        )  # fmt: skip
+        self._client, self._ends = None, None
+        process.start(self._work() if self.name.startswith("worker") else self._serve())
+
+    # --- what befalls it
+
+    def kill(self, step: Kill) -> None:
+        if step.operation:
+            self._at = step
+        else:
+            self._die(step.back, "killed")
+
+    def _moment(self, operation: str, moment: str) -> None:
+        at = self._at
+        if at is not None and at.operation == operation and at.moment == moment:
+            self._at = None
+            self._die(at.back, f"killed as {operation} was {moment}")
+
+    def _die(self, back: Millis, how: str) -> None:
+        process = self._process
+        if not process.alive:
+            return
+        process.kill()
+        self.world.fault(f"{process.who} is {how}")
+        self.world.say(Died(process.who, self.world.time_ns()))
+        self._back = self.world.loop.call_later(back / 1000, self.start, context=_world)
+
+    def stop(self, lasts: Millis) -> None:
+        process = self._process
+        if process.alive and not process.stopped:
+            self.world.fault(f"{process.who} stands still for {lasts} ms")
+            process.stop()
+            self.world.loop.call_later(lasts / 1000, self._go_on, process, context=_world)
+
+    def _go_on(self, process: Process) -> None:
+        if process.stopped:
+            self.world.fault(f"{process.who} goes on")
+            process.go_on()
+
+    def drain(self, back: Millis) -> None:
+        """In order; and come back."""
+        ends, process = self._ends, self._process
+        if ends is None or ends.done() or not process.alive:
+            return
+        self.world.fault(f"{process.who} is asked to end")
+        ends.set_result(None)
+
+        def start() -> None:
+            if self._process is process:
+                if process.alive and self._client is not None:  # it has not come to its end yet
+                    self.world.loop.call_later(0.1, start, context=_world)
+                    return
+                process.kill()
+                self.start()
+
+        self.world.loop.call_later(back / 1000, start, context=_world)
+
+    def mend(self) -> None:
+        self._at = None
+        self._go_on(self._process)
+        if self._back is not None:
+            self._back.cancel()
+            self.start()
+
+    # --- what it does
+
+    def _app(self) -> Bide:
+        world, setup = self.world, self.world.plan.setup
+        settings = Settings(
+            store="memory:", lease=setup.lease, max_sleep=setup.cap, history="off", losses=LOSSES, grace=2_000,
+            keep_done=4_000, keep_cancelled=0, keep_dead=20_000,
+        )  # fmt: skip
+        app = Bide(self._link, settings=settings, clock=world.clock if setup.by_caller else self._wall)
+        journal = Journal(self._say, time_ns=world.time_ns, clock=world.clock.now)
+        journal.call = lambda: next(world.call)  # type: ignore[method-assign]
+        app.instruments.append(Recording(journal, self._process.who))
+        app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=4))
+        self._client = RecordedClient(app, journal, self._process.who)
+        return app
+
+    def _say(self, event: Event) -> None:
+        if self._process.alive:
+            self.world.say(event)
+
+    async def _open(self, app: Bide) -> None:
+        """As long as it takes: a program that cannot reach its store is started again by whoever watches over it."""
+        while True:
+            try:
+                await app.open()
+                return
+            except StoreError:
+                await asyncio.sleep(_AGAIN)
+
+    async def _serve(self) -> None:
+        """A client: open until it dies."""
+        app = self._app()
+        client, self._client = self._client, None
+        await self._open(app)
+        self._client = client
+        await self.world.loop.create_future()
+
+    async def _work(self) -> None:
+        app = self._app()
+        for topic in self.topics:
+            app.handler(
+                topic, retry=Fixed("800ms", tries=3), timeout=timedelta(milliseconds=TIMEOUT),
+                concurrency=1 if topic == "slow" else 20, losses=LOSSES,
+            )(self._handle)  # fmt: skip
+        await self._open(app)
+        worker = app.worker(name=self._process.who)
+        while True:
+            try:
+                await worker.__aenter__()
+                break
+            except StoreError:
+                await asyncio.sleep(_AGAIN)
+        self._ends = self.world.loop.create_future()
+        await self._ends
+        await worker.__aexit__(None, None, None)
+        await app.close()
+        self._client = None
+
+    async def _handle(self, task: Task[Any]) -> Any:
+        assert self._client is not None
+        return await behave(task, self._client, self._again, self.world.plan.setup.lease, self._die_here)
+
+    def _again(self, task: Task[Any]) -> int:
+        """How often a task of this key has begun a life of its own accord, this one included."""
+        self.world.again[task.topic, task.key] += 1
+        return self.world.again[task.topic, task.key]
+
+    def _die_here(self) -> None:
+        self._die(_BACK, "killed by its handler")
+
+    def ask(self, step: Ask) -> None:
+        """What a client asks, if it is there."""
+        if self._client is not None and self._process.alive:
+            self._process.start(self._ask(self._client, step))
+
+    async def _ask(self, client: RecordedClient, step: Ask) -> None:
+        token = self._tokens.get((step.topic, step.keys[0])) if step.known else None
+        with suppress(StoreError):
+            for answer in await answers(client, step, token):
+                if answer.record is not None:
+                    self._tokens[answer.record.topic, answer.record.key] = answer.record.token
