@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,24 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+# Byte code is kept, whatever the environment says: every worker reads all tests, and some hundred processes that tests
+# start read bide. To compile them each time is half of what it takes to begin.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 pytest_plugins = ["tests.servers.fixtures", "tests.together"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is found is there to the end: nobody need look through a million objects again and again whether it is."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

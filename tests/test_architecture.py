@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -128,7 +129,10 @@ def imports_of(path: Path) -> Iterator[Import]:
                 yield Import(path, node.lineno, inner if inner in MODULES else base)
 
 
-IMPORTS = list(dict.fromkeys(one for path in sources() for one in imports_of(path)))
+@cache
+def all_imports() -> list[Import]:
+    """Read when the first test asks: every process that collects the tests would have to wait for it."""
+    return list(dict.fromkeys(one for path in sources() for one in imports_of(path)))
 
 
 def layer_of(module: str) -> str:
@@ -141,7 +145,7 @@ def is_ours(module: str) -> bool:
 
 
 def in_layer(layer: str) -> list[Import]:
-    return [one for one in IMPORTS if layer_of(one.importer) == layer]
+    return [one for one in all_imports() if layer_of(one.importer) == layer]
 
 
 def listed(offences: list[Import]) -> str:
@@ -164,7 +168,7 @@ def test_arrows_point_inward(layer: str) -> None:
 def test_nothing_imports_what_is_outside() -> None:
     offences = [
         one
-        for one in IMPORTS
+        for one in all_imports()
         if is_ours(one.target) and layer_of(one.target) in OUTSIDE and layer_of(one.importer) not in OUTSIDE
     ]
     assert not offences, listed(offences)
@@ -187,7 +191,7 @@ def test_only_the_wiring_names_stores_and_sinks() -> None:
     concrete = {"stores", "sinks"}
     offences = [
         one
-        for one in IMPORTS
+        for one in all_imports()
         if is_ours(one.target)
         and layer_of(one.target) in concrete
         and layer_of(one.importer) not in {layer_of(one.target), "wiring", *OUTSIDE}
@@ -217,7 +221,7 @@ def test_core_does_no_input_or_output_and_reads_no_clock() -> None:
 
 def test_other_peoples_packages_stay_where_they_belong() -> None:
     offences = []
-    for one in IMPORTS:
+    for one in all_imports():
         first, layer = one.target.partition(".")[0], layer_of(one.importer)
         if first in sys.stdlib_module_names or first == "bide" or layer in OUTSIDE:
             continue
