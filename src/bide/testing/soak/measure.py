@@ -1,0 +1,98 @@
+"""What processes and stores hold, as the system and the server show it. What cannot be seen from here is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bide.cli.bench.mysql_server import MysqlServer
+from bide.cli.bench.place import Place
+from bide.cli.bench.postgres_server import PostgresServer
+from bide.cli.bench.processes import family, started_at
+from bide.cli.bench.redis_server import RedisServer
+
+_PROC = Path("/proc")
+_SAME = 3.0
+"""Seconds that two clocks of one machine may differ about when a server began, one of which counts in seconds."""
+
+
+def process(pid: int) -> dict[str, float]:
+    """Resident bytes, open files and threads of a process; nothing where the system does not show them."""
+    place = _PROC / str(pid)
+    try:
+        status = _fields(place / "status")
+        return {
+            "resident": status["VmRSS"] * 1024,
+            "descriptors": len(os.listdir(place / "fd")),
+            "threads": status["Threads"],
+        }
+    except (OSError, KeyError):
+        return {}
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The numbers of a file such as `/proc/7/status`, by name; sizes in kilobytes. Raises OSError."""
+    found = {}
+    for line in path.read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0])
+    return found
+
+
+class StoreWatch:
+    """What a store holds, and its server: `look()` asks both."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._server = place.server
+
+    async def look(self) -> dict[str, float]:
+        """Figures by name. Whoever asks waits in a thread, so that its own loop does not."""
+        return await asyncio.to_thread(self._look)
+
+    def _look(self) -> dict[str, float]:
+        server = self._server
+        if server is None:
+            assert self._place.path is not None
+            files = {"store_file_bytes": self._place.path, "store_wal_bytes": Path(f"{self._place.path}-wal")}
+            return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
+        found: dict[str, float] = {f"store_{name}": value for name, value in server.health().items()}
+        if isinstance(server, PostgresServer):
+            found |= _postgres(server.postmaster)
+        elif isinstance(server, MysqlServer):
+            if server.process is not None:
+                found |= {f"server_{name}": value for name, value in process(int(server.process.name)).items()}
+        elif isinstance(server, RedisServer) and not server.is_cluster:
+            found |= _redis(server.client)
+        return found
+
+
+def _redis(client: Any) -> dict[str, float]:
+    """The server's process, if it runs here: one with that number that began when the server says it did."""
+    info: Mapping[str, Any] = client.info("server")
+    place = _PROC / str(info["process_id"])
+    with suppress(OSError, ValueError, IndexError):
+        if abs(started_at(place) - (time.time() - int(info["uptime_in_seconds"]))) < _SAME:
+            return {f"server_{name}": value for name, value in process(int(place.name)).items()}
+    return {}
+
+
+def _postgres(postmaster: Path | None) -> dict[str, float]:
+    """All its processes together: what each has for itself, and apart what they share, which is filled up once."""
+    if postmaster is None:
+        return {}
+    private = shared = number = 0
+    for one in family(postmaster):
+        with suppress(OSError, KeyError):  # it ended a moment ago
+            rollup = _fields(one / "smaps_rollup")
+            private += rollup["Pss_Anon"] * 1024
+            shared += rollup["Pss_Shmem"] * 1024
+            number += 1
+    return {"server_private": private, "server_shared": shared, "server_processes": number} if number else {}

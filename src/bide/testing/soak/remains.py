@@ -1,0 +1,156 @@
+"""What is left in a store after a soak, by table or kind of key, and how much of it may be.
+
+Each bide process that was there may leave a row of history for each minute (it is kept for a day), one for each handler
+it told of, the last answer of its calls, and its presence until that ends by itself. The event log is capped, and the
+record of the namespace stays. Nothing else may be there: no body, index entry, group or line of what is to be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import Any
+
+from bide.cli.bench import mysql_server, postgres_server
+from bide.cli.bench.mysql_server import MysqlServer
+from bide.cli.bench.place import Place
+from bide.cli.bench.postgres_server import PostgresServer
+from bide.cli.bench.redis_server import RedisServer
+from bide.core.names import RESERVED_TOPICS
+
+EVENTS = 10_000
+"""Lines of the event log, which is cut back when it is a tenth over."""
+_HIDDEN = "hidden tasks"
+_TASKS = "tasks"
+_BY_KIND = re.compile(r"\{[^}]*\}:(layout|workers|events|event-refs)$|\{[^}]*:[0-9]+\}:([a-z])(?::(.*))?$", re.DOTALL)
+
+
+async def remains(place: Place) -> dict[str, int]:
+    """How many of what; the store is not open in this process any more. O(everything that is in the store)."""
+    if isinstance(place.server, RedisServer):
+        return await asyncio.to_thread(_redis, place.server)
+    if isinstance(place.server, PostgresServer):
+        return await _postgres(place)
+    if isinstance(place.server, MysqlServer):
+        return await _mysql(place)
+    return await asyncio.to_thread(_sqlite, place)
+
+
+def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> list[str]:
+    """What may not be there, or not so much of it, in words."""
+    hidden = processes * (int(minutes) + 3) + 8
+    calls = 12 * processes  # kinds of call; on Redis for each shard
+    allowed = {
+        _HIDDEN: hidden, "event": EVENTS * 11 // 10, "events": 1, "event-refs": 1, "caller": calls + 1, "answers": 16 * calls,
+        "layout": 1, "workers": 1, "worker": processes, "token": 1, "meta": 8, "schema": 8, "migration": 8,
+    }  # fmt: skip
+    wrong = []
+    for name, number in found.items():
+        most = allowed.get(name, 0)
+        if number > most:
+            wrong.append(f"{number} {name} are left, where {most} may be")
+    return wrong
+
+
+def _sqlite(place: Place) -> dict[str, int]:
+    assert place.path is not None
+    with closing(sqlite3.connect(place.path)) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found: dict[str, int] = {}
+        for name in names:
+            if name == "bide_task":
+                found |= _split(database.execute("SELECT topic, count(*) FROM bide_task GROUP BY topic"))
+            elif name.startswith("bide_"):
+                [[number]] = database.execute(f"SELECT count(*) FROM {name}")
+                found[name.removeprefix("bide_")] = number
+    return found
+
+
+async def _postgres(place: Place) -> dict[str, int]:
+    assert isinstance(place.server, PostgresServer)
+    schema = place.server.schema
+    connection = await postgres_server.connect(place.url)
+    try:
+        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+        found: dict[str, int] = {}
+        for [name] in rows:
+            if name == "task":
+                found |= _split(
+                    await connection.fetch(f'SELECT topic, count(*) FROM "{schema}"."{name}" GROUP BY topic')
+                )
+            else:
+                found[name] = await connection.fetchval(f'SELECT count(*) FROM "{schema}"."{name}"')
+        return found
+    finally:
+        await connection.close()
+
+
+async def _mysql(place: Place) -> dict[str, int]:
+    assert isinstance(place.server, MysqlServer)
+    schema = place.server.schema
+    connection = await mysql_server.connect(place.url)
+
+    async def ask(statement: str, *arguments: Any) -> Any:
+        return await mysql_server.ask(connection, statement, *arguments)
+
+    try:
+        found: dict[str, int] = {}
+        rows = await ask("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", schema)
+        for [name] in rows:
+            short = str(name).removeprefix("bide_")
+            if short in ("task", "grouped"):
+                topics = f"SELECT CONVERT(topic USING utf8mb4), count(*) FROM `{schema}`.`{name}` GROUP BY topic"
+                split = _split(await ask(topics))
+                found |= split if short == "task" else {"members of groups": split[_TASKS]}
+            else:
+                [[number]] = await ask(f"SELECT count(*) FROM `{schema}`.`{name}`")
+                found[short] = number
+        return found
+    finally:
+        await connection.ensure_closed()
+
+
+def _split(rows: Iterable[Any]) -> dict[str, int]:
+    """Tasks by (topic, number): those of bide's own topics, and the others."""
+    found = {_TASKS: 0, _HIDDEN: 0}
+    for topic, number in rows:
+        found[_HIDDEN if topic in RESERVED_TOPICS else _TASKS] += number
+    return found
+
+
+def _redis(server: RedisServer) -> dict[str, int]:
+    """Keys by kind. Of hidden tasks the bodies are counted; of other topics every key is one too many."""
+    found: Counter[str] = Counter({_TASKS: 0, _HIDDEN: 0})
+    clients = [server.client]
+    if server.is_cluster:
+        clients = [server.client.get_redis_connection(node) for node in server.client.get_primaries()]
+    for client in clients:
+        for key in client.scan_iter(match=f"{{{server.namespace}[:}}]*", count=1000):
+            found.update(_kind_of(key.decode(errors="replace"), key, client))
+    return dict(found)
+
+
+def _kind_of(name: str, key: bytes, client: Any) -> dict[str, int]:
+    match = _BY_KIND.match(name)
+    if match is None:
+        return {f"keys such as {name}": 1}
+    common, letter, topic = match.groups()
+    if common:
+        return {common: 1}
+    if letter == "t":
+        others = [one for one in client.smembers(key) if one.decode(errors="replace") not in RESERVED_TOPICS]
+        return {"names of topics": len(others)}
+    if letter == "a":
+        return {"answers": 1} if client.pttl(key) >= 0 else {"answers that do not end by themselves": 1}
+    if topic is not None and topic in RESERVED_TOPICS:
+        return {_HIDDEN: int(client.hlen(key))} if letter == "b" else {}
+    if letter == "g":
+        members = (member.split(b"\0")[1].decode(errors="replace") for member in client.zrange(key, 0, -1))
+        return {"members of groups": sum(topic not in RESERVED_TOPICS for topic in members)}
+    if letter in "ni":
+        return {}  # a counter, and counts, of each shard
+    return {f"keys {letter}:{topic or ''}": 1}
