@@ -1,0 +1,82 @@
+"""The store's clock, for every process of a run to see, and clocks of processes that are set wrong on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bide.core.instants import Millis
+
+_EVERY = 0.05
+_WORD = struct.Struct("q")
+_NAME = "faketime/libfaketimeMT.so.1"
+CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
+"""In the environment of a process whose clock may be set wrong."""
+SLACK: Millis = 2
+"""By how much the clock of a history may differ from the store's where nobody sets it: both round down."""
+
+
+class SharedClock:
+    """A file of one number: the store's time of day less the monotonic clock, in nanoseconds.
+
+    The monotonic clock is the same in all processes and nobody sets it, so that a process whose own time of day is
+    wrong still knows that of the store. Reading costs no system call beyond that of the monotonic clock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(_WORD.pack(0))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _WORD.size)
+
+    def now(self) -> Millis:
+        """The store's clock, in milliseconds, rounded down."""
+        [offset] = _WORD.unpack_from(self._map)
+        return int((time.monotonic_ns() + offset) // 1_000_000)
+
+    async def follow(self, ahead: Callable[[], float]) -> None:
+        """Keep it at this machine's clock and `ahead` seconds more, until cancelled."""
+        while True:
+            self.set(ahead())
+            await asyncio.sleep(_EVERY)
+
+    def set(self, ahead: float) -> None:
+        offset = time.time_ns() - time.monotonic_ns() + round(ahead * 1e9)
+        _WORD.pack_into(self._map, 0, offset)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def library() -> Path | None:
+    """libfaketime, if it is installed."""
+    for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
+        for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
+            return found
+    return None
+
+
+class WrongClock:
+    """What some processes take for the time of day: give `environment` to them. The monotonic clock stays true."""
+
+    def __init__(self, library: Path, path: Path) -> None:
+        self._file = path
+        self.environment: Mapping[str, str] = {
+            "LD_PRELOAD": str(library),
+            CLOCK_FILE: str(path),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.jump(0)
+
+    def jump(self, seconds: float) -> None:
+        """To so many seconds ahead of the machine's, or behind if that is negative: seen at the next look."""
+        written = self._file.with_suffix(".new")
+        written.write_text(f"{seconds:+f}\n", encoding="ascii")
+        os.replace(written, self._file)  # at no moment is there half of it

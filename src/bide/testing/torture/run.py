@@ -1,0 +1,153 @@
+"""One run: a server, clients and workers, faults for a while, then peace until all is done; and what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from bide.core.errors import StoreError
+from bide.core.records import State
+from bide.testing.history.events import End, Header, Left, seen
+from bide.testing.history.journal import Journal, Log, read_all
+from bide.testing.torture.clock import SLACK, SharedClock, WrongClock, library
+from bide.testing.torture.crew import CLIENT, WORKER, Crew
+from bide.testing.torture.faults import Faults, Told
+from bide.testing.torture.figures import Figures, counts_of
+from bide.testing.torture.server import Server
+from bide.testing.torture.topics import CAP, KEPT, LEASE, LOSSES, app_on
+from bide.testing.trial import WrongByKind, percentiles
+
+_DRAIN = 90.0
+"""Seconds within which nothing is to be live any more once all is mended."""
+_LOOK = 0.25
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """How a run is to be."""
+
+    seconds: float
+    clients: int
+    workers: int
+    rate: float
+    """Verbs a second, of all clients together."""
+    pace: float
+    """1 for the usual pauses between faults; 2 for half of them."""
+    seed: int
+
+
+async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
+    """Run it in `folder`; the report, and what was wrong. Raises what the server, or a fault, failed with."""
+    journal_path, clock_path = folder / "frame.jsonl", folder / "clock"
+    clock = SharedClock(clock_path)
+    log = Log(journal_path)
+    journal = Journal(log.say, time_ns=time.monotonic_ns, clock=clock.now)
+    told = Told(journal)
+    async with AsyncExitStack() as entered:
+        entered.callback(log.close)
+        entered.callback(clock.close)
+        await server.start()
+        entered.push_async_callback(server.stop)
+        wrong_clock, why_not = _wrong_clock(server, folder)
+        cannot = {**server.cannot, **why_not}
+        clock.set(server.ahead)
+        following = asyncio.create_task(clock.follow(lambda: server.ahead))
+        entered.callback(following.cancel)
+        journal.say(
+            Header(server.name, SLACK + round(server.farthest * 1000), round(CAP * 1000), LOSSES, time.monotonic_ns())
+        )
+        crew = Crew(
+            folder, journal, server.urls, clock=clock_path, seed=plan.seed, rate=plan.rate / plan.clients,
+            environment=server.environment,
+            wrong_environment={} if wrong_clock is None else wrong_clock.environment,
+        )  # fmt: skip
+        entered.push_async_callback(crew.abandon)
+        await crew.start(CLIENT, plan.clients)
+        await crew.start(WORKER, plan.workers)
+        faults = Faults(server, crew, told, seed=plan.seed, pace=plan.pace, wrong=wrong_clock)
+        began = time.monotonic()
+        faults.start()
+        try:
+            await faults.go_on(plan.seconds)
+        finally:
+            await faults.stop()
+        mended = time.monotonic()
+        await crew.end(CLIENT)
+        drained = await _drained(server, journal)
+        await crew.end(WORKER)
+        await _look(server, journal, drained=drained is not None)
+        about = server.about()
+        ended, said = crew.ended, crew.said()
+    figures = Figures(read_all(journals(folder)))
+    wrong: dict[str, list[str]] = dict(figures.wrong)
+    wrong["process ended"] = ended
+    wrong["error logged"] = said
+    wrong["not drained"] = [] if drained is not None else [f"something was live {_DRAIN:g} s after all was mended"]
+    report = {
+        "store": server.name,
+        "about": about,
+        "seconds": round(mended - began, 1),
+        "seed": plan.seed,
+        "processes": {"clients": plan.clients, "workers": plan.workers, "started": crew.started},
+        "lease_seconds": LEASE,
+        "rate": round(figures.scheduled / (mended - began), 1),
+        "load": figures.load(),
+        "faults": dict(sorted(told.counts.items())),
+        "cannot": cannot,
+        "drained_seconds": None if drained is None else round(drained, 1),
+        "delivered_again": figures.again,
+        "wrong": counts_of(wrong),
+        "lateness_ms": percentiles(figures.lateness),
+        "longest_silence_seconds": figures.silence(),
+        "recovery_seconds": figures.recovery(told.ends),
+    }
+    return report, wrong
+
+
+def journals(folder: Path) -> list[Path]:
+    """One of the frame, and one of each process that ever lived."""
+    return sorted(folder.glob("*.jsonl"))
+
+
+def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
+    """What sets the clocks of every second process wrong, or why nothing does."""
+    kind = "clock jump of processes"
+    if urlsplit(server.direct).scheme == "sqlite":
+        return None, {kind: "the clock of each process is the store's: it is set for all of them, or for none"}
+    found = library()
+    if found is None:
+        return None, {kind: "libfaketime is not installed"}
+    return WrongClock(found, folder / "wrong.clock"), {}
+
+
+async def _drained(server: Server, journal: Journal) -> float | None:
+    """Seconds until nothing was live any more; None: it was not to be waited for."""
+    began = time.monotonic()
+    while time.monotonic() < began + _DRAIN:
+        try:
+            async with app_on(server.direct) as app:
+                while time.monotonic() < began + _DRAIN:
+                    tally = await app.tally()
+                    if not tally.number(state=State.WAITING) + tally.number(state=State.LEASED):
+                        return time.monotonic() - began
+                    await asyncio.sleep(_LOOK)
+        except StoreError:
+            await asyncio.sleep(_LOOK)
+    return None
+
+
+async def _look(server: Server, journal: Journal, *, drained: bool) -> None:
+    """Tell what is left once what is kept for a while has been kept for so long, and purged."""
+    async with app_on(server.direct) as app:
+        await asyncio.sleep(KEPT)
+        while await app.store.purge(now=app.clock.now(), limit=1_000):
+            pass
+        async for task in app.find():
+            journal.say(Left(time.monotonic_ns(), journal.clock(), task.topic, task.key, seen(task.record)))
+        journal.say(End(time.monotonic_ns(), journal.clock(), drained))
