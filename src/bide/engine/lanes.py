@@ -44,7 +44,8 @@ class Lanes:
         self.hungry = False
         """Whether there may be due tasks left in the store that there was no room for."""
         self.occupied = 0
-        self.running: set[Delivery] = set()
+        self.running: dict[Delivery, None] = {}
+        """In the order in which they began: nothing here goes by the chance of an address."""
         self.queue: deque[Delivery] = deque()
         self._ended = ended
         self._freed = freed
@@ -53,7 +54,7 @@ class Lanes:
         self._deliver = route.sink.deliver
         self._timeout = None if route.timeout is None else route.timeout / 1000
         self._parked: list[asyncio.Future[None]] = []
-        self._lanes: set[asyncio.Task[None]] = set()
+        self._lanes: dict[asyncio.Task[None], None] = {}
         self._context = copy_context()
         self._closing = False
         self._waking = False
@@ -83,8 +84,11 @@ class Lanes:
         if len(self._lanes) < self.route.concurrency:
             self._waking = True
             lane = self._loop.create_task(self._lane(), name=f"bide {self.route.topic}", context=self._context.copy())
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+            self._lanes[lane] = None
+            lane.add_done_callback(self._gone)
+
+    def _gone(self, lane: asyncio.Task[None]) -> None:
+        self._lanes.pop(lane, None)
 
     async def _lane(self) -> None:
         """Run what is queued, one after another; park when there is nothing."""
@@ -117,7 +121,7 @@ class Lanes:
                 self._parked.append(parked)
                 await parked
         finally:
-            self._lanes.discard(me)
+            self._gone(me)
             self._waking = False  # it may have been this one that was to wake up
             if queue and not self._closing:
                 self._wake_one()
@@ -125,7 +129,7 @@ class Lanes:
     async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> None:
         """Deliver, and tell how it ended, unless that has been decided meanwhile."""
         delivery.lane = me
-        self.running.add(delivery)
+        self.running[delivery] = None
         traced = delivery.record.options
         if traced:
             set_running(delivery.record)
@@ -144,7 +148,7 @@ class Lanes:
             delivery.timer.cancel()
         if traced:
             set_running(None)
-        self.running.discard(delivery)
+        self.running.pop(delivery, None)
         if not delivery.over:
             self._ended(delivery, ended)
         self._done_with(delivery)

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 _MOST_CANCELLED = 100
+_NOT_MISSED = "_log_destroy_pending"
+"""Of a task: whether asyncio complains if nobody sees its end. No stub knows it."""
 
 
 class Process:
@@ -168,7 +170,7 @@ def _throw_away(tasks: list[asyncio.Task[Any]]) -> None:
     """Close the coroutines that will never go on. What their clean-up would still ask of anybody is not done."""
     for task in tasks:
         if not task.done():
-            task._log_destroy_pending = False
+            setattr(task, _NOT_MISSED, False)
             work = task.get_coro()
             if work is not None:
                 with suppress(RuntimeError, Exception):
