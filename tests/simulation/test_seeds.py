@@ -1,0 +1,52 @@
+"""Fifty seeds of six virtual minutes; and what makes a seed worth having: it replays, and shrinks to a story."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bide.testing.history.events import Began, Failed, Leased
+from bide.testing.simulate.judge import judged
+from bide.testing.simulate.plan import Ask, plan_from, plan_of
+from bide.testing.simulate.world import play
+
+
+@pytest.mark.parametrize("first", range(1, 51, 10))
+def test_ten_seeds_break_no_promise(first: int) -> None:
+    for seed in range(first, first + 10):
+        plan = plan_of(seed)
+        judgement = judged(plan, play(plan))
+        assert not judgement.wrong, f"seed {seed}: {judgement.wrong[0]}"
+        assert not judgement.report.undecided
+        assert judgement.report.deliveries > 10
+
+
+def test_a_plan_plays_the_same_each_time_also_from_its_text() -> None:
+    plan = plan_of(3, minutes=2)
+    digests = {play(plan).digest(), play(plan).digest(), play(plan_from(plan.text())).digest()}
+    assert len(digests) == 1
+    assert play(plan_of(4, minutes=2)).digest() not in digests
+
+
+def test_the_plans_meet_what_they_are_to_meet() -> None:
+    """Every kind of step, and every way for a call to fail, occurs somewhere within a few seeds."""
+    steps: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
+    for seed in range(1, 13):
+        plan = plan_of(seed, minutes=4)
+        steps.update(type(step).__name__ for step in plan.steps)
+        steps.update(step.verb for step in plan.steps if isinstance(step, Ask))
+        for event in play(plan).history:
+            if isinstance(event, Failed):
+                errors[event.error.split("(")[0]] += 1
+            elif isinstance(event, Leased):
+                happened["lost lease"] += any(held.task.losses for held in event.tasks)
+            elif isinstance(event, Began):
+                happened["retry"] += event.attempt > 1
+    assert {"Ask", "Kill", "Stop", "Drain", "Storm", "Down", "Full", "Jump"} <= steps.keys()
+    assert {"schedule", "many", "move", "fire", "cancel", "redrive", "get", "shift", "cancel_group"} <= steps.keys()
+    assert {"OutcomeUnknown", "StoreUnavailable", "StoreFull"} <= errors.keys()
+    assert happened["lost lease"] > 5
+    assert happened["retry"] > 20
