@@ -1,0 +1,160 @@
+"""One process of a server with its data, which it keeps however it is ended, and the proxy before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from bide.testing.proxy import FaultProxy
+from bide.testing.torture.servers.processes import (
+    BUS,
+    HOST,
+    Process,
+    ServerFailed,
+    as_account,
+    free_port,
+    until,
+)
+
+_PATIENCE = 60.0
+"""Seconds for a server to answer; it takes one or three, but machines that are tortured do much at once."""
+
+
+class Home:
+    """Where a server's data and log are: `folder`, or a temporary one of its account's, where we are root and it does
+    not want to be. Its log is kept in `folder`."""
+
+    def __init__(self, folder: Path, account: str | None) -> None:
+        self._folder = folder
+        self._account = account if os.geteuid() == 0 else None
+        self.path = folder
+
+    def make(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._account is not None:
+            self.path = Path(tempfile.mkdtemp(prefix="bide-torture-"))
+            shutil.chown(self.path, self._account, self._account)
+
+    def remove(self) -> None:
+        if self.path != self._folder:
+            for log in self.path.glob("*log"):
+                shutil.copy(log, self._folder)
+            shutil.rmtree(self.path)
+            self.path = self._folder
+
+
+class Node:
+    """A subclass says what to run and when it answers."""
+
+    account: ClassVar[str | None] = None
+    """Who it runs as where we are root."""
+    bus: ClassVar[bool] = False
+    """Whether it needs a second port."""
+    halts_by: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.home = Home(folder, self.account)
+        self.port = free_port(bus=self.bus)
+        self.proxy = FaultProxy(HOST, self.port)
+        self._environment = environment
+        self._process: Process | None = None
+        self._ending = False
+
+    @property
+    def log(self) -> Path:
+        return self.home.path / "log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running and not self._ending
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
+    def family(self) -> list[int]:
+        """The pids of the process and all below it, none if it does not run."""
+        return [] if self._process is None else self._process.family()
+
+    def command(self) -> Sequence[str]:
+        """What to run."""
+        raise NotImplementedError
+
+    async def answers(self) -> bool:
+        """Whether it takes clients by now. May raise an OSError instead of False."""
+        raise NotImplementedError
+
+    def launch(self) -> None:
+        """Started and not waited for: `ready` is to follow. So several start at once."""
+        assert self._process is None, "it runs already"
+        words = [*as_account(self.account), *self.command()]
+        environment = {**os.environ, **self._environment}
+        self._process = Process(words, self.log, folder=self.home.path, environment=environment)
+
+    async def ready(self) -> float:
+        """Until it answers; in how many seconds. Raises ServerFailed."""
+        process = self._process
+        assert process is not None, "launch it first"
+
+        async def answers() -> bool:
+            return not process.running or await self.answers()
+
+        try:
+            took = await until(answers, f"{self.name} to answer", patience=_PATIENCE)
+        except ServerFailed as error:
+            raise process.failed("did not answer in time") from error
+        if not process.running:
+            raise process.failed(f"ended with {process.code} while it started")
+        return took
+
+    async def start(self) -> float:
+        """Runs and answers; in how many seconds. Raises ServerMissing, ServerFailed."""
+        self.launch()
+        return await self.ready()
+
+    async def kill(self) -> None:
+        """Ended by SIGKILL, with all processes of its; nothing if it does not run."""
+        await self._end(signal.SIGKILL)
+
+    async def halt(self) -> None:
+        """Ended in order."""
+        await self._end(self.halts_by)
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._ending = True
+            await self._process.end(number)
+            self._process, self._ending = None, False
+
+    async def mend(self) -> float:
+        """Runs and answers again, if by now it does not; in how many seconds."""
+        if self.running:
+            return await self.ready()
+        await self.kill()  # reaped, if it has ended by itself, or somebody who was killing it was cancelled
+        return await self.start()
+
+    def pause(self) -> None:
+        """It and all its processes stand still, with their connections open, until `resume`."""
+        assert self._process is not None, "it does not run"
+        self._process.send_all(signal.SIGSTOP)
+        self._process.send_all(signal.SIGSTOP)  # and those that the first time were just being made
+
+    def resume(self) -> None:
+        if self._process is not None:
+            self._process.send_all(signal.SIGCONT)
+
+    async def remove(self) -> None:
+        """Ended, in order if it can be, and forgotten, its log apart."""
+        with contextlib.suppress(ServerFailed):  # it has not ended in time, and was killed
+            await self.halt()
+        await self.kill()
+        await self.proxy.close()
+        self.home.remove()
