@@ -225,3 +225,10 @@ def test_an_hour_that_comes_twice_has_two_instants() -> None:
     first = instant(datetime(2030, 10, 27, 2, 30, tzinfo=berlin, fold=0))
     second = instant(datetime(2030, 10, 27, 2, 30, tzinfo=berlin, fold=1))
     assert second - first == duration("1h")
+
+
+def test_an_instant_that_no_datetime_can_hold_is_shown_as_the_nearest() -> None:
+    for far in (LAST_INSTANT + 1, 2**48, 2**62):
+        assert as_datetime(far) == as_datetime(LAST_INSTANT)
+        assert instant_text(far).startswith("9999-12-31T23:59:59.")
+    assert as_datetime(-(2**62)) == as_datetime(0)

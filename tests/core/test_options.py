@@ -52,7 +52,28 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
     assert decode_options(newer).headers == {"a": "b"}
 
 
-@pytest.mark.parametrize("damaged", [b"\xc1", b"\x81", b"hello", b"\x92\x01\x02", b"\x81\xa5retry\x05"])
+def policy_of(**terms: Any) -> bytes:
+    return msgspec.msgpack.encode({"retry": terms})
+
+
+GROWING = {"policy": "exponential", "first": 1, "factor": 2.0, "longest": 5, "tries": 3, "jitter": 0.2}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"\xc1", b"\x81", b"hello", b"\x92\x01\x02", b"\x81\xa5retry\x05",
+        b"\x81\xa7headers\x81\xa1a\xa1\xff",  # a header that is no UTF-8
+        b"\x81\xa1x" + b"\x91" * 5_000 + b"\x01",
+        *(policy_of(**(GROWING | {name: value})) for name, value in (
+            ("jitter", float("inf")), ("jitter", -1.0), ("factor", float("nan")), ("factor", 1e300), ("first", -1),
+            ("longest", 2**62), ("tries", 0),
+        )),
+        policy_of(policy="fixed", pause=-5, tries=3),
+        policy_of(policy="ladder", rungs=[]),
+        policy_of(policy="ladder", rungs=[1, 2**60]),
+    ],
+)  # fmt: skip
 def test_damaged_options_are_one_known_error(damaged: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_options(damaged)

@@ -29,6 +29,7 @@ LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last
 LONGEST: Millis = LAST_INSTANT
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = _EPOCH + timedelta(milliseconds=LAST_INSTANT)
 _MILLISECOND = timedelta(milliseconds=1)
 _UNITS: dict[str, int] = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", re.ASCII)
@@ -94,8 +95,14 @@ def check_instant(millis: Millis, *, field: str, value: object = None) -> Millis
 
 
 def as_datetime(millis: Millis) -> datetime:
-    """The aware UTC datetime of an instant; exact, no float in between."""
-    return _EPOCH + timedelta(milliseconds=millis)
+    """The aware UTC datetime of an instant; exact, no float in between.
+
+    An instant that only a damaged row has is shown as the nearest that a datetime can hold, so that it hides no other.
+    """
+    try:
+        return _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        return _EPOCH if millis < 0 else _LAST
 
 
 def instant_text(millis: Millis) -> str:

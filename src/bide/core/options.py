@@ -45,5 +45,8 @@ def _is_printable(value: object) -> bool:
 
 
 def decode_options(options: bytes) -> Options:
-    """The options of a stored task. Raises msgspec.DecodeError if the bytes are damaged."""
-    return _decoder.decode(options) if options else NO_OPTIONS
+    """The options of a stored task. Raises msgspec.DecodeError if they are damaged, or say what nobody could give."""
+    try:
+        return _decoder.decode(options) if options else NO_OPTIONS
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

@@ -9,18 +9,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from bide.core.errors import BadInput
-from bide.core.instants import Length, Millis, duration
+from bide.core.instants import LONGEST, Length, Millis, duration
 
 FOREVER: int = 2**31 - 1
 """As `tries`: never give up."""
 
 Chance: TypeAlias = Callable[[], float]
 """A number in [0, 1): `random.random`, or a seeded one in tests."""
+
+# The bounds are kept by the makers below, and again where a policy is decoded: stored bytes may be damaged.
+Pause: TypeAlias = Annotated[Millis, Meta(ge=0, le=LONGEST)]
+Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
 
 
 def _check_tries(tries: int) -> int:
@@ -36,8 +40,8 @@ def _is_number(value: object) -> bool:
 class Steady(Struct, frozen=True, tag="fixed", tag_field="policy"):
     """The same pause each time. Made by `Fixed(...)`."""
 
-    pause: Millis
-    tries: int
+    pause: Pause
+    tries: Tries
 
     def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
         """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
@@ -47,11 +51,11 @@ class Steady(Struct, frozen=True, tag="fixed", tag_field="policy"):
 class Growing(Struct, frozen=True, tag="exponential", tag_field="policy"):
     """Pauses that grow. Made by `Exponential(...)`."""
 
-    first: Millis
-    factor: float
-    longest: Millis
-    tries: int
-    jitter: float
+    first: Pause
+    factor: Annotated[float, Meta(ge=1, le=100)]
+    longest: Pause
+    tries: Tries
+    jitter: Annotated[float, Meta(ge=0, le=1)]
 
     def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
         """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""
@@ -67,7 +71,7 @@ class Growing(Struct, frozen=True, tag="exponential", tag_field="policy"):
 class Rungs(Struct, frozen=True, tag="ladder", tag_field="policy"):
     """One pause per failure, written out; after the last rung it gives up. Made by `Ladder(...)`."""
 
-    rungs: tuple[Millis, ...]
+    rungs: Annotated[tuple[Pause, ...], Meta(min_length=1)]
 
     def delay(self, failures: int, chance: Chance = random.random) -> Millis | None:
         """Milliseconds until the next try after `failures` of them (1 for the first); None: give up. O(1)."""

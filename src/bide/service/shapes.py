@@ -132,7 +132,7 @@ def task_shape(record: Record) -> TaskShape:
     due = instant_text(record.due_at)
     wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
     return TaskShape(
-        record.topic, record.key, record.id, record.group, record.state.value, due, wake, record.attempt, record.token,
+        _sayable(record.topic), _sayable(record.key), record.id, record.group, record.state.value, due, wake, record.attempt, record.token,
         raw, encoded, record.error, instant_text(record.created_at), _optional(record.finished_at),
     )  # fmt: skip
 
@@ -177,6 +177,11 @@ def one_line(shape: object) -> bytes:
     if b"\n" in encoded or b"\r" in encoded:
         encoded = msgspec.json.format(encoded, indent=-1)
     return encoded
+
+
+def _sayable(name: str) -> str:
+    """A name that came out of a damaged row may hold what no UTF-8 can say: escaped, so that its page is shown."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def _optional(millis: Millis | None) -> str | None:

@@ -34,7 +34,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.core.retry import FOREVER, Growing, RetryPolicy, Steady
+from bide.core.retry import FOREVER
 from bide.ports.wire import MOST
 
 LONGEST_ERROR = 65_536
@@ -221,33 +221,10 @@ def _check_options(options: bytes) -> None:
         raise BadInput("options", f"{len(options)} bytes", f"at most {_LONGEST_OPTIONS} bytes")
     try:
         read = decode_options(options)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise BadInput("options", options[:60], f"what bide encodes ({error})") from None
-    if read.retry is not None:
-        _check_retry(read.retry)
     if sum(map(len, read.headers)) + sum(map(len, read.headers.values())) > LONGEST_HEADERS:
         raise BadInput("headers", f"{len(read.headers)} headers", f"at most {LONGEST_HEADERS} bytes in all")
     for name, value in read.headers.items():
         if not name or not name.isprintable() or not value.isprintable():
             raise BadInput("headers", {name: value}, "printable text for both name and value")
-
-
-def _check_retry(retry: RetryPolicy) -> None:
-    """As its constructors do: a decoded one went past them."""
-    tries = 1
-    pauses: Sequence[Millis]
-    if isinstance(retry, Steady):
-        tries, pauses = retry.tries, (retry.pause,)
-    elif isinstance(retry, Growing):
-        tries, pauses = retry.tries, (retry.first, retry.longest)
-        if not 1.0 <= retry.factor <= 100.0 or not 0.0 <= retry.jitter <= 1.0:
-            raise BadInput("retry", (retry.factor, retry.jitter), "a factor from 1 to 100, a jitter from 0 to 1")
-    else:
-        pauses = retry.rungs
-        if not pauses:
-            raise BadInput("retry", retry.rungs, "at least one pause")
-    if not 1 <= tries <= FOREVER:
-        raise BadInput("retry", tries, f"a number of tries from 1 to {FOREVER}")
-    for pause in pauses:
-        if not 0 <= pause <= LAST_INSTANT:
-            raise BadInput("retry", pause, "pauses in milliseconds that end before the year 10000")

@@ -95,3 +95,11 @@ async def test_a_damaged_lease_can_be_settled(store: SqliteStore, path: str) -> 
     damage(path, "holder", "k")
     assert await settle(store, done(held, keep_until=NOW * 2))
     assert (await see(store, held)).holder == "ba\\xffd"
+
+
+async def test_a_task_whose_state_was_damaged_has_a_wake(store: SqliteStore, path: str) -> None:
+    await put_one(store)
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute("UPDATE bide_task SET state = 4")
+        opened.commit()
+    assert (await see(store, Ref("t", "k"))).wake_at == NOW

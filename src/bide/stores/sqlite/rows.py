@@ -30,8 +30,9 @@ def record_of(row: Row) -> Record:
     (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
      payload, options, deadline, error, created_at, woke_at, keep_until, _) = row  # fmt: skip
     ended = state >= _ENDED
+    wake_at = woke_at if ended and woke_at is not None else at  # a row whose state was damaged has no other
     return Record(
-        topic, key, identity, group, STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
+        topic, key, identity, group, STATES[state], due_at, wake_at, planned_at, attempt, failures,
         losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
     )  # fmt: skip
 
