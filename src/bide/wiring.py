@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from bide.core.errors import BadInput, MissingExtra
 from bide.core.table_source import TableSource
@@ -46,7 +46,7 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
 
     `own_clock`: a store that has a clock goes by it; else by the caller's, which may run faster.
     """
-    parts = urlsplit(url)
+    parts = _parts(url, "store", _ACCEPTED)
     if parts.scheme == "memory" and not parts.netloc and not parts.path:
         return _memory()
     if parts.scheme == "sqlite":
@@ -64,7 +64,8 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
 
 def table_at(url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True) -> Table:
     """A table to be watched in the database that `url` names, which needs nothing of bide's. As `store_maker` else."""
-    scheme = urlsplit(url).scheme
+    accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
+    scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
         from bide.stores.sqlite.table import SqliteTable, TableFile
 
@@ -80,7 +81,6 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
             from bide.stores.mysql.table import MySqlTable
 
         return MySqlTable(url, source, connections=connections, clock="server" if own_clock else "caller")
-    accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     raise BadInput("database", without_secrets(url), accepted)
 
 
@@ -121,6 +121,25 @@ def is_traced() -> bool:
     except MissingExtra:
         return False
     return sdk_is_set_up()
+
+
+def _parts(url: str, field: str, accepted: str) -> SplitResult:
+    """Raises BadInput for what is no URL, and for one in which a part of a password would be taken for something else,
+    and so be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadInput(field, "a URL that cannot be read", accepted) from None
+    behind = f"{parts.path}#{parts.fragment}&{parts.query}"
+    if (
+        parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL)
+        and parts.netloc
+        and any("@" in option.partition("=")[0] for option in behind.split("&"))
+    ):
+        raise BadInput(
+            field, "a URL with an @ behind its hosts", 'a password with %2F for "/", %3F for "?", %23 for "#"'
+        )
+    return parts
 
 
 def without_secrets(url: str) -> str:

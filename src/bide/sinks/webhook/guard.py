@@ -171,4 +171,7 @@ def _shown(url: object) -> str:
     scheme, separator, _ = url.partition("://")
     if not separator:
         return f"{len(url)} characters without ://"
-    return f"{scheme}://{_authority(url).rpartition('@')[2]}"
+    authority = _authority(url)
+    if "@" in url and "@" not in authority:  # a user and password that are cut short by a "/" of the password
+        authority = authority.partition(":")[0]
+    return f"{scheme}://{authority.rpartition('@')[2]}"

@@ -67,7 +67,10 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
     if parts.scheme not in SCHEMES or parts.fragment:
         raise BadInput("store", parts.scheme, _ACCEPTED)
     given: dict[str, str] = {}
@@ -110,6 +113,6 @@ def _host(place: str) -> tuple[str, int]:
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     if not colon:
         host, port = place, str(PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
         raise BadInput("store", place, _ACCEPTED)
     return host.removeprefix("[").removesuffix("]"), int(port)

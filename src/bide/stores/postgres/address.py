@@ -21,6 +21,7 @@ SCHEMES = ("postgresql", "postgres")
 SCHEMA = "bide"
 _ACCEPTED = '"postgresql://user:password@host:5432/database", with options such as "?schema=bide&prefix=shop_"'
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(?::(?P<port>[0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:[a-z_][a-z0-9_]{0,39})?")
 
 
@@ -39,7 +40,10 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
     if parts.scheme not in SCHEMES or parts.fragment:
         raise BadInput("store", parts.scheme, _ACCEPTED)
     ours: dict[str, str] = {}
@@ -56,8 +60,11 @@ def address_of(url: str) -> Address:
         raise BadInput("prefix", prefix, "up to 40 of a-z, 0-9 and _, the first no digit")
     if pooler not in ("session", "transaction"):
         raise BadInput("pooler", pooler, '"transaction", or "session" (the default, also for none)')
+    places = parts.netloc.rpartition("@")[2]
+    for place in places.split(",") if places else ():
+        _check_place(place)
     query = f"?{urlencode(theirs)}" if theirs else ""
-    where = f"{parts.netloc.rpartition('@')[2] or 'localhost'}{parts.path}"
+    where = f"{places or 'localhost'}{parts.path}"
     return Address(
         dsn=f"postgresql://{parts.netloc}{parts.path}{query}",
         schema=schema,
@@ -65,3 +72,10 @@ def address_of(url: str) -> Address:
         pooled=pooler == "transaction",
         shown=f"{where} {schema}.{prefix}*" if prefix else f"{where} {schema}",
     )
+
+
+def _check_place(place: str) -> None:
+    """Raises BadInput for what is neither "host" nor "host:port": the driver would fail over it without naming it."""
+    found = _PLACE.fullmatch(place)
+    if found is None or not place or not 0 < int(found["port"] or 5432) <= 65_535:
+        raise BadInput("store", place, 'hosts such as "127.0.0.1:5432" or "[::1]:5432"')

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
-from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
+from bide.core.errors import BadInput, OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.held import Held
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning, said
@@ -65,7 +65,7 @@ _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PL
 
 
 async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
-    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable."""
+    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable, BadInput."""
     try:
         connection = await asyncpg.connect(
             address.dsn,
@@ -83,6 +83,8 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         if isinstance(found, Lost):
             found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
         raise found from error
+    except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
+        raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
 
 
 class Call:

@@ -58,7 +58,10 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
     if parts.scheme not in SCHEMES or parts.fragment:
         raise BadInput("store", parts.scheme, _ACCEPTED)
     credentials, _, netloc = parts.netloc.rpartition("@")
@@ -101,9 +104,9 @@ def _hosts(netloc: str, port: int) -> tuple[tuple[str, int], ...]:
     hosts = []
     for one in netloc.split(",") if netloc else ["localhost"]:
         found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", one)
-        if found is None:
+        if found is None or not 0 < int(found[2] or port) <= 65_535:
             raise BadInput("store", one, 'hosts such as "127.0.0.1:6379" or "[::1]:6379"')
-        hosts.append((found[1].strip("[]"), int(found[2]) if found[2] else port))
+        hosts.append((found[1].strip("[]"), int(found[2] or port)))
     return tuple(hosts)
 
 
