@@ -1,0 +1,10 @@
+"""What is tried, in order of what a case costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bide.testing.fuzz.running import Target
+from bide.testing.fuzz.targets import stored, text, urls
+
+TARGETS: Sequence[Target] = (*text.TARGETS, *urls.TARGETS, *stored.TARGETS)
