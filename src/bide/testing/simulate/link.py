@@ -47,6 +47,8 @@ _RESEND = 0.4
 """Seconds after which what was not answered is sent again."""
 _REFUSED = 0.02
 """Seconds after which a server that is down is asked again."""
+_LATE = 6.0
+"""Seconds that the double of a message may be behind it."""
 _AGAIN: Millis = 1_000
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement, Ref)
 _nobody = copy_context()
@@ -89,6 +91,27 @@ class _Turns:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.number = 0
+
+
+class _Asking:
+    """One call, until it is answered or given up."""
+
+    __slots__ = ("answered", "sent", "value", "waits")
+
+    def __init__(self) -> None:
+        self.answered = False
+        self.sent = False
+        """Whether it may have arrived."""
+        self.value: Any = None
+        self.waits: asyncio.Future[None] | None = None
+
+    def answer(self, value: Any) -> None:
+        self.answered, self.value = True, value
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
 
 
 class Link:
@@ -287,34 +310,37 @@ class Link:
     async def _insist(self, kind: str, place: int, number: int | None, work: Work) -> Any:
         shard, loop = self._server.shards[place], self._loop
         ends = loop.time() + _PATIENCE
-        sent = False
-        answer: asyncio.Future[Any] = loop.create_future()
+        asking = _Asking()
         while True:
             if shard.up:
-                self._send(kind, shard, number, work, answer, fresh=not sent)
-                sent = True
-                await asyncio.wait([answer], timeout=_RESEND * (1 + self._chance.random()))
+                self._send(kind, shard, number, work, asking)
+                pause = _RESEND
             else:
-                await asyncio.sleep(_REFUSED * (1 + self._chance.random()))
-            if answer.done():
-                return answer.result()
+                pause = _REFUSED
+            asking.waits = loop.create_future()
+            timer = loop.call_later(pause * (1 + self._chance.random()), asking.wake)
+            try:
+                await asking.waits
+            finally:
+                timer.cancel()
+            if asking.answered:
+                return asking.value
             if loop.time() >= ends:
                 where = f"{kind} on shard {place}"
-                if sent and number is not None:
+                if asking.sent and number is not None:
                     return OutcomeUnknown(f"{where}: no answer")
                 return StoreUnavailable(f"{where}: it cannot be reached")
 
-    def _send(
-        self, kind: str, shard: Shard, number: int | None, work: Work, answer: asyncio.Future[Any], *, fresh: bool
-    ) -> None:
+    def _send(self, kind: str, shard: Shard, number: int | None, work: Work, asking: _Asking) -> None:
         """Put one message on its way; maybe twice, maybe never."""
         if not self._process.alive:
             return
         weather, chance, loop = self._weather, self._chance, self._loop
-        sent_at, life, caller = loop.time(), shard.life, f"{self._process.who} {kind}"
+        sent_at, life, caller, fresh = loop.time(), shard.life, f"{self._process.who} {kind}", not asking.sent
+        asking.sent = True
         # by lot first, so that what is killed at this moment has drawn as many as what is not
         lost, twice, there = chance.random() < weather.loss, chance.random() < weather.twice, self._delay()
-        lost_back, back, late = chance.random() < weather.loss, self._delay(), chance.random() * 6
+        lost_back, back, late = chance.random() < weather.loss, self._delay(), chance.random() * _LATE
 
         def arrive() -> None:
             if not shard.up or shard.life != life:
@@ -328,14 +354,14 @@ class Link:
                 loop.call_later(back, come_back, reply, context=self._process.context)
 
         def come_back(reply: Reply) -> None:
-            if answer.done() or shard.life != life:
+            if asking.answered or shard.life != life:
                 return
             self._moment(kind, "answered")
             if not self._process.alive:
                 return
             if fresh and reply.micros:
                 self._time.saw(reply.micros, sent_at, loop.time())
-            answer.set_result(reply.value)
+            asking.answer(reply.value)
 
         if not lost:
             loop.call_later(there, arrive, context=_nobody)

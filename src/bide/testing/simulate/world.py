@@ -97,8 +97,7 @@ class World:
         self.loop.set_exception_handler(self._defect)
         for slot in self.slots.values():
             slot.start()
-        for step in self.plan.steps:
-            self.loop.call_at(step.at / 1000, self._take, step)
+        self._next(0)
         await asyncio.sleep(setup.calm / 1000)
         self._mend()
         before = {name: slot.calls() for name, slot in self.slots.items()}
@@ -116,6 +115,15 @@ class World:
         for record in self.server.records():
             self.say(Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
         self.say(End(self.time_ns(), self.clock.now(), True))
+
+    def _next(self, place: int) -> None:
+        """Take the steps whose time has come, from this one on; then wait for the next."""
+        steps = self.plan.steps
+        while place < len(steps) and steps[place].at / 1000 <= self.loop.time():
+            self._take(steps[place])
+            place += 1
+        if place < len(steps):
+            self.loop.call_at(steps[place].at / 1000, self._next, place)
 
     def _take(self, step: Step) -> None:
         if isinstance(step, Ask):
