@@ -1,10 +1,11 @@
-"""The parts of docs/ that come from the code: the settings, a task's life, and the strategies of the lab.
+"""The parts of docs/ that come from the code and from results: settings, a task's life, the lab, what trials found.
 
 A generated part stands between two comments, `<!-- generated: name -->` and `<!-- end -->`; everything around it is
 written by hand. `--check` writes nothing and fails where a file is not what the code says.
 
 Tables and pictures of strategies are drawn from docs/lab/results.jsonl: put another results file there and run this
-again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there.
+again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there. Those of
+docs/reliability.md are drawn from docs/reliability/*.jsonl.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bide.core.records import State
 from bide.lab.report.document import Document
 from bide.lab.report.families import FAMILIES, Family
 from bide.settings import describe
+from bide.testing.reliability import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -96,10 +98,20 @@ def lab_parts() -> dict[str, Callable[[], str]]:
     return parts
 
 
+@cache
+def trials() -> Results:
+    """What torture, soak and fuzzing found."""
+    return Results(ROOT / "docs" / "reliability")
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "settings": settings_table,
     "life-drawing": life_drawing,
     "life-table": life_table,
+    "reliability-torture": lambda: trials().torture(),
+    "reliability-cannot": lambda: trials().cannot(),
+    "reliability-soak": lambda: trials().soak(),
+    "reliability-fuzz": lambda: trials().fuzz(),
     **lab_parts(),
 }
 

@@ -4,10 +4,10 @@
 
 One client process (this one) and worker processes, with the shipped defaults. First the maximum is measured for some
 seconds: the same load, as fast as it is done. Then half of it is asked for, or `--rate`. What is asked for is in
-`load`: tasks due soon and far off, moves, fires, cancels at any moment, shifts and cancels of groups, redrives; handlers
-fail, defer, die, and one kind runs in threads. Every few seconds is looked at, of each process, resident memory, open
-files, threads and Python's own count of objects; of the server and the store memory, files, rows, dead rows; and the
-lateness of that interval. The event log is filled to its cap first, so that it does not grow meanwhile.
+`load`: tasks due soon and far off, moves, fires, cancels at any moment, shifts and cancels of groups, redrives; and
+handlers fail, defer, die, and one kind runs in threads. Every few seconds it is looked at what each process has of
+memory, open files, threads and Python's objects, what the server and the store have of memory, files, rows and dead
+rows, and how late that interval was. The event log is filled to its cap first, so that it does not grow meanwhile.
 
 Everything has an end: what is far off is cancelled, what is due is done, and what is remembered is forgotten, in long
 runs by the workers' own sweepers. Then it is counted what is left in the store.

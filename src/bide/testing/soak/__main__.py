@@ -22,7 +22,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     with place_of(given.url) as place:
         if not place.owned:
             raise BadInput("url", place.kind, "a store without anything in it, or a server, where a part is made")
-        soak = Soak(given, place, folder, lambda text: print(text, file=sys.stderr, flush=True))
+        soak = Soak(given, place, folder, _say)
         try:
             report = await soak.go()
         except BenchFault as fault:
@@ -33,11 +33,17 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     return report, soak.wrong
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def main() -> int:
     parser = parser_of("soak", __doc__)
     parser.add_argument("url", help='a store that several processes can share; "sqlite:" is a file of its own')
     parser.add_argument("--minutes", type=_above_zero, default=15.0, help="how long tasks are scheduled")
     parser.add_argument("--rate", type=_above_zero, help="tasks a second; half of the maximum if not given")
+    parser.add_argument("--soon", type=_above_zero, default=4.0, help="seconds within which most tasks are due")
     parser.add_argument("--measure", type=_above_zero, default=15.0, help="seconds in which the maximum is measured")
     parser.add_argument("--workers", type=int, choices=range(1, 9), default=1, help="worker processes")
     parser.add_argument("--every", type=_above_zero, default=5.0, help="seconds from one look to the next")

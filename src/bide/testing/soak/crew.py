@@ -77,7 +77,7 @@ class Counted(Log):
             self._late.append(late)
             self._latest = max(self._latest, late)
             if self._leak:
-                self._leaked.append(bytes(self._leak))
+                self._leaked.append(b"x" * self._leak)
         return crc32(record.id.encode())
 
     def observe(self, record: Record, settlement: Settlement) -> None:

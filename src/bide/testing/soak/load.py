@@ -1,6 +1,6 @@
 """The client: one process that schedules at a rate, moves, fires, cancels, shifts and redrives, and counts what it did.
 
-Of a hundred tasks sixty are due within four seconds, some of them in a thread, thirty in an hour or two, and ten belong
+Of a hundred tasks sixty are due within seconds, some of them in a thread, thirty in an hour or two, and ten belong
 to a group. Of those due soon one in six is moved, fired or cancelled at a moment of its own, which may be just when it
 is leased; of those far off as many are moved to within seconds, fired or cancelled as come in, so that always the same
 number waits; of the groups most are shifted or cancelled as a whole; and of the dead some are redriven, the others
@@ -24,8 +24,6 @@ from bide.core.records import NewTask, Ref, Result
 from bide.testing.soak.crew import FAILING, KEPT, PLAIN, THREADED, Ids
 
 PAYLOAD = b"x" * 100
-SOON = 4_000
-"""Milliseconds within which most are due."""
 _SOONEST = 100
 _HOUR = 3_600_000
 _TICK = 0.05
@@ -46,7 +44,8 @@ _BEGINS = (Result.CREATED, Result.REDRIVEN)
 class Load:
     """What is asked of `app`, and what it answered."""
 
-    def __init__(self, app: Bide, seed: int, rate: float) -> None:
+    def __init__(self, app: Bide, seed: int, rate: float, soon: int) -> None:
+        """`soon`: milliseconds within which most are due."""
         self.begun = Ids()
         """Lives that an answer said had begun."""
         self.cancelled = Ids()
@@ -66,7 +65,7 @@ class Load:
         self._groups: list[tuple[float, str]] = []
         """The same of groups."""
         self._redriven = time.monotonic()
-        self._soon = SOON
+        self._soon = self._soon_asked = soon
 
     # --- how fast
 
@@ -87,7 +86,7 @@ class Load:
             if room > 0:
                 await self._tick(min(_MOST, room, 500))
             await asyncio.sleep(0 if room > 0 else 0.005)
-        self._soon = SOON
+        self._soon = self._soon_asked
 
     def at(self, rate: float) -> None:
         """From now on."""

@@ -77,7 +77,7 @@ class Soak:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         async with app:
             await _fill_events(app)
-            load = Load(app, given.seed, 1000.0)
+            load = Load(app, given.seed, 1000.0, int(given.soon * 1000))
             try:
                 await crew.start(given.workers)
                 most = await self._maximum(load, crew)

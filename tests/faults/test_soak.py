@@ -1,0 +1,230 @@
+"""A short form of `python -m bide.testing.soak URL`, and tests of what it decides by."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bide.testing.soak.crew import Ids
+from bide.testing.soak.measure import process
+from bide.testing.soak.remains import too_much
+from bide.testing.soak.run import judged
+from bide.testing.soak.slopes import FLAT, GROWS, MEBIBYTE, SETTLED, Slope, allowed_bytes, interval, judge
+
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")]
+
+LEAK = 4_000
+RATE = 300
+SECONDS = 4.2
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The report of a run whose worker leaks on purpose, and its samples."""
+    folder = tmp_path_factory.mktemp("soak")
+    results, samples = folder / "results.jsonl", folder / "samples.jsonl"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "bide.testing.soak", f"sqlite:///{folder}/soak.db", "--minutes", f"{SECONDS / 60}"),
+            *("--measure", "0.6", "--every", "0.2", "--rate", f"{RATE}", "--soon", "1", "--leak", f"{LEAK}"),
+            *("--results", str(results), "--samples", str(samples)),
+        ],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:] + run.stdout[-4000:]
+    [written] = results.read_text(encoding="utf-8").splitlines()
+    report: dict[str, Any] = json.loads(run.stdout)
+    assert json.loads(written) == report
+    assert not (folder / "soak.db").exists()
+    return report, [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+
+
+def test_nothing_is_lost_and_nothing_is_left(soaked: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+    """P1, P2 and P10 after moves, cancels, retries, deaths, redrives and groups."""
+    report, _ = soaked
+    assert not any(report["wrong"].values())
+    assert report["lost"] == report["duplicated"] == report["early"] == report["failed"] == 0
+    assert report["left"]["tasks"] == 0
+    assert report["left"]["event"] > 10_000  # the log is full, and capped
+    answers = report["load"]
+    assert answers["schedule"]["created"] > 0.8 * RATE * SECONDS
+    assert answers["cancel"]["cancelled"] > 0
+    assert answers["reschedule"]["moved"] > 0
+    assert answers["fire_now"]["moved"] > 0
+    assert answers["shift"]["moved"] > 0
+    assert answers["cancel_group"]["cancelled"] > 0
+    assert answers["redrive"]["redriven"] > 0
+    assert all(report["verdicts"][verdict] > 0 for verdict in ("done", "retry", "defer", "dead"))
+    ended = report["verdicts"]["done"] + report["verdicts"]["dead"]
+    assert report["deliveries"] >= sum(report["verdicts"].values()) >= ended > 0.5 * RATE * SECONDS
+
+
+def test_every_figure_has_a_slope(soaked: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+    report, samples = soaked
+    assert report["judged"] is False  # so short a run still warms up
+    assert len(samples) == report["samples"] > 10
+    whose = [f"{one}_{what}" for one in ("client", "worker-1")
+             for what in ("resident", "blocks", "descriptors", "threads")]  # fmt: skip
+    expected = {*whose, "live", "remembered", "late_p50_ms", "late_p99_ms", "store_file_bytes", "store_wal_bytes"}
+    assert set(report["slopes"]) == expected
+    for name, slope in report["slopes"].items():
+        assert slope["low"] <= slope["per_minute"] <= slope["high"], name
+        assert slope["mean"] > 0, name
+
+
+def test_a_leak_is_found(soaked: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+    report, samples = soaked
+    leaking = report["slopes"]["worker-1_resident"]
+    assert leaking["verdict"] == GROWS
+    handled = 60 * report["deliveries"] / (SECONDS + 0.6)
+    assert 0.1 * LEAK * handled < leaking["per_minute"] < 2 * LEAK * handled
+    assert all(before["worker-1_resident"] <= after["worker-1_resident"] for before, after in pairwise(samples[5:]))
+    assert report["slopes"]["client_resident"]["per_minute"] < leaking["per_minute"] / 4
+
+
+def test_a_store_of_somebody_is_not_soaked(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
+    run = subprocess.run(
+        [sys.executable, "-m", "bide.testing.soak", f"sqlite:///{tmp_path}/shop.db"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "without anything in it" in run.stderr
+
+
+# --- slopes
+
+MB = 1_000_000.0
+MINUTES = 15
+EVERY = 5.0
+PER_TASK = 24
+"""Bytes of the smallest leak there is, for each of 500 tasks a second."""
+
+
+def verdict(course: Callable[[float, random.Random], float], minutes: float = MINUTES) -> Slope:
+    """Of a process of 50 MB that holds so many bytes more after so many minutes."""
+    chance = random.Random(1)
+    points = [(at * EVERY, 50 * MB + course(at * EVERY / 60, chance)) for at in range(int(minutes * 60 / EVERY))]
+    slope = judge(points, allowed_bytes(50 * MB))
+    assert slope is not None
+    return slope
+
+
+FLAT_ONES: dict[str, Callable[[float, random.Random], float]] = {
+    "nothing changes": lambda _, __: 0.0,
+    "noise": lambda _, chance: chance.gauss(0, MB),
+    "a sawtooth": lambda minute, _: 4 * MB * (minute % 1),
+    "a start that is over": lambda minute, _: 20 * MB * min(1.0, minute / 2.5),
+    "some wild samples": lambda _, chance: 50 * MB * (chance.random() < 0.1),
+    "it falls": lambda minute, chance: -MB * minute + chance.gauss(0, MB),
+    "it rises by less than is allowed": lambda minute, _: 0.5 * MEBIBYTE * minute / MINUTES,
+}
+
+
+@pytest.mark.parametrize("course", FLAT_ONES.values(), ids=FLAT_ONES)
+def test_what_does_not_grow_is_flat(course: Callable[[float, random.Random], float]) -> None:
+    assert verdict(course).verdict == FLAT
+
+
+def test_what_rises_and_stops_has_settled() -> None:
+    assert verdict(lambda minute, chance: 10 * MB * min(1, minute / 7) + chance.gauss(0, MB / 10)).verdict == SETTLED
+    assert verdict(lambda minute, _: 10 * MB * (1 - math.exp(-minute / 3))).verdict == SETTLED
+
+
+def test_the_smallest_leak_for_each_task_grows() -> None:
+    bytes_per_minute = 500 * 60 * PER_TASK
+    for minutes in (4, 15, 60):
+        slope = verdict(lambda minute, chance: bytes_per_minute * minute + chance.gauss(0, MB / 10), minutes)
+        assert slope.verdict == GROWS, minutes
+        assert slope.low < bytes_per_minute < slope.high
+        assert slope.per_minute == pytest.approx(bytes_per_minute, rel=0.1)
+        assert slope.percent_per_hour == pytest.approx(6000 * slope.per_minute / slope.mean)
+
+
+def test_a_leak_in_the_steps_of_an_allocator_grows() -> None:
+    assert verdict(lambda minute, _: MEBIBYTE * int(minute / 1.5)).verdict == GROWS
+
+
+def test_a_leak_under_wild_samples_grows() -> None:
+    assert verdict(lambda minute, chance: MB * minute + 50 * MB * (chance.random() < 0.1)).verdict == GROWS
+
+
+def test_the_interval_holds_the_slope_of_noise_nearly_always() -> None:
+    """99 of 100, so of 300 at least 290."""
+    chance, held = random.Random(2), 0
+    for _ in range(300):
+        low, slope, high = interval([(at, 3 * at + chance.gauss(0, 5)) for at in range(30)])
+        assert low <= slope <= high
+        held += low <= 3 <= high
+    assert held >= 290
+
+
+def test_of_too_few_samples_nothing_is_said() -> None:
+    assert judge([], 1) is None
+    assert judge([(0, 1), (1, 2), (2, 3)], 1) is None
+    assert judge([(1, 1)] * 10, 1) is None
+    assert interval([(0, 1)]) == (-math.inf, 0.0, math.inf)
+
+
+def test_each_figure_has_its_own_measure() -> None:
+    """Two files more are many, two objects more are none; a rate that goes up is no fault."""
+    samples: list[dict[str, Any]] = [
+        {"at": at, "worker-1_descriptors": 20 + at, "worker-1_blocks": 100_000 + at, "completed_per_s": at}
+        for at in range(40)
+    ]
+    slopes = judged(samples)
+    assert {name: slope.verdict for name, slope in slopes.items()} == {
+        "worker-1_descriptors": GROWS,
+        "worker-1_blocks": FLAT,
+    }
+
+
+def test_a_process_is_looked_at_where_there_is_one() -> None:
+    seen = process(os.getpid())
+    assert seen["resident"] > MEBIBYTE
+    assert seen["descriptors"] >= 3
+    assert seen["threads"] >= 1
+    assert process(1_000_000_000) == {}
+
+
+# --- what is counted, and what is left
+
+
+def test_ids_are_told_apart_though_their_number_is_the_same() -> None:
+    one, other, both = Ids(), Ids(), Ids()
+    for id in ("a", "b"):
+        one.add(id)
+        both.add(id)
+    for id in ("c", "a"):
+        other.add(id)
+        both.add(id)
+    assert one.number == other.number
+    assert one != other
+    assert one + other == both == other + one
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({"tasks": 0, "hidden tasks": 20, "event": 11_000, "caller": 20, "answers": 200, "layout": 1}, 0),
+        ({"tasks": 1}, 1),
+        ({"hidden tasks": 60}, 1),
+        ({"event": 11_001}, 1),
+        ({"caller": 30}, 1),
+        ({"kept": 1, "grouped": 1}, 2),
+        ({"keys f:": 3}, 1),
+        ({"answers that do not end by themselves": 1}, 1),
+    ],
+)
+def test_what_may_not_be_left_is_found(found: dict[str, int], wrong: int) -> None:
+    assert len(too_much(found, minutes=15, processes=2)) == wrong

@@ -1,0 +1,134 @@
+"""The tables of docs/reliability.md: whole runs, runs with parts missing, and none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bide import BadInput
+from bide.testing.reliability import Results
+
+TORTURED: dict[str, Any] = {
+    "store": "redis", "version": "7.0.15", "seconds": 600, "seed": 7, "processes": 5,
+    "load": {"scheduled": 120_000, "verbs": {"cancel": {"cancelled": 900, "finished": 100}}, "deliveries": 118_000},
+    "faults": {"kill": 40, "reset": 12}, "lost": 0, "duplicated": 31, "early": 0, "after_cancel": 0,
+    "stale_accepted": 0, "violations": {"P1": 0, "P3": 2}, "lateness_ms": {"p50": 1.2, "p99": 80, "most": 3210.4},
+    "recovery_ms": {"kill": {"p50": 12.5, "most": 3050}}, "cannot": {"disk full": "no file system of its own"},
+}  # fmt: skip
+SLOPE = {
+    "mean": 52_428_800.0, "per_minute": -2048.0, "low": -4096.0, "high": 1024.0, "percent_per_hour": -0.234,
+    "allowed": 1_048_576.0, "verdict": "flat",
+}  # fmt: skip
+SOAKED: dict[str, Any] = {
+    "store": "postgres", "seconds": 900, "maximum_per_s": 4000, "rate": 2000, "deliveries": 1_700_000, "lost": 0,
+    "duplicated": 0, "early": 0, "load": {"schedule": {"created": 1_800_000}}, "wrong": {"left": 0}, "judged": True,
+    "lateness_ms": {"p50": 2.5, "p99": 20, "most": 300}, "slopes": {"worker-1_resident": SLOPE},
+}  # fmt: skip
+
+
+def results(folder: Path, **lines: list[dict[str, Any]]) -> Results:
+    for name, some in lines.items():
+        (folder / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in some))
+    return Results(folder)
+
+
+def row(text: str, *begins: str) -> list[str]:
+    """The cells of the line that begins with these."""
+    start = f"| **{begins[0]}** |" + "".join(f" {one} |" for one in begins[1:])
+    [found] = [line for line in text.splitlines() if line.startswith(start)]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_without_results_every_store_is_there_and_not_run(tmp_path: Path) -> None:
+    none = Results(tmp_path)
+    for store in ("SQLite", "Redis", "Redis Cluster", "Redis Sentinel", "PostgreSQL", "MariaDB", "HTTP"):
+        assert row(none.torture(), store)[1] == "not run yet"
+    assert row(none.soak(), "MariaDB")[1] == "not run yet"
+    assert none.fuzz() == "No run yet.\n"
+    assert none.cannot() == "Nothing was noted so far.\n"
+
+
+def test_a_run_under_faults(tmp_path: Path) -> None:
+    text = results(tmp_path, torture=[TORTURED]).torture()
+    assert row(text, "Redis", "7.0.15")[2:] == [
+        "10", "5", "120,000 scheduled, 1,000 verbs", "118,000", "0", "31", "0", "0", "0", "2", "3,210",
+    ]  # fmt: skip
+    assert row(text, "Redis", "kill")[2:] == ["40", "12.5", "3,050"]
+    assert row(text, "Redis", "reset")[2:] == ["12", "", ""]
+    assert row(text, "SQLite")[1] == "not run yet"
+
+
+def test_the_same_told_in_other_words(tmp_path: Path) -> None:
+    told = {
+        "store": "postgresql", "about": "PostgreSQL 15", "seconds": 60, "processes": {"clients": 2, "workers": 3},
+        "delivered_again": 4, "wrong": {"lost": 1, "early": 0, "delivered after cancelled": 0},
+        "recovery_seconds": {"kill": {"p50": 0.5, "most": 2}},
+    }  # fmt: skip
+    text = results(tmp_path, torture=[told]).torture()
+    assert row(text, "PostgreSQL", "PostgreSQL 15")[2:] == [
+        "1", "2 clients, 3 workers", "?", "?", "1", "4", "0", "0", "?", "1", "?",
+    ]  # fmt: skip
+    assert row(text, "PostgreSQL", "kill")[2:] == ["?", "500", "2,000"]
+
+
+def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
+    results(tmp_path, torture=[TORTURED, {**TORTURED, "lost": 5}, {"store": "sqlite"}])
+    with (tmp_path / "torture.jsonl").open("ab") as file:
+        file.write(b'{"store": "redis", "lost": 9')
+    text = Results(tmp_path).torture()
+    assert row(text, "Redis", "7.0.15")[6] == "5"
+    assert row(text, "SQLite")[1:4] == ["?", "?", "?"]
+
+
+def test_a_store_that_nobody_expected_comes_last(tmp_path: Path) -> None:
+    text = results(tmp_path, torture=[{**TORTURED, "store": "valkey"}]).torture()
+    assert row(text, "valkey", "7.0.15")[5] == "118,000"
+
+
+def test_what_could_not_be_done_is_said_once(tmp_path: Path) -> None:
+    cannot = results(tmp_path, torture=[TORTURED, {**TORTURED, "store": "sqlite"}]).cannot()
+    assert cannot == "- disk full (SQLite, Redis): no file system of its own\n"
+
+
+def test_a_soak_and_its_slopes(tmp_path: Path) -> None:
+    text = results(tmp_path, soak=[SOAKED]).soak()
+    assert row(text, "PostgreSQL")[1:] == [
+        "15", "4,000", "2,000", "1,800,000", "1,700,000", "0", "0", "0", "0", "2.5", "20", "300",
+    ]  # fmt: skip
+    assert "### PostgreSQL\n\nNothing grows.\n" in text
+    assert row(text, "worker 1: resident memory")[1:] == [
+        "50 MiB", "-2 KiB", "-4 KiB to 1 KiB", "-0.234", "1 MiB", "flat",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"judged": False}, "too short"),
+        ({"slopes": {"late_p99_ms": {**SLOPE, "verdict": "grows"}}}, "Growing: lateness p99."),
+    ],
+)
+def test_what_the_slopes_come_to(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    assert said in results(tmp_path, soak=[{**SOAKED, **changed}]).soak()
+
+
+def test_fuzzing_is_summed_up(tmp_path: Path) -> None:
+    lines = [
+        {"target": "urls", "cases": 10, "seconds": 1, "seed": 3, "found": 4},
+        {"target": "urls", "cases": 1000, "seconds": 2.5, "seed": 4, "found": 0, "note": "a | b"},
+        {"target": "rows", "cases": 500, "found": ["rows (case 7)"]},
+    ]
+    text = results(tmp_path, fuzz=lines).fuzz()
+    assert row(text, "urls")[1:5] == ["1,000", "2.5", "4", "0"]
+    assert "a \\| b" in text
+    assert row(text, "rows")[1:5] == ["500", "?", "?", "1"]
+    assert row(text, "all")[1:] == ["1,500", "", "", "1", ""]
+
+
+def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "soak.jsonl").write_text('{"store": "redis"}\nhello\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"soak.jsonl, line 2"):
+        Results(tmp_path)
