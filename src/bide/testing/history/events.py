@@ -75,6 +75,8 @@ class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
     losses: int = 10
     """Leases in a row that may end unsettled before a task is dead."""
     at: int = 0
+    room: int | None = None
+    """How many deliveries a worker may have at once; None: as many as it ever asked for."""
 
 
 class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):

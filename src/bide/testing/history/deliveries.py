@@ -1,0 +1,210 @@
+"""What deliveries may be, beside what the lifecycle says: each of one lease, in time, not after a cancel, not too many.
+
+P7, *a worker holds only what it runs*, is read off its own questions. A worker asks for as many as it has room for, and
+begins with nothing in its hands; so it never has more at once, of all topics together, than the sum over topics of the
+most that it ever asked for. With `Header.room` that is the bound instead. A delivery counts from the answer that leased
+it to its last line; what was given back without being begun does not count, and no answer may hold more than was asked
+for. For holders that ask for more while they wait for what they hold (a consumer without a worker), it does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bide.core.instants import Millis
+from bide.core.records import Result, Topic, Verdict
+from bide.testing.history import events as ev
+from bide.testing.history.events import Event
+from bide.testing.history.gathered import CANCELLED, LAST_WRITE, SETTLED, Gathered, Op, Told
+from bide.testing.history.report import Violation
+
+_LEASE_LOST, _DEADLINE = "holder lost", "deadline"
+
+
+class Deliveries:
+    """The rules of deliveries, over a whole history."""
+
+    def __init__(self, got: Gathered) -> None:
+        self.got = got
+        self.slack = got.header.slack
+
+    def wrong(self, told: Told) -> Iterator[Violation]:
+        """What is wrong with those of one task."""
+        cancels = [
+            op
+            for op in told.ops
+            if op.kind == CANCELLED and op.answer.result is Result.CANCELLED  # type: ignore[union-attr]
+        ]
+        settles = [op for op in told.ops if op.kind == SETTLED]
+        began: dict[int, ev.Began] = {}
+        for one in told.began:
+            lease = told.leases.get(one.token)
+            if lease is None:
+                yield _violation("P3", told, f"a delivery began with token {one.token}, which no lease gave", [one])
+                continue
+            if one.token in began:
+                what = f"two deliveries of the lease with token {one.token}"
+                yield _violation("P3", told, what, [began[one.token], one])
+                continue
+            began[one.token] = one
+            if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
+                yield wrong
+            for cancel in cancels:
+                if cancel.token > one.token and cancel.answered < one.at:
+                    what = (
+                        f"a delivery with token {one.token} began {(one.at - cancel.answered) / 1e6:.3f} ms after the "
+                        f"answer `cancelled`, which has token {cancel.token}"
+                    )
+                    yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
+                    break
+        for settle in settles:
+            if (wrong := self._unbegun(told, settle, began)) is not None:
+                yield wrong
+
+    def _not_its(self, told: Told, one: ev.Began, lease: Op) -> Violation | None:
+        seen = lease.seen
+        assert seen is not None
+        for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
+            told_of, given = getattr(one, name), getattr(seen, name)
+            if told_of != given:
+                what = f"delivered with {name} {told_of}, but its lease, with token {one.token}, has {given}"
+                return _violation(promise, told, what, [lease.ask, lease.answer, one])
+        return None
+
+    def _early(self, told: Told, one: ev.Began, lease: Op) -> Violation | None:
+        seen, ask, answer = lease.seen, lease.ask, lease.answer
+        assert seen is not None and type(ask) is ev.Leasing and type(answer) is ev.Leased
+        if one.clock + self.slack >= seen.planned_at:
+            return None
+        # a clock that went back since it was leased, rightly, makes nothing early
+        went_back = ask.clock + (one.at - ask.at) * 99 // 100_000_000 - one.clock
+        if answer.clock >= seen.planned_at and went_back > self.slack + 5:
+            return None
+        what = (
+            f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake at "
+            f"{seen.planned_at}"
+        )
+        return _violation("P1", told, what, [ask, answer, one])
+
+    def _unbegun(self, told: Told, settle: Op, began: dict[int, ev.Began]) -> Violation | None:
+        """What ended, as done or dead, and never ran."""
+        ask = settle.ask
+        assert type(ask) is ev.Settling
+        delivery = began.get(ask.token)
+        if ask.verdict is Verdict.DONE:
+            if delivery is None:
+                what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
+                return _violation("P2", told, what, [ask, settle.answer])
+            if delivery.at > ask.at:
+                what = f"the lease with token {ask.token} was settled as done before its delivery began"
+                return _violation("P2", told, what, [ask, settle.answer, delivery])
+            return None
+        if ask.verdict is not Verdict.DEAD or delivery is not None:
+            return None
+        lease = told.leases.get(ask.token)
+        if lease is None or lease.seen is None:
+            return None
+        seen, error = lease.seen, ask.error or ""
+        if any(one.id == seen.id for one in began.values()):
+            return None
+        if error.startswith(_DEADLINE):
+            latest = max(ask.clock, settle.answer.clock) + self.slack  # type: ignore[union-attr]
+            if seen.deadline is not None and latest > seen.deadline:
+                return None
+            what = f"dead by its deadline, {seen.deadline}, at {ask.clock}, and it never ran"
+        elif error.startswith(_LEASE_LOST):
+            if seen.losses >= self.got.header.losses:
+                return None
+            what = (
+                f"dead after {seen.losses} lost leases, of {self.got.header.losses} that are allowed, and it never ran"
+            )
+        else:
+            what = f"dead, with the error {ask.error!r}, and it never ran"
+        return _violation("P2", told, what, [lease.ask, lease.answer, ask, settle.answer])
+
+    # --- over all tasks
+
+    def twice(self) -> Iterator[Violation]:
+        """An id that two tasks have."""
+        owners: dict[str, tuple[Told, Op]] = {}
+        for told in self.got.tasks.values():
+            for op in told.ops:
+                if op.kind <= LAST_WRITE and op.seen is not None:
+                    known = owners.setdefault(op.seen.id, (told, op))
+                    if known[0] is not told:
+                        other, first = known
+                        what = f"its life has the id {op.seen.id}, which is that of {other.topic}/{other.key}"
+                        yield _violation("P12", told, what, [first.ask, first.answer, op.ask, op.answer])
+                        break
+
+    def too_many(self) -> tuple[int, list[Violation]]:
+        """What was held beyond the room that there was; and the most that anybody held."""
+        got, wrong = self.got, []
+        changes: dict[str, list[tuple[int, int, ev.Leased, Topic, str]]] = {}
+        asked: dict[str, dict[Topic, int]] = {}
+        for topic, leasings in got.leasings.items():
+            for one in leasings:
+                most = asked.setdefault(one.who, {})
+                if one.wants[topic] > most.get(topic, 0):
+                    most[topic] = one.wants[topic]
+        for place, ask, answer in got.leased:
+            given: dict[Topic, int] = {}
+            its = changes.setdefault(ask.who, [])
+            for held in answer.tasks:
+                topic, key, token = held.topic, held.key, held.task.token
+                given[topic] = given.get(topic, 0) + 1
+                if (topic, key, token) in got.began_at:
+                    its.append((place, 1, answer, topic, key))
+                    ended = got.ended.get((ask.who, topic, key, token))
+                    if ended is not None:
+                        its.append((ended, -1, answer, topic, key))
+            for topic, count in given.items():
+                if count > ask.wants.get(topic, 0):
+                    what = f"{ask.who} asked for {ask.wants.get(topic, 0)} tasks of {topic} and was given {count}"
+                    key = next(held.key for held in answer.tasks if held.topic == topic)
+                    wrong.append(Violation("P7", topic, key, what, [ask, answer]))
+        worst = 0
+        for who, its in changes.items():
+            its.sort(key=lambda change: change[:2])
+            room = got.header.room if got.header.room is not None else sum(asked[who].values())
+            held_now, told = 0, False
+            for _, by, leased, topic, key in its:
+                held_now += by
+                if held_now > worst:
+                    worst = held_now
+                if held_now > room and not told:
+                    told = True
+                    what = f"{who} held {held_now} tasks at once, and has room for {room}"
+                    wrong.append(Violation("P7", topic, key, what, [leased]))
+        return worst, wrong
+
+    def left(self, purged_after: Millis) -> Iterator[Violation]:
+        """What is in the store at the end and should not be."""
+        got, end = self.got, self.got.end
+        if end is None:
+            return
+        for left in got.left:
+            task = left.task
+            told = got.tasks.get((left.topic, left.key))
+            if told is None:
+                what = f"the store holds a task that is {task.state}, with id {task.id}, and nobody ever asked for it"
+                yield Violation("P10", left.topic, left.key, what, [left])
+            elif task.state.live:
+                if end.drained:
+                    what = f"it is left as {task.state}, to wake at {task.wake_at}, at the end, {end.clock}"
+                    yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+            elif (task.keep_until or 0) <= end.clock - purged_after - self.slack:
+                what = (
+                    f"it is left as {task.state}, was kept until {task.keep_until}, and is there still at {end.clock}"
+                )
+                yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+
+
+def _last(told: Told) -> list[Event]:
+    """The last things that were done, before the look at what was left."""
+    done = [op for op in told.ops if type(op.ask) is not ev.Left]
+    return [event for op in done[-2:] for event in (op.ask, op.answer)]
+
+
+def _violation(promise: str, told: Told, what: str, events: list[Event]) -> Violation:
+    return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))

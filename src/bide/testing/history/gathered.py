@@ -1,0 +1,274 @@
+"""A history taken apart: what was done to each task, between which instants, and what may have been done unseen.
+
+One pass, O(events). `Op` is one thing that was done, or seen, at one instant between its `asked` and its `answered`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from bide.core.instants import Millis
+from bide.core.records import Result, Token, Topic
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, Event, Seen
+
+NEVER = 1 << 100
+"""Later than any instant: when a question was answered that never was."""
+
+# What an operation is. A *write* makes a new version of the task and tells its token; a *read* shows one.
+SCHEDULED, MOVED, CANCELLED, REDRIVEN, LEASED = 0, 1, 2, 3, 4
+LAST_WRITE = LEASED
+SHOWN = 5
+"""A get, or an answer that changed nothing: the task as it was."""
+ABSENT = 6
+"""There was no task."""
+EXTENDED, SETTLED = 7, 8
+REFUSED = 9
+"""An extend or settle that was told false."""
+
+_MADE = {
+    Result.CREATED: SCHEDULED,
+    Result.REPLACED: SCHEDULED,
+    Result.MOVED: MOVED,
+    Result.CANCELLED: CANCELLED,
+    Result.CANCELLED_WHILE_LEASED: CANCELLED,
+    Result.REDRIVEN: REDRIVEN,
+}
+Lost: TypeAlias = ev.Asked | ev.Settling | ev.Extending
+_get = Asks.GET
+
+
+class Op:
+    """One thing that was done to a task, or seen of it."""
+
+    __slots__ = ("answer", "answered", "ask", "asked", "kind", "seen", "token")
+
+    def __init__(
+        self, kind: int, ask: Event, answer: Event, asked: int, answered: int, token: Token, seen: Seen | None
+    ) -> None:
+        self.kind = kind
+        self.ask = ask
+        self.answer = answer
+        self.asked = asked
+        self.answered = answered
+        self.token = token
+        """Of the version that it made or showed; of an extend or settle, that which it named; 0: none."""
+        self.seen = seen
+
+
+class Told:
+    """All that is told of one task."""
+
+    __slots__ = ("began", "key", "leases", "left", "lost", "ops", "topic")
+
+    def __init__(self, topic: Topic, key: str) -> None:
+        self.topic = topic
+        self.key = key
+        self.ops: list[Op] = []
+        self.lost: list[Lost] = []
+        """Questions of which nobody knows whether they were done; in the order in which they were asked."""
+        self.began: list[ev.Began] = []
+        self.leases: dict[Token, Op] = {}
+        self.left = False
+
+
+class Clocks:
+    """The store's clock as it was told, in the order of events: for the few questions that need more than one event."""
+
+    __slots__ = ("_ats", "_highest", "clocks", "fallback")
+
+    def __init__(self, ats: list[int], clocks: list[Millis]) -> None:
+        self._ats = ats
+        self.clocks = clocks
+        self._highest: list[Millis] = []
+        highest, fallback = 0, 0
+        for clock in clocks:
+            if clock > highest:
+                highest = clock
+            elif highest - clock > fallback:
+                fallback = highest - clock
+        self.fallback: Millis = fallback
+        """How far it ever went back."""
+
+    def highest(self, at: int) -> Millis:
+        """The latest time that it had shown until then."""
+        if not self._highest:
+            highest = 0
+            for clock in self.clocks:
+                highest = max(highest, clock)
+                self._highest.append(highest)
+        place = bisect_right(self._ats, at)
+        return self._highest[place - 1] if place else 0
+
+    def lowest_between(self, one: int, other: int) -> Millis | None:
+        """The earliest time that it showed from `one` to `other`."""
+        first, last = bisect_left(self._ats, one), bisect_right(self._ats, other)
+        return min(self.clocks[first:last], default=None)
+
+
+class Gathered:
+    """A history, by task and by holder."""
+
+    def __init__(self) -> None:
+        self.header = ev.Header()
+        self.tasks: dict[tuple[Topic, str], Told] = {}
+        self.leasings: dict[Topic, list[ev.Leasing]] = {}
+        """Who asked to lease, by topic, in the order of time."""
+        self.lost_leasings: set[int] = set()
+        """The calls of those that were never answered."""
+        self.leased: list[tuple[int, ev.Leasing, ev.Leased]] = []
+        """Leases that gave something, with their place in the history."""
+        self.ended: dict[tuple[str, Topic, str, Token], int] = {}
+        self.began_at: dict[tuple[Topic, str, Token], int] = {}
+        """The place in the history at which each delivery began, and ended."""
+        self.left: list[ev.Left] = []
+        self.end: ev.End | None = None
+        self.clocks = Clocks([], [])
+        self.exact = True
+        """Whether leases end when their holders ask them to: stores with a clock of their own count from that."""
+        self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
+        self.settled = self.refused = 0
+
+
+def gather(events: Iterable[Event]) -> Gathered:
+    """Take a history apart."""
+    got = Gathered()
+    tasks, leasings = got.tasks, got.leasings
+    asked: dict[int, ev.Asked | ev.Settling | ev.Extending | ev.Leasing] = {}
+    unsure: list[ev.Asked | ev.Settling | ev.Extending | ev.Leasing] = []
+    ats: list[int] = []
+    clocks: list[Millis] = []
+    made, number = _MADE.get, 0
+
+    def told(topic: Topic, key: str) -> Told:
+        its = tasks.get((topic, key))
+        if its is None:
+            its = tasks[topic, key] = Told(topic, key)
+        return its
+
+    for number, event in enumerate(events, 1):
+        if type(event) is ev.Asked or type(event) is ev.Settling or type(event) is ev.Extending:
+            asked[event.call] = event
+            ats.append(event.at)
+            clocks.append(event.clock)
+            if type(event) is ev.Asked:
+                got.calls += 1
+        elif type(event) is ev.Answered:
+            ask = asked.pop(event.call, None)
+            if type(ask) is not ev.Asked:
+                raise _unasked(event, "asked")
+            got.answered += 1
+            ats.append(event.at)
+            clocks.append(event.clock)
+            seen = event.task
+            if seen is None:
+                op = Op(ABSENT, ask, event, ask.at, event.at, 0, None)
+            else:
+                write = made(event.result, SHOWN) if event.result is not None else SHOWN
+                op = Op(write, ask, event, ask.at, event.at, seen.token, seen)
+            told(ask.topic, ask.key).ops.append(op)
+        elif type(event) is ev.Told:
+            ask = asked.pop(event.call, None)
+            ats.append(event.at)
+            clocks.append(event.clock)
+            if type(ask) is ev.Settling:
+                what = SETTLED if event.ok else REFUSED
+            elif type(ask) is ev.Extending:
+                what = EXTENDED if event.ok else REFUSED
+            else:
+                raise _unasked(event, "settling or extending")
+            if what == SETTLED:
+                got.settled += 1
+            elif what == REFUSED:
+                got.refused += 1
+            told(ask.topic, ask.key).ops.append(Op(what, ask, event, ask.at, event.at, ask.token, None))
+        elif type(event) is ev.Leasing:
+            asked[event.call] = event
+            ats.append(event.at)
+            clocks.append(event.clock)
+            for topic in event.wants:
+                those = leasings.get(topic)
+                if those is None:
+                    leasings[topic] = [event]
+                else:
+                    those.append(event)
+        elif type(event) is ev.Leased:
+            ask = asked.pop(event.call, None)
+            if type(ask) is not ev.Leasing:
+                raise _unasked(event, "leasing")
+            if event.tasks:
+                got.leased.append((number, ask, event))
+                for held in event.tasks:
+                    task = held.task
+                    its = told(held.topic, held.key)
+                    op = Op(LEASED, ask, event, ask.at, event.at, task.token, task)
+                    its.ops.append(op)
+                    its.leases[task.token] = op
+                    if task.wake_at != ask.until:
+                        got.exact = False
+        elif type(event) is ev.Began:
+            told(event.topic, event.key).began.append(event)
+            got.began_at.setdefault((event.topic, event.key, event.token), number)
+            ats.append(event.at)
+            clocks.append(event.clock)
+        elif type(event) is ev.Ended:
+            got.ended[event.who, event.topic, event.key, event.token] = number
+        elif type(event) is ev.Failed:
+            lost = asked.pop(event.call, None)
+            if lost is None:
+                raise _unasked(event, "asked")
+            if event.unknown:
+                unsure.append(lost)
+            else:
+                got.failed += 1
+        elif type(event) is ev.Died:
+            got.deaths += 1
+        elif type(event) is ev.Fault:
+            got.faults += 1
+        elif type(event) is ev.Left:
+            got.left.append(event)
+        elif type(event) is ev.End:
+            got.end = event
+            ats.append(event.at)
+            clocks.append(event.clock)
+        elif type(event) is ev.Header:
+            got.header = event
+    got.events = number
+    got.clocks = Clocks(ats, clocks)
+    unsure += asked.values()  # nobody answered, or it died before it could say so
+    unsure.sort(key=_at)
+    for lost in unsure:
+        if isinstance(lost, ev.Leasing):
+            got.lost_leasings.add(lost.call)
+        elif type(lost) is not ev.Asked or lost.asks is not _get:
+            told(lost.topic, lost.key).lost.append(lost)
+    got.unknown = len(unsure)
+    _end(got)
+    return got
+
+
+def _end(got: Gathered) -> None:
+    """What was left is a last look at each task; where nothing was left, at nothing."""
+    end = got.end
+    for left in got.left:
+        its = got.tasks.get((left.topic, left.key))
+        if its is not None:
+            its.left = True
+            its.ops.append(Op(SHOWN, left, left, left.at, left.at, left.task.token, left.task))
+    if end is not None and end.drained:
+        for its in got.tasks.values():
+            if not its.left:
+                its.ops.append(Op(ABSENT, end, end, end.at, end.at, 0, None))
+
+
+def _at(event: Event) -> int:
+    return event.at
+
+
+def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:
+    return ValueError(
+        f"call {event.call}, answered at {event.at}, is not open: before {type(event).__name__} comes one {what!r} event "
+        "with the same number, once; were all files given, and are the numbers of their calls apart?"
+    )

@@ -1,0 +1,448 @@
+"""What each move may make of a task: the lifecycle's table once more, told as what must be true of before and after.
+
+Written apart from `bide.core.lifecycle`, so that what is broken there is found here. Every function takes the task as
+it was (None: there was none) and an operation with what was answered, and says None if that is right, else which
+promise it breaks and how: a text for `%` with its values, which is put together only if somebody reads it.
+
+A task that nobody has been shown is an `Unsure`: what is not known of it is `ANY`, or a range (earliest, latest).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import Due, In, OnConflict, Result, State
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, Event, Seen
+from bide.testing.history.gathered import ABSENT, CANCELLED, LEASED, MOVED, NEVER, REDRIVEN, SCHEDULED, Clocks, Op
+
+_WAITING, _LEASED, _DONE = State.WAITING, State.LEASED, State.DONE
+_CANCELLED, _DEAD = State.CANCELLED, State.DEAD
+_LIVE = (_WAITING, _LEASED)
+ENDED = (_DONE, _CANCELLED, _DEAD)
+
+Wrong: TypeAlias = tuple[Any, ...] | None
+"""A promise, a text, and its values; None: all is right."""
+
+
+class _Any:
+    def __repr__(self) -> str:
+        return "?"
+
+
+ANY: Any = _Any()
+_NAMES = (
+    "id", "state", "due_at", "wake_at", "planned_at", "attempt", "failures", "losses", "token", "created_at", "group",
+    "deadline", "finished_at", "keep_until", "error",
+)  # fmt: skip
+
+
+class Unsure:
+    """A task as it must be, as far as it can be known; the fields of `Seen`."""
+
+    __slots__ = _NAMES
+
+    id: Any
+    state: State
+    due_at: Any
+    wake_at: Any
+    planned_at: Any
+    attempt: Any
+    failures: Any
+    losses: Any
+    token: Any
+    created_at: Any
+    group: Any
+    deadline: Any
+    finished_at: Any
+    keep_until: Any
+    error: Any
+
+    def __init__(self, old: Task, **changed: Any) -> None:
+        for name in _NAMES:
+            setattr(self, name, changed[name] if name in changed else getattr(old, name))
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """All its fields: what tells it from another."""
+        return tuple(getattr(self, name) for name in _NAMES)
+
+    def __repr__(self) -> str:
+        return f"Unsure{self.known}"
+
+
+Task: TypeAlias = Seen | Unsure
+NOBODY = Seen("", _WAITING, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def same(known: Any, told: Any) -> bool:
+    """Whether a field may be what was told."""
+    if known == told or known is ANY:
+        return True
+    return type(known) is tuple and told is not None and bool(known[0] <= told <= known[1])
+
+
+def earliest(known: Any) -> Millis:
+    """The least that a time may be."""
+    least: Millis = 0 if known is ANY or known is None else known[0] if type(known) is tuple else known
+    return least
+
+
+def latest(known: Any) -> Millis:
+    most: Millis = NEVER if known is ANY else 0 if known is None else known[1] if type(known) is tuple else known
+    return most
+
+
+def sentence(wrong: tuple[Any, ...]) -> str:
+    """What is wrong, in words."""
+    text: str = wrong[1] % tuple(map(_shown, wrong[2:]))
+    return text
+
+
+def _shown(value: Any) -> Any:
+    if type(value) is tuple:
+        return f"{value[0]} or later" if value[1] >= NEVER else f"{value[0]} to {value[1]}"
+    if type(value) is not Seen and type(value) is not Unsure:
+        return value
+    if value is NOBODY:
+        return "there was no task: never, or ended and forgotten"
+    if value.state in _LIVE:
+        return f"the task was {value.state}, with token {value.token}, to wake at {_shown(value.wake_at)}"
+    return f"the task had ended: {value.state} at {_shown(value.finished_at)}, with token {value.token}"
+
+
+def differs(task: Task, seen: Seen) -> str | None:
+    """The first field in which a task cannot be what was shown. O(1)."""
+    if task is seen or task == seen:
+        return None
+    for name in _NAMES:
+        if not same(getattr(task, name), getattr(seen, name)):
+            return name
+    return None
+
+
+class Moves:
+    """The rules, with what they need of the whole history."""
+
+    def __init__(self, header: ev.Header, clocks: Clocks) -> None:
+        self.slack = header.slack
+        self.losses = header.losses
+        self.clocks = clocks
+
+    # --- the store's clock
+
+    def during(self, ask: Any, answer: Any) -> tuple[Millis, Millis]:
+        """Between which times the store's clock was while it did this. It may jump meanwhile, once."""
+        gap = (answer.at - ask.at) // 1_000_000 + 1
+        before, after = ask.clock, answer.clock
+        return min(before, after - gap) - self.slack, max(after, before + gap) + self.slack
+
+    def after(self, ask: Any) -> tuple[Millis, Millis]:
+        """The same of something that may be done at any time from then on."""
+        return ask.clock - self.slack - self.clocks.fallback, NEVER
+
+    def may_be_purged(self, task: Task, by: int) -> bool:
+        """Whether an ended task may have been forgotten by then."""
+        if task.state in _LIVE:
+            return False
+        keep = task.keep_until
+        return keep is ANY or keep is None or earliest(keep) <= self.clocks.highest(by) + self.slack
+
+    # --- clients' verbs
+
+    def scheduled(self, task: Task | None, op: Op) -> Wrong:
+        """A new life."""
+        ask: ev.Asked = op.ask  # type: ignore[assignment]
+        answer: ev.Answered = op.answer  # type: ignore[assignment]
+        seen: Seen = op.seen  # type: ignore[assignment]
+        if answer.result is Result.CREATED:
+            if task is not None and not self.may_be_purged(task, op.answered):
+                if task.state in _LIVE:
+                    return ("P2", "schedule answered `created`, as if nothing were there; but the task with id %s was %s, "
+                            "to wake at %s", task.id, task.state, task.wake_at)  # fmt: skip
+                return ("P4", "schedule answered `created`, as if nothing were there; but the task is %s and kept until "
+                        "%s", task.state, task.keep_until)  # fmt: skip
+        elif task is None:
+            return "P4", "schedule answered `replaced`, but there was no task to be replaced"
+        else:
+            wrong = _may_replace(task, ask, seen) or _was(task, answer)
+            if wrong is not None:
+                return wrong
+        if seen.id != ask.id:
+            return "P12", "schedule asked for a life with id %s and began one with id %s", ask.id, seen.id
+        if seen.deadline != ask.deadline:
+            return "P4", "schedule asked for the deadline %s and got %s", ask.deadline, seen.deadline
+        return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
+
+    def moved(self, task: Task | None, op: Op) -> Wrong:
+        ask: ev.Asked = op.ask  # type: ignore[assignment]
+        seen: Seen = op.seen  # type: ignore[assignment]
+        if task is None or task.state is not _WAITING:
+            return "P4", "a move answered `moved`, but %s", task or NOBODY
+        wrong = _if_token(task, op) or _was(task, op.answer)
+        if wrong is not None:
+            return wrong
+        deadline = task.deadline if ask.deadline is None else ask.deadline
+        for name, before in (
+            ("state", _WAITING), ("id", task.id), ("attempt", task.attempt), ("failures", task.failures),
+            ("losses", task.losses), ("planned_at", 0), ("created_at", task.created_at), ("group", task.group),
+            ("error", task.error), ("deadline", deadline),
+        ):  # fmt: skip
+            if not same(before, getattr(seen, name)):
+                promise = "P12" if name in ("id", "attempt") else "P4"
+                return promise, "a move made %s %s of %s", name, getattr(seen, name), before
+        if seen.deadline is not None and seen.wake_at > seen.deadline:
+            return "P4", "a move to %d was not refused, though the deadline is %d", seen.wake_at, seen.deadline
+        return self._times(op, ask.due, ask.grain, None)
+
+    def cancelled(self, task: Task | None, op: Op) -> Wrong:
+        ask: ev.Asked = op.ask  # type: ignore[assignment]
+        answer: ev.Answered = op.answer  # type: ignore[assignment]
+        seen: Seen = op.seen  # type: ignore[assignment]
+        due = _WAITING if answer.result is Result.CANCELLED else _LEASED
+        if task is None or task.state is not due:
+            return "P4", "a cancel answered `%s`, but %s", answer.result, task or NOBODY
+        wrong = _if_token(task, op)
+        if wrong is not None:
+            return wrong
+        low, high = self.during(ask, answer)
+        if seen.finished_at is None or not low <= seen.finished_at <= high:
+            return "P4", "a cancel asked between %d and %d ended the task at %s", low, high, seen.finished_at
+        wake = task.wake_at if due is _WAITING else _started(task, (seen.finished_at, seen.finished_at))
+        wrong = _kept(task, seen, "a cancel", _CANCELLED, wake, task.error)
+        if wrong is None and ask.keeps is not None and ask.keeps is not ((seen.keep_until or 0) > seen.finished_at):
+            wrong = ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
+                     "was to" if ask.keeps else "was not to", seen.finished_at, seen.keep_until)  # fmt: skip
+        return wrong
+
+    def redriven(self, task: Task | None, op: Op) -> Wrong:
+        ask: ev.Asked = op.ask  # type: ignore[assignment]
+        seen: Seen = op.seen  # type: ignore[assignment]
+        if task is None or task.state is not _DEAD:
+            return "P4", "a redrive answered `redriven`, but %s", task or NOBODY
+        wrong = _if_token(task, op)
+        if wrong is not None:
+            return wrong
+        if ask.id and seen.id != ask.id:  # a caller who lets the app make the id does not know it
+            return "P12", "redrive asked for a life with id %s and began one with id %s", ask.id, seen.id
+        if seen.id == task.id:
+            return "P12", "a redrive began a new life with the id of the old one, %s", seen.id
+        if seen.deadline is not None or not same(task.group, seen.group):
+            return "P4", "redrive made a task of group %s with the deadline %s", seen.group, seen.deadline
+        return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
+
+    def _times(self, op: Op, due: Due | None, grain: Millis, now: Millis | None) -> Wrong:
+        """Whether `due_at` and `wake_at` are what was asked for; `now`: when, if that is told."""
+        ask, seen = op.ask, op.seen
+        assert seen is not None
+        low, high = self.during(ask, op.answer)
+        if now is not None:
+            if not low <= now <= high:
+                return "P4", "asked between %d and %d by the store's clock, and done at %d", low, high, now
+            if op.token < now * 1000:
+                return "P12", "token %d is less than the store's clock, %d ms, in microseconds", op.token, now
+            low = high = now
+        first, last = due_between(due, grain, low, high)
+        if seen.due_at < first:
+            return "P1", "due at %d, %d ms earlier than it was asked for", seen.due_at, first - seen.due_at
+        if seen.due_at > last:
+            return "P4", "due at %d, %d ms later than it was asked for", seen.due_at, seen.due_at - last
+        if seen.wake_at < seen.due_at:
+            return "P1", "to wake at %d, which is %d ms before it is due", seen.wake_at, seen.due_at - seen.wake_at
+        if seen.wake_at > seen.due_at and not low <= seen.wake_at <= high:
+            return "P4", "due at %d, and to wake at %d, which is neither that nor now", seen.due_at, seen.wake_at
+        return None
+
+    # --- what changes nothing
+
+    def read(self, task: Task | None, op: Op) -> Wrong:
+        """Whether this may be shown, of this version, with this word."""
+        seen, answer = op.seen, op.answer
+        assert seen is not None
+        if task is None:
+            return "P4", "%s shows a task, but there was none", _name(op)
+        name = differs(task, seen)
+        if name is not None:
+            return ("P4", "%s shows %s %s with token %d, but it must be %s", _name(op), name, getattr(seen, name),
+                    seen.token, getattr(task, name))  # fmt: skip
+        if type(answer) is not ev.Answered or answer.result is None:
+            return None
+        if self._word_fits(op.ask, answer, seen):  # type: ignore[arg-type]
+            return None
+        return ("P4", "%s answered `%s` of a task that is %s, due at %d, with token %d", _name(op), answer.result,
+                seen.state, seen.due_at, seen.token)  # fmt: skip
+
+    def _word_fits(self, ask: ev.Asked, answer: ev.Answered, seen: Seen) -> bool:
+        """The cells of the table in which nothing changes."""
+        word, state, asks = answer.result, seen.state, ask.asks
+        low, high = self.during(ask, answer)
+        if asks is Asks.SCHEDULE:
+            how = ask.on_conflict
+            first, last = due_between(ask.due, ask.grain, low, high)
+            if word is Result.REFUSED:
+                return how is OnConflict.REFUSE and (state in _LIVE or state is _DONE)
+            if word is not Result.KEPT:
+                return False
+            if how is OnConflict.KEEP:
+                return state in _LIVE or state is _DONE
+            if how is OnConflict.EARLIEST:
+                return state is _LEASED or (state is _WAITING and last >= seen.due_at)
+            return how is OnConflict.LATEST and state is _WAITING and first <= seen.due_at
+        if word is Result.FINISHED:
+            return state in (_DONE, _CANCELLED) or (state is _DEAD and asks is not Asks.REDRIVE)
+        open_to = state in _LIVE or (state is _DEAD and asks is Asks.REDRIVE)
+        if word is Result.STALE_TOKEN:
+            return open_to and ask.if_token is not None and ask.if_token != seen.token
+        if ask.if_token is not None and ask.if_token != seen.token:
+            return False
+        if word is Result.UNDER_WAY:
+            return state is _LEASED if asks is Asks.MOVE else asks is Asks.REDRIVE and state in _LIVE
+        deadline = seen.deadline if ask.deadline is None else ask.deadline
+        if word is not Result.REFUSED or asks is not Asks.MOVE or state is not _WAITING or deadline is None:
+            return False
+        return max(due_between(ask.due, ask.grain, low, high)[1], high) > deadline
+
+    # --- workers' verbs
+
+    def leased(self, task: Task | None, op: Op) -> Wrong:
+        seen: Seen = op.seen  # type: ignore[assignment]
+        answer: ev.Leased = op.answer  # type: ignore[assignment]
+        if task is None or task.state not in _LIVE:
+            cancelled = task is not None and task.state is _CANCELLED
+            return "P4" if cancelled else "P5", "leased with id %s, but %s", seen.id, task or NOBODY
+        if not same(task.id, seen.id):
+            return "P5", "leased with id %s, but the life that is to be delivered has id %s", seen.id, task.id
+        if not same(task.due_at, seen.due_at):
+            return "P5", "leased as due at %d, but it was due at %s", seen.due_at, task.due_at
+        lost = task.state is _LEASED
+        by = min(answer.clock + self.slack, op.token // 1000)
+        if lost and earliest(task.wake_at) > by:
+            return ("P3", "leased at %d though the lease with token %s lasts until %s: two live leases at once",
+                    answer.clock, task.token, task.wake_at)  # fmt: skip
+        planned = task.planned_at if lost else task.wake_at
+        if not same(planned, seen.planned_at):
+            early = seen.planned_at < earliest(planned)
+            return "P1" if early else "P4", "leased for %d, but it was to wake at %s", seen.planned_at, planned
+        if seen.planned_at > by:
+            return "P1", "leased at %d, %d ms before its wake at %d", by, seen.planned_at - by, seen.planned_at
+        if not same(task.attempt if task.attempt is ANY else task.attempt + 1, seen.attempt):
+            return "P12", "leased as attempt %d after attempt %s", seen.attempt, task.attempt
+        for name, due in (
+            ("state", _LEASED), ("losses", task.losses + lost), ("failures", task.failures), ("group", task.group),
+            ("created_at", task.created_at), ("deadline", task.deadline), ("error", task.error), ("finished_at", None),
+        ):  # fmt: skip
+            if not same(due, getattr(seen, name)):
+                return "P4", "leased with %s %s, but it must be %s", name, getattr(seen, name), due
+        return None
+
+    def settled(self, task: Task, op: Op) -> Task | None:
+        """What an accepted settle makes of the leased task; None: it is forgotten."""
+        return self.after_settle(task, op.ask, self.during(op.ask, op.answer))  # type: ignore[arg-type]
+
+    def after_settle(self, task: Task, ask: ev.Settling, now: tuple[Millis, Millis]) -> Task | None:
+        low, high = now
+        verdict, wake = ask.verdict.value, ask.wake
+        if wake is None or verdict == "dead":
+            if ask.keep_until <= low:
+                return None
+            error = ask.error if ask.error is not None else (task.error if verdict == "dead" else None)
+            return Unsure(
+                task, state=_DONE if verdict == "done" else _DEAD, wake_at=_started(task, now), token=ANY,
+                finished_at=now, keep_until=ask.keep_until, error=ANY if error is not None else None,
+            )  # fmt: skip
+        first, last = due_between(wake, 0, low, high)
+        woken = (max(first, low), max(last, high))
+        if verdict == "done":
+            return Unsure(
+                NOBODY, id=ask.next_id, group=task.group, due_at=woken, wake_at=woken, token=ANY, created_at=now
+            )
+        deferred = verdict == "defer"
+        return Unsure(
+            task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, error=task.error if deferred else ANY,
+            attempt=task.attempt - deferred, failures=task.failures + (not deferred),
+        )  # fmt: skip
+
+
+def due_between(due: Due | None, grain: Millis, low: Millis, high: Millis) -> tuple[Millis, Millis]:
+    """The instants that `due` may mean if the store's clock is from `low` to `high`."""
+    assert due is not None
+    if type(due) is In:
+        return _clamp(low + due.millis), _clamp(high + due.millis + (grain if due.millis else 0))
+    at = _clamp(due.millis)
+    return at, at
+
+
+def _clamp(at: Millis) -> Millis:
+    return 0 if at < 0 else at if at <= LAST_INSTANT or at >= NEVER // 2 else LAST_INSTANT
+
+
+def _started(task: Task, now: tuple[Millis, Millis]) -> Any:
+    """Of what ended while it was held: when that began, in the place of its wake."""
+    token = task.token
+    if token is ANY:
+        return ANY
+    return min(token // 1000, now[0]), min(token // 1000, now[1])
+
+
+def _may_replace(task: Task, ask: ev.Asked, seen: Seen) -> Wrong:
+    how, state = ask.on_conflict, task.state
+    if how is OnConflict.REPLACE or state is _CANCELLED or state is _DEAD:
+        return None
+    allowed = (
+        (how is OnConflict.EARLIEST and (state is _DONE or (state is _WAITING and seen.due_at < latest(task.due_at))))
+        or (how is OnConflict.LATEST and (state is not _WAITING or seen.due_at > earliest(task.due_at)))
+    )  # fmt: skip
+    if allowed:
+        return None
+    return "P4", "schedule with on_conflict=%s replaced a task that was %s, due at %s", how, state, task.due_at
+
+
+def _was(task: Task, answer: Event) -> Wrong:
+    """Whether the wake that the answer tells of was the one before."""
+    assert type(answer) is ev.Answered
+    if answer.was is None or (task.state in _LIVE and same(task.wake_at, answer.was)):
+        return None
+    return "P4", "`%s` says that the wake before was %s; it was %s", answer.result, answer.was, task.wake_at
+
+
+def _if_token(task: Task, op: Op) -> Wrong:
+    asked: int | None = op.ask.if_token  # type: ignore[union-attr]
+    if asked is None or same(task.token, asked):
+        return None
+    return "P4", "asked for the version with token %d alone, and done to the one with token %s", asked, task.token
+
+
+def _fresh(seen: Seen) -> Wrong:
+    if seen.state is not _WAITING:
+        return "P4", "a new life is %s", seen.state
+    if seen.attempt or seen.failures or seen.losses:
+        return ("P12", "a new life begins with attempt %d, %d failures, %d losses", seen.attempt, seen.failures,
+                seen.losses)  # fmt: skip
+    if seen.error is not None or seen.finished_at is not None or seen.planned_at:
+        return "P4", "a new life begins with the error %s, finished at %s", seen.error, seen.finished_at
+    return None
+
+
+def _kept(task: Task, seen: Seen, what: str, state: State, wake: Any, error: Any) -> Wrong:
+    """Whether an ended task is what it was, apart from its end."""
+    for name, due in (
+        ("id", task.id), ("state", state), ("due_at", task.due_at), ("wake_at", wake), ("planned_at", task.planned_at),
+        ("attempt", task.attempt), ("failures", task.failures), ("losses", task.losses), ("group", task.group),
+        ("created_at", task.created_at), ("deadline", task.deadline), ("error", error),
+    ):  # fmt: skip
+        if not same(due, getattr(seen, name)):
+            promise = "P5" if name == "id" else "P12" if name == "attempt" else "P4"
+            return promise, "%s left %s %s, but it must be %s", what, name, getattr(seen, name), due
+    return None
+
+
+def _name(op: Op) -> str:
+    return op.ask.asks.value if type(op.ask) is ev.Asked else "what was left in the end"
+
+
+EXPLAIN = {
+    SCHEDULED: Moves.scheduled, MOVED: Moves.moved, CANCELLED: Moves.cancelled, REDRIVEN: Moves.redriven,
+    LEASED: Moves.leased,
+}  # fmt: skip
+__all__ = ["ABSENT", "ANY", "ENDED", "EXPLAIN", "NOBODY", "Moves", "Task", "Unsure", "Wrong"]

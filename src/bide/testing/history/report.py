@@ -1,0 +1,114 @@
+"""What a check says: the promises that were broken, each with the events that show it, and what the history was like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.testing.history.events import Event
+
+
+class Violation(Struct, frozen=True):
+    """One promise that was broken for one task."""
+
+    promise: str
+    """P1 to P12, as the README lists them."""
+    topic: Topic
+    key: str
+    what: str
+    """One sentence, with the numbers."""
+    events: list[Event]
+    """What shows it, in the order of time."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.promise} {self.topic}/{self.key}: {self.what}"]
+        first = self.events[0].at if self.events else 0
+        lines += [f"    {words(event, first)}" for event in self.events]
+        return "\n".join(lines)
+
+
+class Late(Struct, frozen=True):
+    """A first delivery that began later than was allowed."""
+
+    topic: Topic
+    key: str
+    planned_at: Millis
+    lateness: Millis
+
+
+class Report(Struct, kw_only=True):
+    """What came of a check. Times in milliseconds by the store's clock."""
+
+    violations: list[Violation] = []
+    undecided: list[tuple[Topic, str]] = []
+    """Tasks for which so many orders are possible that the search was given up: neither right nor wrong."""
+    late: list[Late] = []
+    """First deliveries later than the bound that `check` was given."""
+    events: int = 0
+    calls: int = 0
+    """Questions of clients."""
+    answered: int = 0
+    failed: int = 0
+    """Questions, of clients and workers, that failed and were certainly not done."""
+    unknown: int = 0
+    """Questions, of clients and workers, of which nobody knows whether they were done."""
+    keys: int = 0
+    leases: int = 0
+    deliveries: int = 0
+    redelivered: int = 0
+    """Deliveries that were not the first of their life."""
+    settled: int = 0
+    refused: int = 0
+    """Extends and settles that were refused."""
+    deaths: int = 0
+    faults: int = 0
+    most_held: int = 0
+    """The greatest number of deliveries that one holder had at once: leased, and not ended."""
+    lateness_p50: Millis | None = None
+    lateness_p99: Millis | None = None
+    lateness_worst: Millis | None = None
+    """From the planned instant to the first line of the handler, of first deliveries; None: there were none."""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was broken, and everything could be decided."""
+        return not self.violations and not self.undecided
+
+    def summary(self) -> dict[str, object]:
+        """The counts; of what was broken, how often which promise."""
+        counts: dict[str, object] = msgspec.to_builtins(self)
+        broken: dict[str, int] = {}
+        for violation in self.violations:
+            broken[violation.promise] = broken.get(violation.promise, 0) + 1
+        counts["violations"] = dict(sorted(broken.items()))
+        counts["undecided"] = len(self.undecided)
+        counts["late"] = len(self.late)
+        return counts
+
+
+def lateness_of(sorted_lateness: Sequence[Millis], part: float) -> Millis | None:
+    """The value that `part` of all do not exceed."""
+    if not sorted_lateness:
+        return None
+    return sorted_lateness[min(len(sorted_lateness) - 1, int(len(sorted_lateness) * part))]
+
+
+def words(event: Event, first: int = 0) -> str:
+    """An event in one line; its time in milliseconds after `first`, which is one of `at`."""
+    fields = msgspec.to_builtins(event)
+    kind = fields.pop("type")
+    at = (fields.pop("at") - first) / 1_000_000
+    told = " ".join(f"{name}={_value(value)}" for name, value in fields.items() if value not in (None, ""))
+    return f"{at:+12.3f} ms  {kind:9} {told}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + " ".join(f"{name}={_value(its)}" for name, its in value.items() if its is not None) + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(one) for one in value) + "]"
+    return str(value)

@@ -1,0 +1,439 @@
+"""Whether there is an order in which all that was done to one task is right: a search for one.
+
+Each operation took effect at one instant between question and answer. An order is right if each came before all that
+were asked after its answer, and each did what the table says to what the one before it left. That is
+linearizability; the search is Wing and Gong's ("Testing and verifying concurrent objects", 1993) with Lowe's memory of
+what has been tried. Two things make it linear in practice:
+
+- **Tokens rise**, so the order of all that made a version, or was shown one, is known. What is left to choose is when
+  something happened that nobody saw.
+- What changes nothing can be taken as soon as it is right: that never makes anything else impossible.
+
+What was asked and never answered may have been done at any time since, once. It is thought of only where there is no
+other way on: the search is there, so to speak, only for lost answers. Each such choice can be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bide.core.records import OnConflict, Result, State
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, Event
+from bide.testing.history.gathered import (
+    ABSENT,
+    LAST_WRITE,
+    LEASED,
+    NEVER,
+    REFUSED,
+    SETTLED,
+    SHOWN,
+    Op,
+    Told,
+)
+from bide.testing.history.moves import (
+    ANY,
+    EXPLAIN,
+    NOBODY,
+    Moves,
+    Task,
+    Unsure,
+    Wrong,
+    due_between,
+    earliest,
+    same,
+)
+
+_WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
+_PATIENCE = 20_000
+"""Steps that are tried beyond the operations there are, before a task is called undecided."""
+_PURGE = ev.Fault(0, "purged")
+
+
+class Undecided(Exception):
+    """Too many orders are possible."""
+
+
+class Stuck:
+    """The farthest that any order came."""
+
+    __slots__ = ("active", "done", "last", "task", "write", "wrong")
+
+    def __init__(
+        self, done: int, task: Task | None, last: int, active: list[Op], write: Op | None, wrong: Wrong
+    ) -> None:
+        self.done = done
+        self.last = last
+        self.task = task
+        self.active = active
+        self.write = write
+        self.wrong = wrong
+
+
+class Search:
+    """For one task. `run` says None if there is an order, else where the longest one stops."""
+
+    def __init__(self, told: Told, moves: Moves, leasings: list[ev.Leasing], lost: set[int], exact: bool) -> None:
+        self.told = told
+        self.moves = moves
+        self.leasings = leasings
+        self.lost_leasings = lost
+        self.exact = exact
+        self.ops = sorted(told.ops, key=_asked)
+        tokens: dict[int, int] = {}
+        for op in self.ops:
+            if op.kind <= SHOWN:
+                tokens[op.token] = tokens.get(op.token, 0) + 1
+        self.groups = sorted(tokens.items())
+        """The versions that somebody was shown, in their order, and by how many operations."""
+        self.stuck: Stuck | None = None
+        # where an order stands
+        self.task: Task | None = None
+        self.last = 0
+        """The highest token so far."""
+        self.next = 0
+        self.active: list[Op] = []
+        self.soonest = NEVER
+        """The earliest answer among what is active: nothing asked later can come before it."""
+        self.group = 0
+        self.left = self.groups[0][1] if self.groups else 0
+        self.used: frozenset[int] = frozenset()
+        self.done = 0
+        self.choices: list[tuple[Any, Iterator[tuple[int, Task | None]] | list[Any]]] = []
+
+    def run(self) -> Stuck | None:
+        ops, active, count = self.ops, self.active, len(self.ops)
+        budget = 8 * count + _PATIENCE
+        tried: set[Any] = set()
+        while True:
+            active = self.active
+            while self.next < count and (op := ops[self.next]).asked <= self.soonest:
+                active.append(op)
+                if op.answered < self.soonest:
+                    self.soonest = op.answered
+                self.next += 1
+            if not active:
+                return None
+            budget -= 1
+            if budget < 0:
+                raise Undecided
+            if self._step():
+                continue
+            # stuck: something unseen, or an earlier choice was wrong
+            state = (
+                self.next, self.group, self.left, tuple(map(id, active)), self.used,
+                self.task.known if type(self.task) is Unsure else id(self.task),
+            )  # fmt: skip
+            if state not in tried:
+                tried.add(state)
+                self._push()
+            if not self._back():
+                return self.stuck
+
+    # --- one step
+
+    def _step(self) -> bool:
+        """Take what can be taken; False: nothing can."""
+        task, active = self.task, self.active
+        now = self.groups[self.group][0] if self.group < len(self.groups) else NEVER
+        settle: Op | None = None
+        write: Op | None = None
+        extends: list[Op] | None = None
+        blocked = False
+        for op in active:
+            kind = op.kind
+            if kind <= LAST_WRITE:
+                if op.token == now:
+                    write = op
+            elif kind == SHOWN:
+                if op.token == now and task is not None and op.token >= self.last and (
+                    task.token == now or task.token is ANY
+                ) and self.moves.read(task, op) is None:  # fmt: skip
+                    if type(task) is Unsure:
+                        self.task = op.seen
+                    self._take(op)
+                    return True
+            elif kind == ABSENT:
+                if task is None:
+                    self._take(op)
+                    return True
+                blocked = True
+            else:
+                held = task is not None and task.token == op.token and task.state is _LEASED
+                if kind == REFUSED:
+                    if not held:
+                        self._take(op)
+                        return True
+                    blocked = True
+                elif not held:
+                    blocked = True
+                elif kind == SETTLED:
+                    settle = op
+                elif extends is None:
+                    extends = [op]
+                else:
+                    extends.append(op)
+        if extends is not None:
+            return self._extend(extends)
+        if settle is not None:
+            assert task is not None
+            if now != task.token:
+                self._may_turn(blocked)
+                self.task = self.moves.settled(task, settle)
+                self._take(settle)
+                return True
+        if write is None:
+            self._stop(None, None)
+            return False
+        wrong: Wrong = None
+        if write.token <= self.last:
+            wrong = ("P12", "token %d was given twice", write.token)
+        else:
+            wrong = EXPLAIN[write.kind](self.moves, task, write)
+        if wrong is not None:
+            self._stop(write, wrong)
+            return False
+        self._may_turn(blocked)
+        seen = write.seen
+        assert seen is not None
+        forgotten = seen.keep_until is not None and seen.finished_at is not None and seen.keep_until <= seen.finished_at
+        self.task = None if forgotten else seen
+        self._take(write)
+        return True
+
+    def _take(self, op: Op) -> None:
+        active = self.active
+        active.remove(op)
+        self.done += 1
+        if op.answered <= self.soonest:
+            self.soonest = min([one.answered for one in active], default=NEVER)
+        if op.kind <= SHOWN:
+            if op.token > self.last:
+                self.last = op.token
+            self.left -= 1
+            if not self.left:
+                self.group += 1
+                if self.group < len(self.groups):
+                    self.left = self.groups[self.group][1]
+
+    def _extend(self, extends: list[Op]) -> bool:
+        """One of several that came at once, of which any may have been first."""
+        if len(extends) > 1 and len({op.ask.until for op in extends}) > 1:  # type: ignore[union-attr]
+            extends.sort(key=lambda op: -op.ask.until)  # type: ignore[union-attr]
+            shown = [op.seen.wake_at for op in self.active if op.kind == SHOWN and op.seen is not None]
+            extends.sort(key=lambda op: op.ask.until not in shown)  # type: ignore[union-attr]
+            self.choices.append((self._snapshot(), [*extends[1:]]))
+        self._extended(extends[0])
+        return True
+
+    def _extended(self, op: Op) -> None:
+        assert self.task is not None
+        self.task = Unsure(self.task, wake_at=self._until(op.ask))
+        self._take(op)
+
+    def _until(self, ask: Event) -> Any:
+        """The end of an extended lease. A store with a clock of its own counts from that, and a worker's may be wrong."""
+        assert type(ask) is ev.Extending
+        return ask.until if self.exact else ANY
+
+    # --- what nobody saw
+
+    def _stop(self, write: Op | None, wrong: Wrong) -> None:
+        if self.stuck is None or self.done > self.stuck.done:
+            self.stuck = Stuck(self.done, self.task, self.last, list(self.active), write, wrong)
+
+    def _snapshot(self) -> Any:
+        return (
+            self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used, self.done,
+        )  # fmt: skip
+
+    def _restore(self, snapshot: Any) -> None:
+        (
+            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used, self.done,
+        ) = snapshot  # fmt: skip
+        self.active = list(active)
+
+    def _may_turn(self, blocked: bool) -> None:
+        """Before a write that is right: something that is not could be so before it, if something unseen were done."""
+        if blocked and (self.told.lost or self.lost_leasings):
+            self._push()
+
+    def _push(self) -> None:
+        """What may have been done unseen, here: each in turn, when the search comes back."""
+        ways = self._unseen()
+        if ways:
+            self.choices.append((self._snapshot(), iter(ways)))
+
+    def _back(self) -> bool:
+        """Take back the last choice that leaves another way."""
+        while self.choices:
+            snapshot, ways = self.choices[-1]
+            if type(ways) is list:
+                self.choices.pop()
+                self._restore(snapshot)
+                if len(ways) > 1:
+                    self.choices.append((snapshot, ways[1:]))
+                self._extended(ways[0])
+                return True
+            for number, task in ways:
+                self._restore(snapshot)
+                self.task = task
+                if number:
+                    self.used |= {number}
+                return True
+            self.choices.pop()
+        return False
+
+    def _unseen(self) -> list[tuple[int, Task | None]]:
+        """What may have been done now: the number of the call, and what it makes of the task. The likeliest first."""
+        task, ways = self.task, []
+        for ask in self.told.lost:
+            if ask.at > self.soonest:
+                break
+            if ask.call not in self.used:
+                now = self.moves.after(ask)
+                made = self._made(task, ask, now)
+                if made is not NOBODY:
+                    ways.append((ask.call, made))
+        if task is not None:
+            if task.state is _WAITING or task.state is _LEASED:
+                ways += self._taken(task)
+            elif task.token != self._next_token() and self.moves.may_be_purged(task, self.soonest):
+                ways.append((0, None))
+        if len(ways) > 1:
+            ways.sort(key=self._unlikely)
+        return ways
+
+    def _next_token(self) -> int:
+        return self.groups[self.group][0] if self.group < len(self.groups) else NEVER
+
+    def _unlikely(self, way: tuple[int, Task | None]) -> bool:
+        """Whether what is to come next would still not be right."""
+        made, token = way[1], self._next_token()
+        for op in self.active:
+            if op.token == token and op.kind <= LAST_WRITE:
+                return EXPLAIN[op.kind](self.moves, made, op) is not None
+            if op.token == token and op.kind == SHOWN:
+                return made is None or self.moves.read(made, op) is not None
+            if op.kind == ABSENT and made is None:
+                return False
+            if op.kind == REFUSED and (made is None or made.token != op.token):
+                return False
+        return True
+
+    def _made(self, task: Task | None, ask: Any, now: tuple[int, int]) -> Task | None:
+        """What a lost question would make of the task; NOBODY: it would change nothing."""
+        if type(ask) is ev.Settling or type(ask) is ev.Extending:
+            if task is None or task.state is not _LEASED or task.token != ask.token:
+                return NOBODY
+            if type(ask) is ev.Settling:
+                return self.moves.after_settle(task, ask, now)
+            assert type(ask) is ev.Extending
+            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self._until(ask))
+        asks = ask.asks
+        if asks is Asks.SCHEDULE:
+            if task is not None and not _replaceable(task, ask, now):
+                return NOBODY
+            due = due_between(ask.due, ask.grain, *now)
+            return Unsure(
+                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now, group=ANY,
+                deadline=ask.deadline,
+            )  # fmt: skip
+        if task is None or (ask.if_token is not None and not same(task.token, ask.if_token)):
+            return NOBODY
+        if asks is Asks.CANCEL:
+            if task.state is not _WAITING and task.state is not _LEASED:
+                return NOBODY
+            if ask.keeps is False:
+                return None
+            token = task.token
+            wake = task.wake_at if task.state is _WAITING else ANY if token is ANY else (0, token // 1000)
+            return Unsure(task, state=State.CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
+        due = due_between(ask.due, ask.grain, *now)
+        wake = (max(due[0], now[0]), NEVER)
+        if asks is Asks.MOVE:
+            if task.state is not _WAITING:
+                return NOBODY
+            deadline = task.deadline if ask.deadline is None else ask.deadline
+            return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
+        if task.state is not _DEAD:
+            return NOBODY
+        return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
+
+    def _taken(self, task: Task) -> list[tuple[int, Task | None]]:
+        """Leases that nobody was told of, where what comes next looks like it.
+
+        Their answers were lost, or came in part: when a call is sent again, and when one part of a store is away, what
+        has changed hands since is left out.
+        """
+        if not self._looks_taken(task):
+            return []
+        lost = task.state is _LEASED
+        if earliest(task.wake_at) > self._next_token() // 1000:
+            return []
+        taken: list[tuple[int, Task | None]] = []
+        shortest: dict[bool, ev.Leasing] = {}
+        for leasing in self.leasings:
+            if leasing.at > self.soonest:
+                break
+            if leasing.call in self.used:
+                continue
+            answered = leasing.call not in self.lost_leasings
+            known = shortest.get(answered)
+            if known is None or leasing.until < known.until:
+                shortest[answered] = leasing
+            elif self._shows(leasing.until):
+                taken.append((leasing.call, self._hold(task, leasing, lost)))
+        for answered in (False, True):
+            if answered in shortest:
+                leasing = shortest[answered]
+                taken.append((leasing.call, self._hold(task, leasing, lost)))
+        return taken
+
+    def _hold(self, task: Task, leasing: ev.Leasing, lost: bool) -> Task:
+        return Unsure(
+            task, state=_LEASED, wake_at=leasing.until if self.exact else ANY, token=ANY,
+            planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
+        )  # fmt: skip
+
+    def _shows(self, until: int) -> bool:
+        return any(
+            op.seen is not None and op.seen.state is _LEASED and op.seen.wake_at == until and op.kind == SHOWN
+            for op in self.active
+        )
+
+    def _looks_taken(self, task: Task) -> bool:
+        """Whether what comes next tells of a lease between."""
+        token = self._next_token()
+        for op in self.active:
+            if op.kind == REFUSED and task.token == op.token:
+                return True
+            seen = op.seen
+            if seen is None or op.token != token:
+                continue
+            if op.kind == LEASED:
+                return not same(task.attempt + 1, seen.attempt)
+            if seen.state is _LEASED or not same(task.attempt, seen.attempt):
+                return True
+            if type(op.answer) is ev.Answered and op.answer.result is Result.REPLACED:
+                return True
+        return False
+
+
+def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
+    how, state = ask.on_conflict, task.state
+    if state is State.CANCELLED or state is _DEAD or how is OnConflict.REPLACE:
+        return True
+    if how is OnConflict.EARLIEST:
+        first = due_between(ask.due, ask.grain, *now)[0]
+        due = task.due_at[1] if type(task.due_at) is tuple else task.due_at
+        return state is _DONE or (state is _WAITING and (due is ANY or first < due))
+    if how is OnConflict.LATEST:
+        last = due_between(ask.due, ask.grain, *now)[1]
+        return state is not _WAITING or last > earliest(task.due_at)
+    return False
+
+
+def _asked(op: Op) -> int:
+    return op.asked
