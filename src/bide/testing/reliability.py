@@ -26,7 +26,7 @@ _STORES: Mapping[str, tuple[str, ...]] = {
     "HTTP": ("http", "service", "serve"),
 }
 """By what they are called on the page: what a line may call them."""
-_SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB")
+_SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB", "HTTP")
 _WRONG = (
     ("lost",), ("duplicated", "delivered_again"), ("early",), ("after_cancel", "delivered after cancelled"),
     ("stale_accepted", "stale token accepted"),

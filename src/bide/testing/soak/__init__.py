@@ -23,6 +23,8 @@ The exit code is 1 if anything was
 
 Redelivery (after a pause of this machine that was longer than a lease) is allowed by P2, and reported.
 
+With `--service` the client and the workers reach the store through a `bide serve`, whose memory is looked at too.
+
 Run it on a quiet machine, and against a server that has nothing else to do; it works in a namespace or schema of its
 own, which is removed. `--leak BYTES` lets the workers' handlers keep so much of each task for ever: it must be found.
 """

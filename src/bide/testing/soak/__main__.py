@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--soon", type=_above_zero, default=4.0, help="seconds within which most tasks are due")
     parser.add_argument("--measure", type=_above_zero, default=15.0, help="seconds in which the maximum is measured")
     parser.add_argument("--workers", type=int, choices=range(1, 9), default=1, help="worker processes")
+    parser.add_argument("--service", action="store_true", help="all reach the store through a `bide serve`")
     parser.add_argument("--every", type=_above_zero, default=5.0, help="seconds from one look to the next")
     parser.add_argument("--results", type=Path, help="a file to which the report is added, as one line of JSON")
     parser.add_argument("--samples", type=Path, help="a file to which each look is added, as one line of JSON")

@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from bide.testing.soak.crew import FAILING, KEPT, TOPICS, Crew, Ids, Terms
 from bide.testing.soak.load import Load
 from bide.testing.soak.measure import StoreWatch, process
 from bide.testing.soak.remains import EVENTS, remains, too_much
+from bide.testing.soak.service import Service
 
 LEAST = 120.0
 """Seconds of a run whose slopes count."""
@@ -62,6 +64,8 @@ class Soak:
         self._seconds = 60.0 * given.minutes
         self._long = self._seconds >= LEAST
         self._keep = min(20.0, max(1.0, self._seconds / 10))
+        self._folder = folder
+        self._service: Service | None = None
         self._samples = folder / "samples.jsonl"
         """Not in memory, which is what is looked at."""
         self._watch = StoreWatch(place)
@@ -70,13 +74,34 @@ class Soak:
     async def go(self) -> dict[str, Any]:
         """The report."""
         given, place = self._given, self._place
-        app = Bide(place.url, settings=Settings())
+        begun = datetime.now(UTC)
+        async with AsyncExitStack() as service:
+            url, processes = place.url, given.workers + 1
+            async with Bide(place.url, settings=Settings()) as app:
+                await _fill_events(app)
+            if given.service:
+                self._service = await service.enter_async_context(Service(place.url, self._folder))
+                url, processes = self._service.url, processes + 1
+            report = await self._soak(url)
+        if self._service is not None:
+            self.wrong["failed"] += self._service.wrong()
+        left = await remains(place)
+        minutes = (datetime.now(UTC) - begun).total_seconds() / 60
+        self.wrong["left"] += too_much(left, minutes=minutes, processes=processes)
+        what = {"store": "http", "behind": place.kind} if given.service else {"store": place.kind}
+        return {
+            **what, "version": __version__, "at": begun.isoformat(timespec="seconds"), "machine": _machine(),
+            **report, "left": left, "wrong": {kind: len(cases) for kind, cases in self.wrong.items()},
+        }  # fmt: skip
+
+    async def _soak(self, url: str) -> dict[str, Any]:
+        """All of it that needs the store open; what it came to."""
+        given = self._given
+        app = Bide(url, settings=Settings())
         app.retain(KEPT, done=f"{self._keep}s", cancelled=f"{self._keep}s")
         app.retain(FAILING, dead=f"{self._keep}s")
-        crew = Crew(Terms(url=place.url, keep=self._keep, leak=given.leak))
-        at = datetime.now(UTC).isoformat(timespec="seconds")
+        crew = Crew(Terms(url=url, keep=self._keep, leak=given.leak))
         async with app:
-            await _fill_events(app)
             load = Load(app, given.seed, 1000.0, int(given.soon * 1000))
             try:
                 await crew.start(given.workers)
@@ -90,10 +115,26 @@ class Soak:
                 counted = await crew.look()
             finally:
                 self.wrong["failed"] += await crew.stop()
-        left = await remains(place)
-        self.wrong["left"] += too_much(left, minutes=self._minutes_since(at), processes=given.workers + 1)
-        self._balance(load, counted)
+        missing = self._balance(load, counted)
         samples = [msgspec.json.decode(line) for line in self._samples.read_bytes().splitlines()]
+        return {
+            "seconds": round(self._seconds), "seed": given.seed, "workers": given.workers,
+            "maximum_per_s": round(most), "rate_asked": rounded(rate), "rate": rounded(reached),
+            "load": _by_verb(load), "deliveries": _sum(counted, "begun"),
+            "verdicts": {verdict: sum(one["verdicts"][verdict] for one in counted) for verdict in Verdict},
+            "lost": max(0, missing), "duplicated": max(0, -missing), "early": _sum(counted, "early"),
+            "redelivered": _sum(counted, "redelivered"), "failed": load.failed,
+            "drained_seconds": round(drained, 1), "forgotten_seconds": round(forgotten, 1),
+            "lateness_ms": {
+                **{part: rounded(_middle([one[name] for one in samples if name in one]))
+                   for part, name in (("p50", "late_p50_ms"), ("p99", "late_p99_ms"))},
+                "most": rounded(max(one["latest_ms"] for one in counted)),
+            },
+            "judged": self._long, "samples": len(samples), "slopes": self._slopes(samples),
+        }  # fmt: skip
+
+    def _slopes(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """As they are written down."""
         found = judged(samples)
         if self._long:
             self.wrong["grows"] += [
@@ -101,24 +142,7 @@ class Soak:
                 for name, one in found.items()
                 if one.verdict == slopes.GROWS
             ]
-        late = {name: [one[name] for one in samples if name in one] for name in ("late_p50_ms", "late_p99_ms")}
-        return {
-            "store": place.kind, "version": __version__, "at": at, "seconds": round(self._seconds),
-            "seed": given.seed, "workers": given.workers, "machine": _machine(),
-            "maximum_per_s": round(most), "rate_asked": rounded(rate), "rate": rounded(reached),
-            "load": _by_verb(load), "deliveries": _sum(counted, "begun"),
-            "verdicts": {verdict: sum(one["verdicts"][verdict] for one in counted) for verdict in Verdict},
-            "lost": max(0, self._missing), "duplicated": max(0, -self._missing), "early": _sum(counted, "early"),
-            "redelivered": _sum(counted, "redelivered"), "failed": load.failed, "left": left,
-            "drained_seconds": round(drained, 1), "forgotten_seconds": round(forgotten, 1),
-            "lateness_ms": {
-                "p50": rounded(_middle(late["late_p50_ms"])), "p99": rounded(_middle(late["late_p99_ms"])),
-                "most": rounded(max(one["latest_ms"] for one in counted)),
-            },
-            "judged": self._long, "samples": len(samples),
-            "slopes": {name: _rounded(one) for name, one in found.items()},
-            "wrong": {kind: len(cases) for kind, cases in self.wrong.items()},
-        }  # fmt: skip
+        return {name: _rounded(one) for name, one in found.items()}
 
     async def _maximum(self, load: Load, crew: Crew) -> float:
         """Lives that are ended a second; the first third is not counted."""
@@ -168,6 +192,8 @@ class Soak:
         }  # fmt: skip
         for number, (pid, one) in enumerate(zip(crew.pids, counted, strict=True), start=1):
             sample |= _named(f"worker-{number}", {"blocks": one["blocks"], **process(pid)})
+        if self._service is not None:
+            sample |= _named("service", process(self._service.pid))
         for name in ("late_p50_ms", "late_p99_ms"):
             if found := [one[name] for one in counted if name in one]:
                 sample[name] = max(found)
@@ -198,15 +224,15 @@ class Soak:
             await asyncio.sleep(0.25)
         return time.monotonic() - began
 
-    def _balance(self, load: Load, counted: Sequence[Mapping[str, Any]]) -> None:
-        """Whether every life that was begun has ended, and none twice."""
+    def _balance(self, load: Load, counted: Sequence[Mapping[str, Any]]) -> int:
+        """Whether every life that was begun has ended, and none twice; how many did not."""
         ended = load.cancelled
         for one in counted:
             ended += msgspec.convert(one["ended"], Ids)
-        self._missing = load.begun.number - ended.number
-        if self._missing > 0:
+        missing = load.begun.number - ended.number
+        if missing > 0:
             self.wrong["lost"].append(f"{load.begun.number} lives were begun, and {ended.number} ended")
-        elif self._missing < 0:
+        elif missing < 0:
             self.wrong["lost"].append(f"{ended.number} lives were ended, though only {load.begun.number} were begun")
         elif load.begun.total != ended.total:
             self.wrong["lost"].append(f"{ended.number} lives were begun and as many ended, but they are not the same")
@@ -214,9 +240,7 @@ class Soak:
             self.wrong["early"].append(f"{early} deliveries began before they were planned")
         if load.failed:
             self.wrong["failed"].append(f"{load.failed} calls failed, such as {'; '.join(load.errors)}")
-
-    def _minutes_since(self, at: str) -> float:
-        return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds() / 60
+        return missing
 
 
 def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, slopes.Slope]:
