@@ -39,6 +39,8 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     seed: str
     rate: float = 0.0
     """Of a client: verbs a second."""
+    shares_clock: bool = False
+    """Whether its time of day is the store's, as with a file, which has no clock but that of its callers."""
 
 
 class Child:
@@ -48,6 +50,8 @@ class Child:
         self.duty = duty
         self.chance = random.Random(duty.seed)
         self.clock = SharedClock(Path(duty.clock))
+        if duty.shares_clock:
+            self.clock.become_ours()
         self.journal = Journal(
             Log(Path(duty.journal)).say, time_ns=time.monotonic_ns, clock=self.clock.now, first_call=duty.first_call
         )

@@ -13,6 +13,8 @@ from pathlib import Path
 from bide.core.instants import Millis
 
 _EVERY = 0.05
+_LOOKS = 5
+"""Of which the quickest counts: one may be interrupted between its two clocks."""
 _WORD = struct.Struct("q")
 _NAME = "faketime/libfaketimeMT.so.1"
 CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
@@ -36,8 +38,7 @@ class SharedClock:
 
     def now(self) -> Millis:
         """The store's clock, in milliseconds, rounded down."""
-        [offset] = _WORD.unpack_from(self._map)
-        return int((time.monotonic_ns() + offset) // 1_000_000)
+        return self._now_ns() // 1_000_000
 
     async def follow(self, ahead: Callable[[], float]) -> None:
         """Keep it at this machine's clock and `ahead` seconds more, until cancelled."""
@@ -46,11 +47,31 @@ class SharedClock:
             await asyncio.sleep(_EVERY)
 
     def set(self, ahead: float) -> None:
-        offset = time.time_ns() - time.monotonic_ns() + round(ahead * 1e9)
-        _WORD.pack_into(self._map, 0, offset)
+        """To this machine's clock and so many seconds more."""
+        _, offset = min(_offset() for _ in range(_LOOKS))
+        _WORD.pack_into(self._map, 0, offset + round(ahead * 1e9))
+
+    def become_ours(self) -> None:
+        """From now on it is this process's time of day, as Python tells it, so that all who share it jump together.
+
+        With libfaketime the same costs a look at a file for each look at the clock: five processes on one file of
+        SQLite then do a fifth of their work.
+        """
+        time.time_ns = self._now_ns
+        time.time = lambda: self._now_ns() / 1e9
+
+    def _now_ns(self) -> int:
+        [offset] = _WORD.unpack_from(self._map)
+        return time.monotonic_ns() + int(offset)
 
     def close(self) -> None:
         self._map.close()
+
+
+def _offset() -> tuple[int, int]:
+    """How long the look took, and by how much the time of day is ahead of the monotonic clock, in nanoseconds."""
+    before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    return after - before, now - (before + after) // 2
 
 
 def library() -> Path | None:

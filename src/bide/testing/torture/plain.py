@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
-from bide.testing.torture.clock import WrongClock, library
 from bide.testing.torture.server import Server, Trouble
 from bide.testing.trial import own_namespace
 from bide.wiring import without_secrets
@@ -25,7 +24,7 @@ _SIZE = 96
 """MiB of the filesystem that is filled."""
 _BELOW_RESERVE = 6 * 1024 * 1024
 """Bytes left free when it is nearly full: fewer than the 16 MiB that are kept for what is there."""
-FARTHEST = 5.0
+FARTHEST = 2.0
 """Seconds by which the clock of a file's callers is set wrong, all of them together: for a file it is the store's."""
 _PORTS = {"redis": 6379, "postgresql": 5432, "postgres": 5432, "mysql": 3306, "mariadb": 3306, "http": 8420}
 _HOLDS_LOCK = """
@@ -47,7 +46,7 @@ class SqliteFile:
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         self.ahead = 0.0
-        self.farthest = 0.0
+        self.farthest = FARTHEST
         self.environment: Mapping[str, str] = {}
         self.urls: Sequence[str] = ()
         self.direct = ""
@@ -56,7 +55,6 @@ class SqliteFile:
         self._path = path
         self._file = ""
         self._mount: Path | None = None
-        self._clock: WrongClock | None = None
 
     async def start(self) -> None:
         cannot = dict.fromkeys(("connections reset", "half-open", "server restart", "failover", "OOM"), _NO_SERVER)
@@ -71,24 +69,18 @@ class SqliteFile:
         else:
             cannot["disk full"] = "the file is where it was asked for; without a path it gets a filesystem of its own"
             place = self._path.parent
-        found = library()
-        if found is None:
-            cannot["clock jump"] = "libfaketime is not installed"
-        else:
-            self._clock = WrongClock(found, self._folder / "store.clock")
-            self.environment = self._clock.environment
-            self.farthest = FARTHEST
         self._file = str(self._path or place / "torture.db")
         self.direct = f"sqlite:///{quote(self._file)}"
         self.urls = (self.direct,)
         self.cannot = cannot
 
     def troubles(self) -> Mapping[str, Trouble]:
-        troubles: dict[str, Trouble] = {"another process holds the write lock": self._locked}
+        troubles: dict[str, Trouble] = {
+            "another process holds the write lock": self._locked,
+            "clock jump": self._jump,
+        }
         if self._mount is not None:
             troubles |= {"disk nearly full": self._nearly_full, "disk full": self._full}
-        if self._clock is not None:
-            troubles["clock jump"] = self._jump
         return troubles
 
     async def stop(self) -> None:
@@ -140,9 +132,7 @@ class SqliteFile:
         )
 
     async def _jump(self, chance: random.Random) -> str:
-        assert self._clock is not None
         before, self.ahead = self.ahead, chance.choice((0.0, chance.uniform(-FARTHEST, FARTHEST)))
-        self._clock.jump(self.ahead)
         await asyncio.sleep(chance.uniform(0.5, 3))
         return f"the clock of every process went from {before:+.1f} s to {self.ahead:+.1f} s"
 

@@ -60,11 +60,13 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         following = asyncio.create_task(clock.follow(lambda: server.ahead))
         entered.callback(following.cancel)
         journal.say(
-            Header(server.name, SLACK + round(server.farthest * 1000), round(CAP * 1000), LOSSES, time.monotonic_ns())
+            Header(
+                server.name, SLACK + round(2 * server.farthest * 1000), round(CAP * 1000), LOSSES, time.monotonic_ns()
+            )
         )
         crew = Crew(
             folder, journal, server.urls, clock=clock_path, seed=plan.seed, rate=plan.rate / plan.clients,
-            environment=server.environment,
+            environment=server.environment, shares_clock=_is_file(server),
             wrong_environment={} if wrong_clock is None else wrong_clock.environment,
         )  # fmt: skip
         entered.push_async_callback(crew.abandon)
@@ -118,12 +120,17 @@ def journals(folder: Path) -> list[Path]:
 def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
     """What sets the clocks of every second process wrong, or why nothing does."""
     kind = "clock jump of processes"
-    if urlsplit(server.direct).scheme == "sqlite":
+    if _is_file(server):
         return None, {kind: "the clock of each process is the store's: it is set for all of them, or for none"}
     found = library()
     if found is None:
         return None, {kind: "libfaketime is not installed"}
     return WrongClock(found, folder / "wrong.clock"), {}
+
+
+def _is_file(server: Server) -> bool:
+    """Whether its clock is that of its callers."""
+    return urlsplit(server.direct).scheme == "sqlite"
 
 
 async def _drained(server: Server, journal: Journal) -> float | None:

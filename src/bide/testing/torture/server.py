@@ -37,7 +37,7 @@ class Server(Protocol):
     frame looks at it twenty times a second, so that histories tell the store's clock."""
     farthest: float
     """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
-    of times is judged with so much tolerance, what the store tells of its own leases with none."""
+    of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
 
     async def start(self) -> None:
         """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError."""
