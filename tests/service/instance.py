@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
+from tests.service.prompt_server import PromptServer
 
 from bide import Bide
 from bide.service.config import ServeConfig
@@ -33,11 +33,11 @@ async def served(store: Any, config: ServeConfig | None = None, **settings: Any)
         listening.bind(("127.0.0.1", 0))
         listening.listen(2048)  # who calls before the server is up waits for it
         async with Serving(app, config or ServeConfig(), host="127.0.0.1") as serving:
-            server = uvicorn.Server(under_uvicorn(serving.service))
+            server = PromptServer(under_uvicorn(serving.service))
             running = asyncio.ensure_future(server.serve(sockets=[listening]))
             try:
                 yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
             finally:
                 await serving.let_go()
-                server.should_exit = True
+                server.end()
                 await running

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from tests.service.prompt_server import PromptServer
 
 from bide.engine.client import Client
 from bide.engine.terms import Terms
@@ -51,7 +52,7 @@ class Service:
         """Called with each operation: what it returns is the answer."""
         self._client: Client | None = None
         self.calls: StoreCalls
-        self._server: uvicorn.Server | None = None
+        self._server: PromptServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -63,7 +64,7 @@ class Service:
         self.calls = StoreCalls(self._client, trusting=self._trusting, body_limit=self._body_limit)
         app = Starlette(routes=[Route("/v1/store/{operation}", self._call, methods=["POST"])])
         config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
+        self._server = PromptServer(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         # asyncio turns Nagle's algorithm off where it is told that this is TCP; else an answer takes 40 ms
         listening = socket.socket(proto=socket.IPPROTO_TCP)
@@ -81,8 +82,8 @@ class Service:
         if abrupt:
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
-        self._server.should_exit = True
         self._server.force_exit = True
+        self._server.end()
         await self._task
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
