@@ -155,6 +155,19 @@ def test_a_leak_in_the_steps_of_an_allocator_grows() -> None:
     assert verdict(lambda minute, _: MEBIBYTE * int(minute / 1.5)).verdict == GROWS
 
 
+def test_what_goes_up_and_down_within_a_minute_is_judged_by_whole_minutes() -> None:
+    """Three minutes and a bit of a sawtooth rise; the medians of whole minutes do not. A leak shows in them too."""
+    saw = [(float(at), 50 * MB + 10 * MB * ((at + 40) % 60) / 60) for at in range(0, 420, 5)]
+    assert [judge(saw[:some], MB, period=60) is None for some in (20, 60, 84)] == [True, True, False]
+    flat = judge(saw, MB, period=60)
+    assert flat is not None
+    assert flat.verdict == FLAT
+    assert abs(flat.per_minute) < MB / 100
+    leaking = judge([(at, value + at / 60 * MB) for at, value in saw], MB, period=60)
+    assert leaking is not None
+    assert leaking.verdict == GROWS
+
+
 def test_a_leak_under_wild_samples_grows() -> None:
     assert verdict(lambda minute, chance: MB * minute + 50 * MB * (chance.random() < 0.1)).verdict == GROWS
 

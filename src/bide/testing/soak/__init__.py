@@ -18,8 +18,8 @@ The exit code is 1 if anything was
 - early: begun before it was planned, by the clock of this machine
 - left: alive when there had been time to end it, or still in the store after retention and purge (P10; see `remains`)
 - failed: a call that raised, a worker that ended; nothing is broken here
-- or if anything grows: see `slopes` for what that means, and how much is allowed. A run of less than two minutes still
-  warms up, so its slopes are reported and do not count.
+- or if anything grows: see `slopes` for what that means, and how much is allowed. A run of less than five minutes
+  still warms up, so its slopes are reported and do not count.
 
 Redelivery (after a pause of this machine that was longer than a lease) is allowed by P2, and reported.
 

@@ -36,7 +36,7 @@ _FAR_SECONDS = 10
 _REDRIVEN = 0.004
 """Of the rate: fewer than die, so that some are left to be forgotten."""
 _TOPICS = (PLAIN, KEPT, FAILING, THREADED)
-_WEIGHTS = (60, 15, 20, 5)
+_WEIGHTS = (70, 5, 20, 5)
 _ENDS = (Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
 _BEGINS = (Result.CREATED, Result.REDRIVEN)
 

@@ -32,7 +32,7 @@ from bide.testing.soak.measure import StoreWatch, process
 from bide.testing.soak.remains import EVENTS, remains, too_much
 from bide.testing.soak.service import Service
 
-LEAST = 120.0
+LEAST = 300.0
 """Seconds of a run whose slopes count."""
 _UNDER_WAY = 2_000
 """Tasks at once while the maximum is measured: enough that nobody waits for the others."""
@@ -245,7 +245,8 @@ class Soak:
 
 def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, slopes.Slope]:
     """The slope of every figure of the samples that may not grow, by its name."""
-    found = {}
+    found: dict[str, slopes.Slope] = {}
+    long = bool(samples) and samples[-1]["at"] - samples[0]["at"] >= LEAST * 0.9
     names = dict.fromkeys(name for sample in samples for name in sample)
     for name in names:
         allowed = max((one for one in _ALLOWED if name == one or name.endswith(f"_{one}")), key=len, default=None)
@@ -253,7 +254,9 @@ def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, slopes.Slope]:
             continue
         points = [(float(one["at"]), float(one[name])) for one in samples if name in one]
         mean = sum(value for _, value in points) / len(points)
-        slope = slopes.judge(points, _ALLOWED[allowed](mean))
+        # what has ended is forgotten once a minute, and databases tidy up as often
+        period = PURGE_EVERY if name.startswith(("store_", "server_", "remembered")) and long else 0.0
+        slope = slopes.judge(points, _ALLOWED[allowed](mean), period=period)
         if slope is not None:
             found[name] = slope
     return found

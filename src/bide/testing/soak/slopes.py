@@ -54,15 +54,17 @@ class Slope(Struct, frozen=True, kw_only=True):
     verdict: str
 
 
-def judge(points: Sequence[tuple[float, float]], allowed: float) -> Slope | None:
+def judge(points: Sequence[tuple[float, float]], allowed: float, *, period: float = 0.0) -> Slope | None:
     """Of samples (seconds, value) in the order of time, the first fifth left out. None: too few to say anything.
 
-    `allowed`: by how much it may rise from the end of the warm-up to the last sample. O(min(n, 120)^2).
+    `allowed`: by how much it may rise from the end of the warm-up to the last sample. Of a figure that goes up and down
+    within a `period` (seconds), the median of each whole one is taken. O(min(n, 120)^2).
     """
     if not points:
         return None
     begins = points[0][0] + WARM_UP * (points[-1][0] - points[0][0])
-    kept = _together([(at / 60, value) for at, value in points if at >= begins])
+    after = [(at, value) for at, value in points if at >= begins]
+    kept = _together([(at / 60, value) for at, value in (_whole(after, period) if period else after)])
     if len(kept) < _FEWEST or kept[-1][0] <= kept[0][0]:
         return None
     low, slope, high = interval(kept)
@@ -94,6 +96,19 @@ def interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float
     spread = _SURE * math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
     at = max(0, math.floor((len(slopes) - spread) / 2))
     return slopes[at], median(slopes), slopes[-1 - at]
+
+
+def _whole(points: Sequence[tuple[float, float]], period: float) -> Sequence[tuple[float, float]]:
+    """One for each whole period, counted from the end."""
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for at, value in points:
+        groups.setdefault(int((points[-1][0] - at) / period), []).append((at, value))
+    whole = int((points[-1][0] - points[0][0]) / period)
+    return [
+        (median(at for at, _ in groups[number]), median(value for _, value in groups[number]))
+        for number in range(whole - 1, -1, -1)
+        if number in groups
+    ]
 
 
 def _together(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
