@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from bide.core.errors import StoreError
 from bide.core.records import State
+from bide.testing.history.check import check
 from bide.testing.history.events import End, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
 from bide.testing.torture.clock import SLACK, SharedClock, WrongClock, library
@@ -87,9 +88,12 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         about = server.about()
         ended, said = crew.ended, crew.said()
     figures = Figures(read_all(journals(folder)))
-    wrong: dict[str, list[str]] = dict(figures.wrong)
-    wrong["process ended"] = ended
-    wrong["error logged"] = said
+    checked = check(read_all(journals(folder)))
+    wrong: dict[str, list[object]] = {kind: list(cases) for kind, cases in figures.wrong.items()}
+    for violation in checked.violations:
+        wrong.setdefault(violation.promise, []).append(violation)
+    wrong["process ended"] = list(ended)
+    wrong["error logged"] = list(said)
     wrong["not drained"] = [] if drained is not None else [f"something was live {_DRAIN:g} s after all was mended"]
     report = {
         "store": server.name,
@@ -105,6 +109,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         "drained_seconds": None if drained is None else round(drained, 1),
         "delivered_again": figures.again,
         "wrong": counts_of(wrong),
+        "checked": checked.summary(),
         "lateness_ms": percentiles(figures.lateness),
         "longest_silence_seconds": figures.silence(),
         "recovery_seconds": figures.recovery(told.ends),
