@@ -104,7 +104,7 @@ class StoreCalls:
         """What they want to listen to. Raises BadInput, Forbidden."""
         try:
             topics = wire.read_topics(wire.read_call(body).asked)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput("body", f"{len(body)} bytes", f"what a client of bide sends ({error})") from None
         checks.check_count("topics", topics)
         checks.check_topics(topics)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+from typing import Annotated
 
 import msgspec
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis
 from bide.core.records import Filter, Record, Topic
+
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What a database can compare a number with."""
 
 
 class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -18,8 +21,8 @@ class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """"name", "group", "live" or "ended": which index the page was read from."""
     topic: Topic
     key: str = ""
-    instant: Millis = -1
-    row: int = -1
+    instant: _Whole = -1
+    row: _Whole = -1
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -56,7 +59,9 @@ def read_cursor(text: str | None, order: str) -> Place:
         return Place(order, "")
     try:
         place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, TypeError, AttributeError):
+        if "\0" in place.topic or "\0" in place.key:  # no name has one, and not every database can be asked for it
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
     if place.order != order:
         raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")

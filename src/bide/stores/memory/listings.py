@@ -68,7 +68,7 @@ def read_cursor(cursor: str, where: Filter) -> Entry:
     kind = kind_of(where)
     try:
         named, *values = msgspec.msgpack.decode(base64.urlsafe_b64decode(cursor.encode("ascii")))
-    except (ValueError, TypeError, binascii.Error):  # msgspec's DecodeError is a ValueError
+    except (ValueError, TypeError, binascii.Error, RecursionError):  # msgspec's DecodeError is a ValueError
         raise BadInput("cursor", cursor, _CURSOR) from None
     entry = tuple(values)
     if (

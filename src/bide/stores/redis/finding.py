@@ -206,7 +206,7 @@ def _write(place: _Place) -> str:
 def _read(text: str, kind: str) -> _Place:
     try:
         place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput("cursor", text, _ACCEPTED) from None
     if place.kind != kind:
         raise BadInput("cursor", text, f"{_ACCEPTED}: this one is of another list")
