@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide.testing.fuzz.running import Target
-from bide.testing.fuzz.targets import stored, text, urls
+from bide.testing.fuzz.targets import cursors, requests, stored, text, urls
 
-TARGETS: Sequence[Target] = (*text.TARGETS, *urls.TARGETS, *stored.TARGETS)
+TARGETS: Sequence[Target] = (*text.TARGETS, *urls.TARGETS, *stored.TARGETS, *cursors.TARGETS, *requests.TARGETS)
