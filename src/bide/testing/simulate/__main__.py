@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from bide.testing.simulate.story import story
-
 from bide.testing.simulate.judge import judged
+from bide.testing.simulate.mutants import MUTANTS, applied
 from bide.testing.simulate.plan import Ask, plan_from, plan_of
 from bide.testing.simulate.shrink import shrunk
+from bide.testing.simulate.story import story
 from bide.testing.simulate.world import play
 from bide.testing.trial import parser_of
 
@@ -29,8 +31,16 @@ _COUNTED = ("seeds", "deliveries", "calls", "unknown", "faults")
 def main() -> int:
     given = _given()
     logging.disable()
-    if given.plan is not None:
-        return _tell(given.plan.read_text())
+    if given.mutant == "?":
+        for name, mutant in sorted(MUTANTS.items()):
+            sys.stdout.write(f"{name}: {mutant.promise}: {mutant.says}\n")
+        return 0
+    with applied(given.mutant) if given.mutant else nullcontext():
+        return _tell(given.plan.read_text()) if given.plan is not None else _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    """All the seeds that are asked for."""
     seeds = range(given.seed, given.seed + (given.seeds or round(given.hours * 60 / given.minutes)))
     done = _done(given.state)
     began = time.monotonic()
@@ -70,6 +80,7 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, help="remember here what is done, and go on there")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first seed that is wrong")
     parser.add_argument("--no-story", dest="story", action="store_false", help="do not shrink what is wrong")
+    parser.add_argument("--mutant", help="break bide in this way first; --mutant ? lists them")
     parser.add_argument("--plan", type=Path, help="play this plan, and tell its story")
     given = parser.parse_args()
     for name in ("minutes", "hours", "processes"):
@@ -82,18 +93,21 @@ def _blocks(seeds: list[int], given: argparse.Namespace) -> Iterator[dict[str, A
     """Told as they are done."""
     parts = [seeds[first : first + _BLOCK] for first in range(0, len(seeds), _BLOCK)]
     if given.processes == 1 or len(parts) < 2:
-        yield from (_played(part, given.minutes) for part in parts)
+        yield from (_played(part, given.minutes, None) for part in parts)
         return
     with ProcessPoolExecutor(given.processes) as pool:
         try:
-            yield from pool.map(_played, parts, [given.minutes] * len(parts))
+            yield from pool.map(_played, parts, repeat(given.minutes), repeat(given.mutant))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _played(seeds: Iterable[int], minutes: float) -> dict[str, Any]:
-    """How these seeds went."""
+def _played(seeds: Iterable[int], minutes: float, mutant: str | None) -> dict[str, Any]:
+    """How these seeds went. `mutant`: to be applied here, in a process of its own."""
     logging.disable()
+    if mutant is not None:
+        with applied(mutant):
+            return _played(seeds, minutes, None)
     block: dict[str, Any] = {
         "seeds": 0,
         "deliveries": 0,

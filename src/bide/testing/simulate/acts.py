@@ -26,12 +26,13 @@ async def behave(
     task: Task[Any],
     client: RecordedClient,
     again: Callable[[Task[Any]], int],
+    delivery: int,
     lease: Millis,
     die: Callable[[], None],
 ) -> Done | None:
-    """What a handler does with `task`: the word of its payload for this attempt, with its number of milliseconds."""
+    """What a handler does with `task` at this delivery of its life: the word of its payload, with its milliseconds."""
     does = task.payload["does"]
-    word, _, number = does[min(task.attempt, len(does)) - 1].partition(":")
+    word, _, number = does[min(delivery, len(does)) - 1].partition(":")
     pause = timedelta(milliseconds=int(number or 0))
     seconds = pause / timedelta(seconds=1)
     app, topic, key = client.app, task.topic, task.key

@@ -144,7 +144,7 @@ class Slot:
         journal = Journal(self._say, time_ns=world.time_ns, clock=world.clock.now)
         journal.call = lambda: next(world.call)  # type: ignore[method-assign]
         app.instruments.append(Recording(journal, self._process.who))
-        app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=4))
+        app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=15))
         self._client = RecordedClient(app, journal, self._process.who)
         return app
 
@@ -192,7 +192,9 @@ class Slot:
 
     async def _handle(self, task: Task[Any]) -> Any:
         assert self._client is not None
-        return await behave(task, self._client, self._again, self.world.plan.setup.lease, self._die_here)
+        self.world.delivered[task.id] += 1
+        delivery, lease = self.world.delivered[task.id], self.world.plan.setup.lease
+        return await behave(task, self._client, self._again, delivery, lease, self._die_here)
 
     def _again(self, task: Task[Any]) -> int:
         """How often a task of this key has begun a life of its own accord, this one included."""

@@ -74,6 +74,8 @@ class World:
         self.full = 0
         self.down = [0] * setup.shards
         self.again: dict[tuple[str, str], int] = defaultdict(int)
+        self.delivered: dict[str, int] = defaultdict(int)
+        """Deliveries that began, by life: what a handler does goes by it, lest one defer for ever."""
         self.call = iter(range(1, 10**9))
         self.slots = {
             name: Slot(self, name, number)
