@@ -15,6 +15,13 @@ from bide.testing.torture.servers.processes import ServerFailed, ServerMissing
 __all__ = ["NAMES", "ServerFailed", "ServerMissing", "server_of"]
 
 
+def _sqlite(folder: Path) -> Server:
+    from bide.testing.torture.plain import SqliteFile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return SqliteFile(folder)
+
+
 def _redis(folder: Path) -> Server:
     from bide.testing.torture.servers.redis import RedisServer
 
@@ -33,10 +40,18 @@ def _redis_sentinel(folder: Path) -> Server:
     return RedisSentinel(folder)
 
 
+def _postgres(folder: Path) -> Server:
+    from bide.testing.torture.servers.postgres import PostgresServer
+
+    return PostgresServer(folder)
+
+
 _KINDS: Mapping[str, Callable[[Path], Server]] = {
+    "sqlite": _sqlite,
     "redis": _redis,
     "redis-cluster": _redis_cluster,
     "redis-sentinel": _redis_sentinel,
+    "postgres": _postgres,
 }
 NAMES = tuple(_KINDS)
 

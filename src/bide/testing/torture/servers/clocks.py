@@ -6,16 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-_NAME = "faketime/libfaketimeMT.so.1"
-_FOLDERS = ("/usr/lib", "/usr/local/lib")
+from bide.testing.torture.clock import library
 
-
-def library() -> Path | None:
-    """What is put before the system's clock, where Debian's package libfaketime is installed."""
-    for folder in map(Path, _FOLDERS):
-        for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
-            return found
-    return None
+FARTHEST = 2.0
+"""Seconds by which it is set wrong at most, either way."""
 
 
 class FakeClock:
@@ -27,10 +21,17 @@ class FakeClock:
     """
 
     def __init__(self, file: Path) -> None:
+        self.ahead = 0.0
+        """Seconds by which it is ahead of the machine's."""
         self._file = file
         self._library = library()
         self.refused = "" if self._library else "libfaketime is not installed: apt-get install libfaketime"
         self.shift(0)
+
+    @property
+    def farthest(self) -> float:
+        """Seconds by which it may be set wrong, either way."""
+        return 0.0 if self.refused else FARTHEST
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -53,3 +54,4 @@ class FakeClock:
         written.write_text(f"{seconds:+f}\n", encoding="ascii")
         written.chmod(0o644)
         os.replace(written, self._file)  # at no moment is there half of it
+        self.ahead = seconds

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from bide.testing.proxy import FaultProxy
 from bide.testing.torture.servers.processes import (
-    BUS,
     HOST,
     Process,
     ServerFailed,
@@ -38,7 +37,7 @@ class Home:
     def make(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._account is not None:
-            self.path = Path(tempfile.mkdtemp(prefix="bide-torture-"))
+            self.path = Path(tempfile.mkdtemp(prefix="bide-server-"))
             shutil.chown(self.path, self._account, self._account)
 
     def remove(self) -> None:
@@ -56,13 +55,15 @@ class Node:
     """Who it runs as where we are root."""
     bus: ClassVar[bool] = False
     """Whether it needs a second port."""
+    host: ClassVar[str] = HOST
+    """Where it listens."""
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.home = Home(folder, self.account)
         self.port = free_port(bus=self.bus)
-        self.proxy = FaultProxy(HOST, self.port)
+        self.proxy = FaultProxy(self.host, self.port)
         self._environment = environment
         self._process: Process | None = None
         self._ending = False
@@ -95,9 +96,10 @@ class Node:
     def launch(self) -> None:
         """Started and not waited for: `ready` is to follow. So several start at once."""
         assert self._process is None, "it runs already"
-        words = [*as_account(self.account), *self.command()]
-        environment = {**os.environ, **self._environment}
-        self._process = Process(words, self.log, folder=self.home.path, environment=environment)
+        # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
+        environment = ["env", *(f"{name}={value}" for name, value in self._environment.items())]
+        words = [*as_account(self.account), *environment, *self.command()]
+        self._process = Process(words, self.log, folder=self.home.path, name=self.name)
 
     async def ready(self) -> float:
         """Until it answers; in how many seconds. Raises ServerFailed."""
@@ -137,7 +139,11 @@ class Node:
     async def mend(self) -> float:
         """Runs and answers again, if by now it does not; in how many seconds."""
         if self.running:
-            return await self.ready()
+            try:
+                return await self.ready()
+            except ServerFailed:
+                if self.running:
+                    raise
         await self.kill()  # reaped, if it has ended by itself, or somebody who was killing it was cancelled
         return await self.start()
 
@@ -146,6 +152,12 @@ class Node:
         assert self._process is not None, "it does not run"
         self._process.send_all(signal.SIGSTOP)
         self._process.send_all(signal.SIGSTOP)  # and those that the first time were just being made
+
+    def kill_one(self, pid: int) -> None:
+        """SIGKILL to one of the processes below it."""
+        assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, signal.SIGKILL)
 
     def resume(self) -> None:
         if self._process is not None:

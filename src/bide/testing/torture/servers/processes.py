@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -63,7 +63,7 @@ def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind(("", port))  # at no address of this machine
         except OSError:
             return False
     return True
@@ -93,15 +93,13 @@ class Guard:
 class Process:
     """One process with its guard. Its output goes to the end of `log`."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, *, folder: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, folder: Path, name: str) -> None:
         self.log = log
-        self._name = Path(command[0]).name
+        self._name = name
         # a session of its own: Ctrl-C in a terminal is for us, who then stop it in order
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=folder, env=dict(os.environ if environment is None else environment),
+                command, cwd=folder,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
@@ -163,8 +161,7 @@ class Process:
                 (_SHARED_MEMORY / f"{left}{self.pid}").unlink(missing_ok=True)
 
     def failed(self, why: str) -> ServerFailed:
-        tail = self.log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-        return ServerFailed(f"{self._name} {why}; its log {self.log} ends with\n{tail}")
+        return ServerFailed(f"{self._name} {why}; its log {self.log} ends with\n{_end_of(self.log)}")
 
 
 def _lives(pid: int) -> bool:
@@ -201,5 +198,8 @@ async def run(
         )
         code = await process.wait()
     if code:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-        raise ServerFailed(f"{Path(words[0]).name} ended with {code}; {log} ends with\n{tail}")
+        raise ServerFailed(f"{words[0]} ended with {code}; {log} ends with\n{_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]

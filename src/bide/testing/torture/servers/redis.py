@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.testing.proxy import FaultProxy
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.clocks import FakeClock
 from bide.testing.torture.servers.node import Node
+from bide.testing.torture.servers.private import PrivateServer
 from bide.testing.torture.servers.processes import HOST
 from bide.testing.torture.servers.redis_node import DURABILITY, MAXMEMORY, Asking, RedisNode
 
@@ -26,33 +26,26 @@ _CROWDED = (0.5, 2.0)
 Masters = Callable[[], Awaitable[Sequence[RedisNode]]]
 
 
-class RedisServer:
+class RedisServer(PrivateServer):
     """Redis, alone."""
 
     name = "redis"
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.clock_of_it = FakeClock(folder / "clock")
-        self.node = RedisNode("the server", folder / "server", self.clock_of_it)
-        self.urls: Sequence[str] = ()
+        super().__init__(folder)
+        self.node = RedisNode("the server", folder / "server", self._clock)
         self.direct = f"redis://{HOST}:{self.node.port}/0"
-        self.proxies: Sequence[FaultProxy] = (self.node.proxy,)
-        self.cannot: Mapping[str, str] = {}
+        self.proxies = (self.node.proxy,)
         self._version = ""
 
-    async def start(self) -> None:
-        try:
-            await self.node.prepare()
-            await self.node.start()
-        except BaseException:
-            await self.stop()
-            raise
+    async def _start(self) -> None:
+        await self.node.prepare()
+        await self.node.start()
         self.urls = (f"redis://{HOST}:{self.node.proxy.port}/0",)
         self._version = (await self.node.info("server"))["redis_version"]
         self.cannot = {
-            "failover": "one server has no replica",
-            **shared_cannot(self.clock_of_it, [self.node]),
+            suffering.FAILOVER: "one server has no replica",
+            **shared_cannot(self._clock, [self.node]),
         }
 
     async def stop(self) -> None:
@@ -62,23 +55,22 @@ class RedisServer:
         """Milliseconds, by the server."""
         return await self.node.time()
 
-    def troubles(self) -> Mapping[str, Trouble]:
+    def _troubles(self) -> Mapping[str, Trouble]:
         async def it(chance: random.Random) -> Node:
             return self.node
 
         async def masters() -> Sequence[RedisNode]:
             return [self.node]
 
-        found = {
-            "kill": suffering.killed(it),
-            "restart": suffering.restarted(it),
-            "stand still": suffering.stood_still(it),
-            "memory full": memory_full(masters),
-            "too many connections": crowded(self.node),
-            "disk full": suffering.disk_full(it, lambda node: self.node.disk),
-            "clock": suffering.clock_set(self.clock_of_it),
+        return {
+            suffering.KILL: suffering.killed(it),
+            suffering.RESTART: suffering.restarted(it),
+            suffering.STILL: suffering.stood_still(it),
+            suffering.MEMORY: memory_full(masters),
+            suffering.CROWDED: crowded(self.node),
+            suffering.DISK: suffering.disk_full(it, lambda node: self.node.disk),
+            suffering.CLOCK: suffering.clock_set(self._clock),
         }
-        return {name: trouble for name, trouble in found.items() if name not in self.cannot}
 
     def about(self) -> dict[str, Any]:
         return {
@@ -90,11 +82,11 @@ class RedisServer:
 
 def shared_cannot(clock: FakeClock, nodes: Sequence[RedisNode]) -> dict[str, str]:
     """What all kinds of Redis share."""
-    found = {"out of memory": suffering.KILLED_FOR_MEMORY}
+    found = {suffering.OOM: suffering.KILLED_FOR_MEMORY}
     if clock.refused:
-        found["clock"] = clock.refused
+        found[suffering.CLOCK] = clock.refused
     if refused := next((node.disk.refused for node in nodes if node.disk.refused), ""):
-        found["disk full"] = refused
+        found[suffering.DISK] = refused
     return found
 
 
@@ -122,11 +114,11 @@ def crowded(node: RedisNode) -> Trouble:
     async def trouble(chance: random.Random) -> str:
         lasts, strangers = chance.uniform(*_CROWDED), chance.randint(5, 20)
         async with AsyncExitStack() as open_to_us:
-            asking = await open_to_us.enter_async_context(Asking(node.port))
+            asking = await open_to_us.enter_async_context(Asking(node.host, node.port))
             listed: str = await asking("CLIENT", "LIST")
             clients = [dict(part.partition("=")[::2] for part in line.split()) for line in listed.splitlines()]
             for _ in range(strangers):
-                await open_to_us.enter_async_context(Asking(node.port))
+                await open_to_us.enter_async_context(Asking(node.host, node.port))
             most = (await asking("CONFIG", "GET", "maxclients"))[1]
             try:
                 await asking("CONFIG", "SET", "maxclients", 1 + strangers)

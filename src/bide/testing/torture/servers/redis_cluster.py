@@ -1,4 +1,9 @@
-"""A Redis Cluster: three masters, each with a replica, each known to all by the address of its proxy."""
+"""A Redis Cluster: three masters, each with a replica, each behind a proxy.
+
+The nodes are at another address of the loopback than their proxies, at the same ports. Clients are told of the proxies'
+(as a "hostname", which is what a Cluster tells to clients alone), the other nodes of the nodes' own: so what befalls
+the clients' connections does not befall replication.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.testing.proxy import FaultProxy
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
-from bide.testing.torture.servers.clocks import FakeClock
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.processes import BUS, HOST, until
+from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.processes import HOST, until
 from bide.testing.torture.servers.redis import memory_full, shared_cannot
 from bide.testing.torture.servers.redis_node import DURABILITY, RedisNode
 
@@ -32,6 +36,11 @@ class _ClusterNode(RedisNode):
     """One node. Its second port, for the bus, has no proxy."""
 
     bus = True
+    host = "127.0.0.2"
+
+    async def prepare(self) -> None:
+        self.proxy.port = self.port
+        await super().prepare()
 
     def directives(self) -> Mapping[str, str | int]:
         return {
@@ -42,9 +51,9 @@ class _ClusterNode(RedisNode):
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": 0,  # a replica steps in however long its master has been away
             "cluster-allow-replica-migration": "no",  # each stays with its master
-            "cluster-announce-ip": HOST,
-            "cluster-announce-port": self.proxy.port,
-            "cluster-announce-bus-port": self.port + BUS,
+            "cluster-announce-ip": self.host,
+            "cluster-announce-hostname": HOST,
+            "cluster-preferred-endpoint-type": "hostname",
         }
 
     async def id(self) -> str:
@@ -58,46 +67,38 @@ class _ClusterNode(RedisNode):
         return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
 
 
-class RedisCluster:
+class RedisCluster(PrivateServer):
     """Redis Cluster of six nodes."""
 
     name = "redis-cluster"
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.clock_of_it = FakeClock(folder / "clock")
+        super().__init__(folder)
         self.nodes = [
-            _ClusterNode(f"node {number}", folder / f"node-{number}", self.clock_of_it)
+            _ClusterNode(f"node {number}", folder / f"node-{number}", self._clock)
             for number in range(1, 2 * MASTERS + 1)
         ]
-        self.urls: Sequence[str] = ()
-        self.proxies: Sequence[FaultProxy] = tuple(node.proxy for node in self.nodes)
-        self.cannot: Mapping[str, str] = {}
+        # the nodes themselves, who name to clients the proxies of the others: those have to be healed before
+        self.direct = "redis+cluster://" + ",".join(f"{node.host}:{node.port}" for node in self.nodes)
+        self.proxies = tuple(node.proxy for node in self.nodes)
         self._version = ""
 
-    @property
-    def direct(self) -> str:
-        """The nodes themselves, who name to clients the proxies of the others: heal those before."""
-        return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
-
-    async def start(self) -> None:
-        try:
-            for node in self.nodes:
-                await node.prepare()
-            for node in self.nodes:
-                node.launch()
-            for node in self.nodes:
-                await node.ready()
-            await self._join()
-            await self.await_whole()
-        except BaseException:
-            await self.stop()
-            raise
+    async def _start(self) -> None:
+        for node in self.nodes:
+            await node.prepare()
+        for node in self.nodes:
+            node.launch()
+        for node in self.nodes:
+            await node.ready()
+        await self._give_up_after(_AT_ONCE)  # what is new gets about sooner, too
+        await self._join()
+        await self.await_whole()
+        await self._give_up_after(_NODE_TIMEOUT)
         self.urls = ("redis+cluster://" + ",".join(f"{HOST}:{node.proxy.port}" for node in self.nodes),)
         self._version = (await self.nodes[0].info("server"))["redis_version"]
         self.cannot = {
-            "too many connections": "on one Redis server alone: here replicas are among the clients",
-            **shared_cannot(self.clock_of_it, self.nodes),
+            suffering.CROWDED: "on one Redis server alone: here replicas are among the clients",
+            **shared_cannot(self._clock, self.nodes),
         }
 
     async def _join(self) -> None:
@@ -108,7 +109,7 @@ class RedisCluster:
                 begin, end = SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS - 1
                 await node.ask("CLUSTER", "ADDSLOTSRANGE", begin, end)
         for node in others:
-            await first.ask("CLUSTER", "MEET", HOST, node.port, node.port + BUS)
+            await first.ask("CLUSTER", "MEET", node.host, node.port)
 
         async def met() -> bool:
             return all([len(await node.known()) == len(self.nodes) for node in self.nodes])
@@ -148,29 +149,28 @@ class RedisCluster:
     async def replica_of(self, master: _ClusterNode) -> _ClusterNode:
         """The node that follows `master`. Raises LookupError."""
         for node in self.nodes:
-            if (await node.info("replication")).get("master_port") == str(master.proxy.port):
+            if (await node.info("replication")).get("master_port") == str(master.port):
                 return node
         raise LookupError(f"nobody follows {master.name}")
 
-    def troubles(self) -> Mapping[str, Trouble]:
+    def _troubles(self) -> Mapping[str, Trouble]:
         async def master(chance: random.Random) -> Node:
             return chance.choice(await self.masters())
 
         async def replica(chance: random.Random) -> Node:
             return await self.replica_of(chance.choice(await self.masters()))
 
-        found = {
-            "kill": suffering.killed(master),
-            "kill a replica": suffering.killed(replica),
-            "restart": suffering.restarted(master),
-            "stand still": suffering.stood_still(master),
-            "failover": self._failover,
-            "hand-over": self._hand_over,
-            "memory full": memory_full(self.masters),
-            "disk full": suffering.disk_full(master, lambda node: _node(node).disk),
-            "clock": suffering.clock_set(self.clock_of_it),
+        return {
+            suffering.KILL: suffering.killed(master),
+            "kill -9 of a replica": suffering.killed(replica),
+            suffering.RESTART: suffering.restarted(master),
+            suffering.STILL: suffering.stood_still(master),
+            suffering.FAILOVER: self._failover,
+            suffering.HAND_OVER: self._hand_over,
+            suffering.MEMORY: memory_full(self.masters),
+            suffering.DISK: suffering.disk_full(master, lambda node: _node(node).disk),
+            suffering.CLOCK: suffering.clock_set(self._clock),
         }
-        return {name: trouble for name, trouble in found.items() if name not in self.cannot}
 
     def lossy(self) -> Mapping[str, Trouble]:
         """What Redis itself may lose acknowledged work by: not for a run that is judged by the promises."""
@@ -223,7 +223,7 @@ class RedisCluster:
         return {
             "version": f"Redis {self._version}, as a Cluster",
             "durability": f"{DURABILITY}; a failover keeps what the replica had",
-            "set-up": "three masters, each with a replica, each behind a proxy, replication too; a failover befalls a "
+            "set-up": "three masters, each with a replica, each behind a proxy, replication not; a failover befalls a "
             "master whose writes are paused (CLIENT PAUSE) until its replica has all that it has, since Redis promises "
             "nothing about what it lacks",
         }

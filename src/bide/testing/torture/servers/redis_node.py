@@ -10,7 +10,7 @@ from bide.core.instants import Millis
 from bide.testing.torture.servers.clocks import FakeClock
 from bide.testing.torture.servers.disks import Disk
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.processes import HOST, program, until
+from bide.testing.torture.servers.processes import program, until
 
 _DISK = 512 << 20
 MAXMEMORY = 1 << 30
@@ -36,7 +36,7 @@ class RedisNode(Node):
     def directives(self) -> Mapping[str, str | int]:
         """Its configuration; a name may have a space in it, and so begin a longer line."""
         return {
-            "bind": HOST,
+            "bind": self.host,
             "port": self.port,
             "dir": f'"{self.disk.place.resolve()}"',
             "appendonly": "yes",
@@ -46,9 +46,6 @@ class RedisNode(Node):
             "maxmemory-policy": "noeviction",
             # through a file: without one a replica waits up to 5 s for others before it gets anything
             "repl-diskless-sync": "no",
-            # a replica notices within this many seconds that its connection is held by a proxy
-            "repl-timeout": 5,
-            "repl-ping-replica-period": 1,
         }
 
     def command(self) -> Sequence[str]:
@@ -68,7 +65,7 @@ class RedisNode(Node):
 
     async def ask_all(self, *commands: Sequence[str | int]) -> list[Any]:
         """Several, one after the other, on one connection."""
-        async with Asking(self.port) as asking:
+        async with Asking(self.host, self.port) as asking:
             return [await asking(*words) for words in commands]
 
     async def info(self, section: str) -> dict[str, str]:
@@ -121,13 +118,13 @@ class Refused(Exception):
 
 
 class Asking:
-    """A connection to one server at `port`, as a context; called with the words of a command, it returns the reply."""
+    """A connection to one server, as a context; called with the words of a command, it returns the reply."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, host: str, port: int) -> None:
         from redis.asyncio.connection import Connection
 
         self._connection = Connection(
-            host=HOST, port=port, socket_timeout=_SILENCE, socket_connect_timeout=_SILENCE, protocol=2,
+            host=host, port=port, socket_timeout=_SILENCE, socket_connect_timeout=_SILENCE, protocol=2,
             decode_responses=True, client_name="torture", retry_on_timeout=False, retry=None,
         )  # fmt: skip
 
@@ -135,7 +132,7 @@ class Asking:
         from redis.exceptions import RedisError
 
         try:
-            await self._connection.connect()
+            await self._connection.connect()  # type: ignore[no-untyped-call]
         except RedisError as error:
             await self._connection.disconnect(nowait=True)
             raise OSError(f"no connection to port {self._connection.port}: {error}") from error

@@ -1,7 +1,7 @@
-"""A Redis master with two replicas, and three Sentinels who decide which of them is the master.
+"""A Redis master with two replicas, and three Sentinels who decide which of them is the master, each behind a proxy.
 
-Each server is known to everybody, also to the others, by the address of its proxy. So clients are sent to proxies, and
-what befalls connections befalls replication too.
+Between a Sentinel and its proxy stands who tells clients the port of a server's proxy in place of the server's own. So
+what befalls the clients' connections does not befall replication, nor those who watch over it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.testing.proxy import FaultProxy
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
-from bide.testing.torture.servers.clocks import FakeClock
 from bide.testing.torture.servers.node import Node
+from bide.testing.torture.servers.private import PrivateServer
 from bide.testing.torture.servers.processes import HOST, ServerFailed, until
 from bide.testing.torture.servers.redis import memory_full, shared_cannot
 from bide.testing.torture.servers.redis_node import DURABILITY, RedisNode, Refused
@@ -44,21 +43,29 @@ class _Server(RedisNode):
     def directives(self) -> Mapping[str, str | int]:
         follows: dict[str, str | int] = {}
         if self.first is not None:
-            follows = {"replicaof": f"{HOST} {self.first.proxy.port}"}
-        return {
-            **super().directives(), "replica-announce-ip": HOST, "replica-announce-port": self.proxy.port, **follows
-        }  # fmt: skip
+            follows = {"replicaof": f"{HOST} {self.first.port}"}
+        return {**super().directives(), **follows}
+
+    def follow(self, master: _Server) -> None:
+        """From its next start on it does. Else it would take itself for the master until a Sentinel comes by, and
+        whatever it answered meanwhile would be lost."""
+        configuration = self.home.path / "redis.conf"
+        lines = configuration.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if not line.startswith(("replicaof ", "slaveof "))]
+        configuration.write_text("\n".join([*kept, f"replicaof {HOST} {master.port}", ""]), encoding="utf-8")
 
 
 class _Sentinel(RedisNode):
     """One of those who watch. It keeps nothing, and goes by the machine's clock."""
 
-    def __init__(self, name: str, folder: Path, first: _Server) -> None:
+    def __init__(self, name: str, folder: Path, first: _Server, teller: _Teller) -> None:
         super().__init__(name, folder)
         self._first = first
+        self._teller = teller
 
     async def prepare(self) -> None:
         self.home.make()
+        self.proxy.target_port = await self._teller.listen(self.port)
         await self.proxy.accept()
 
     def directives(self) -> Mapping[str, str | int]:
@@ -66,7 +73,7 @@ class _Sentinel(RedisNode):
             "bind": HOST,
             "port": self.port,
             "dir": f'"{self.home.path.resolve()}"',
-            f"sentinel monitor {SERVICE}": f"{HOST} {self._first.proxy.port} {QUORUM}",
+            f"sentinel monitor {SERVICE}": f"{HOST} {self._first.port} {QUORUM}",
             f"sentinel down-after-milliseconds {SERVICE}": _DOWN_AFTER,
             f"sentinel failover-timeout {SERVICE}": 10_000,
             f"sentinel parallel-syncs {SERVICE}": 1,
@@ -83,56 +90,87 @@ class _Sentinel(RedisNode):
         return took
 
 
-class RedisSentinel:
+class _Teller:
+    """Passes on what clients and Sentinels say to each other, with the ports of the servers' proxies for their own.
+
+    Both have five digits, so that no length in an answer changes.
+    """
+
+    def __init__(self, servers: Sequence[_Server]) -> None:
+        self._servers = servers
+        self._listening: list[asyncio.Server] = []
+
+    async def listen(self, port: int) -> int:
+        """Where clients reach the Sentinel at `port`."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                there_reader, there_writer = await asyncio.open_connection(HOST, port)
+                ways = (self._pass_on(reader, there_writer), self._pass_on(there_reader, writer, told=True))
+                await asyncio.gather(*ways, return_exceptions=True)
+            writer.close()
+
+        server = await asyncio.start_server(serve, HOST, 0)
+        self._listening.append(server)
+        found: int = server.sockets[0].getsockname()[1]
+        return found
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, told: bool = False) -> None:
+        try:
+            while data := await reader.read(65_536):
+                for server in self._servers if told else ():
+                    data = data.replace(b"$5\r\n%d\r\n" % server.port, b"$5\r\n%d\r\n" % server.proxy.port)
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        for server in self._listening:
+            server.close()
+        self._listening.clear()
+
+
+class RedisSentinel(PrivateServer):
     """Redis under Sentinel."""
 
     name = "redis-sentinel"
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.clock_of_it = FakeClock(folder / "clock")
+        super().__init__(folder)
         names = ("server 1", "server 2", "server 3")
-        self.servers = [_Server(name, folder / name.replace(" ", "-"), self.clock_of_it) for name in names]
+        self.servers = [_Server(name, folder / name.replace(" ", "-"), self._clock) for name in names]
         for follower in self.servers[1:]:
             follower.first = self.servers[0]
+        self._teller = _Teller(self.servers)
         self.sentinels = [
-            _Sentinel(f"sentinel {number}", folder / f"sentinel-{number}", self.servers[0]) for number in (1, 2, 3)
+            _Sentinel(f"sentinel {number}", folder / f"sentinel-{number}", self.servers[0], self._teller)
+            for number in (1, 2, 3)
         ]
-        self.urls: Sequence[str] = ()
-        self.proxies: Sequence[FaultProxy] = tuple(node.proxy for node in (*self.servers, *self.sentinels))
-        self.cannot: Mapping[str, str] = {}
-        self._master = self.servers[0]
+        self.direct = _url(sentinel.port for sentinel in self.sentinels)
+        self.proxies = tuple(node.proxy for node in (*self.servers, *self.sentinels))
         self._version = ""
 
-    @property
-    def direct(self) -> str:
-        """The master that there is now: the Sentinels know it by the address of its proxy only."""
-        return f"redis://{HOST}:{self._master.port}/0"
-
-    async def start(self) -> None:
+    async def _start(self) -> None:
         nodes = (*self.servers, *self.sentinels)
-        try:
-            for node in nodes:
-                await node.prepare()
-            for node in nodes:
-                node.launch()
-            for node in nodes:
-                await node.ready()
-            await self.await_whole()
-        except BaseException:
-            await self.stop()
-            raise
-        hosts = ",".join(f"{HOST}:{sentinel.proxy.port}" for sentinel in self.sentinels)
-        self.urls = (f"redis+sentinel://{hosts}/{SERVICE}/0",)
+        for node in nodes:
+            await node.prepare()
+        for node in nodes:
+            node.launch()
+        for node in nodes:
+            await node.ready()
+        await self.await_whole()
+        self.urls = (_url(sentinel.proxy.port for sentinel in self.sentinels),)
         self._version = (await self.servers[0].info("server"))["redis_version"]
         self.cannot = {
-            "too many connections": "on one Redis server alone: here replicas and Sentinels are among the clients",
-            **shared_cannot(self.clock_of_it, self.servers),
+            suffering.CROWDED: "on one Redis server alone: here replicas and Sentinels are among the clients",
+            **shared_cannot(self._clock, self.servers),
         }
 
     async def stop(self) -> None:
         for node in (*self.sentinels, *self.servers):
             await node.remove()
+        self._teller.close()
 
     async def clock(self) -> Millis:
         """Milliseconds, by the servers, which go by one clock."""
@@ -140,13 +178,11 @@ class RedisSentinel:
 
     async def master(self) -> _Server:
         """The one that most Sentinels name. Raises ServerFailed when they do not agree."""
-        named: list[int] = []
-        for sentinel in self.sentinels:
-            named.append(int((await sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE))[1]))
+        words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        named = [int((await sentinel.ask(*words))[1]) for sentinel in self.sentinels]
         for port in set(named):
             if named.count(port) >= QUORUM:
-                self._master = next(server for server in self.servers if server.proxy.port == port)
-                return self._master
+                return next(server for server in self.servers if server.port == port)
         raise ServerFailed(f"the Sentinels name {named}, and no master that {QUORUM} agree on")
 
     async def await_whole(self) -> None:
@@ -166,7 +202,7 @@ class RedisSentinel:
         master_now = await self.master()
         return await master_now.is_master()
 
-    def troubles(self) -> Mapping[str, Trouble]:
+    def _troubles(self) -> Mapping[str, Trouble]:
         async def master(chance: random.Random) -> Node:
             return await self.master()
 
@@ -180,19 +216,18 @@ class RedisSentinel:
         async def masters() -> Sequence[RedisNode]:
             return [await self.master()]
 
-        found = {
-            "kill": suffering.killed(master),
-            "kill a replica": suffering.killed(replica),
-            "kill a Sentinel": suffering.killed(sentinel),
-            "restart": suffering.restarted(master),
-            "stand still": suffering.stood_still(master),
-            "failover": self._failover,
-            "hand-over": self._hand_over,
-            "memory full": memory_full(masters),
-            "disk full": suffering.disk_full(master, lambda node: _server(node).disk),
-            "clock": suffering.clock_set(self.clock_of_it),
+        return {
+            suffering.KILL: suffering.killed(master),
+            "kill -9 of a replica": suffering.killed(replica),
+            "kill -9 of a Sentinel": suffering.killed(sentinel),
+            suffering.RESTART: suffering.restarted(master),
+            suffering.STILL: suffering.stood_still(master),
+            suffering.FAILOVER: self._failover,
+            suffering.HAND_OVER: self._hand_over,
+            suffering.MEMORY: memory_full(masters),
+            suffering.DISK: suffering.disk_full(master, lambda node: _server(node).disk),
+            suffering.CLOCK: suffering.clock_set(self._clock),
         }
-        return {name: trouble for name, trouble in found.items() if name not in self.cannot}
 
     def lossy(self) -> Mapping[str, Trouble]:
         """What Redis itself may lose acknowledged work by: not for a run that is judged by the promises."""
@@ -214,20 +249,22 @@ class RedisSentinel:
             if catch_up:
                 await old.let_replicas_catch_up()
             await old.kill()
+            await self._give_up_after(_AT_ONCE)
             took = await self._another(old)
             await asyncio.sleep(away)
         finally:
+            await self._give_up_after(_DOWN_AFTER)
             if old.running:
                 await old.ask("CLIENT", "UNPAUSE")
-            await self._give_up_after(_DOWN_AFTER)
+            elif catch_up and (new := await self.master()) is not old:
+                old.follow(new)
             await old.mend()
             await self.await_whole()
         new = await self.master()
         return f"killed {old.name}, the master; {new.name} was it after {took:.1f} s, and the old one followed it later"
 
     async def _another(self, old: _Server) -> float:
-        """Until the Sentinels have found that the master is dead, and made another; seconds."""
-        await self._give_up_after(_AT_ONCE)
+        """Until the Sentinels have made another master; seconds."""
 
         async def promoted() -> bool:
             master = await self.master()
@@ -240,33 +277,37 @@ class RedisSentinel:
             await sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     async def _hand_over(self, chance: random.Random) -> str:
-        """Master and replica change places, both alive, as docs/redis.md has it for an upgrade."""
+        """Master and replica change places, both alive, as docs/redis.md has it for an upgrade.
+
+        Nothing is written to the old one until it follows the new. It is told that by us, since the connection by which
+        a Sentinel would tell it waits in the same line: it has published something there.
+        """
         await self.await_whole()
-        old = await self.master()
-        took = 0.0
+        old, took, asked = await self.master(), 0.0, False
         try:
-            await old.let_replicas_catch_up()
+            await old.let_replicas_catch_up(pause=60_000)
+            asked = True
             await chance.choice(self.sentinels).ask("SENTINEL", "FAILOVER", SERVICE)
-            took = await self._another_alive(old)
         finally:
+            if asked:
+                took = await self._another(old)
+                await old.ask("REPLICAOF", HOST, (await self.master()).port)
             await old.ask("CLIENT", "UNPAUSE")
             await self.await_whole()
         return f"{(await self.master()).name} took over from {old.name}, which lived, within {took:.1f} s"
-
-    async def _another_alive(self, old: _Server) -> float:
-        async def follows() -> bool:  # and is no master for anybody any more
-            return await self.master() is not old and not await old.is_master()
-
-        return await until(follows, "the old master to follow the new one")
 
     def about(self) -> dict[str, Any]:
         return {
             "version": f"Redis {self._version}",
             "durability": f"{DURABILITY}; a failover keeps what the replicas had",
-            "set-up": "a master, two replicas and three Sentinels, each behind a proxy, replication too; a failover "
-            "befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all that it has, since "
-            "Redis promises nothing about what they lack",
+            "set-up": "a master, two replicas and three Sentinels, each behind a proxy, replication not; a "
+            "failover befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all that it has, "
+            "since Redis promises nothing about what they lack",
         }
+
+
+def _url(ports: Iterable[int]) -> str:
+    return f"redis+sentinel://{','.join(f'{HOST}:{port}' for port in ports)}/{SERVICE}/0"
 
 
 def _server(node: Node) -> _Server:

@@ -11,22 +11,24 @@ import random
 from collections.abc import Awaitable, Callable
 
 from bide.testing.torture.server import Trouble
-from bide.testing.torture.servers.clocks import FakeClock
+from bide.testing.torture.servers.clocks import FARTHEST, FakeClock
 from bide.testing.torture.servers.disks import Disk
 from bide.testing.torture.servers.node import Node
 
 Pick = Callable[[random.Random], Awaitable[Node]]
 """Whom it befalls."""
 
-KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, which is what 'kill' does"
-"""Why servers of one process have no trouble "out of memory" beside "kill"."""
+KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
+"""Why servers of one process have no trouble OOM beside KILL."""
+KILL, RESTART, STILL, FAILOVER, HAND_OVER, MEMORY, CROWDED, DISK, CLOCK, OOM = (
+    "kill -9 of the server", "server restart", "SIGSTOP of the server", "failover", "hand-over", "memory full",
+    "too many connections", "disk full", "clock jump", "OOM",
+)  # fmt: skip
+"""What troubles are called."""
 _LONGEST_AWAY = 2.0
 """Seconds that a dead server is left dead."""
 _STILL = (0.2, 5.0)
 _FULL = (1.0, 4.0)
-_JUMP = (1.0, 5.0)
-"""Seconds by which a clock is set, either way."""
-JUMP = _JUMP[1]
 _JUMPED = (1.0, 4.0)
 """Seconds until it is set back."""
 
@@ -76,14 +78,22 @@ def stood_still(pick: Pick) -> Trouble:
     return trouble
 
 
-def disk_full(pick: Pick, disk_of: Callable[[Node], Disk]) -> Trouble:
-    """Nothing more may be written, and then it may again. Who has ended over it is started again, as by a person."""
+async def _nothing() -> None:
+    """What need not be provoked."""
+
+
+def disk_full(pick: Pick, disk_of: Callable[[Node], Disk], provoke: Callable[[], Awaitable[None]] = _nothing) -> Trouble:
+    """Nothing more may be written, and then it may again. Who has ended over it is started again, as by a person.
+
+    `provoke` lets a server need room at once that has some put by.
+    """
 
     async def trouble(chance: random.Random) -> str:
         node, lasts = await pick(chance), chance.uniform(*_FULL)
         disk, used, ended = disk_of(node), 0, False
         try:
             used = await disk.fill()
+            await provoke()
             await asyncio.sleep(lasts)
         finally:
             disk.free()
@@ -99,7 +109,7 @@ def clock_set(clock: FakeClock) -> Trouble:
     """The server's time of day jumps ahead, or back, and some seconds later the other way."""
 
     async def trouble(chance: random.Random) -> str:
-        jump, lasts = chance.choice((-1, 1)) * chance.uniform(*_JUMP), chance.uniform(*_JUMPED)
+        jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
         try:
             clock.shift(jump)
             await asyncio.sleep(lasts)
