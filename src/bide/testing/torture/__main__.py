@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--server", choices=SERVERS, help="instead of a URL: a server of its own, which may be broken")
     parser.add_argument("--seconds", type=float, default=60, help="how long faults go on")
     parser.add_argument("--rate", type=float, default=100, help="verbs a second")
+    parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--pace", type=float, default=1, help="2 for twice as many faults in the same time")
@@ -45,7 +46,7 @@ def main() -> int:
 def _run(given: argparse.Namespace) -> int:
     plan = Plan(
         seconds=given.seconds, clients=given.clients, workers=given.workers, rate=given.rate, pace=given.pace,
-        seed=given.seed,
+        farthest=given.farthest, seed=given.seed,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bide-torture-") as name:
         folder = Path(name)

@@ -39,6 +39,8 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     seed: str
     rate: float = 0.0
     """Of a client: verbs a second."""
+    farthest: float = 0.0
+    """Of a client: the longest delay that it asks for, in seconds."""
     shares_clock: bool = False
     """Whether its time of day is the store's, as with a file, which has no clock but that of its callers."""
 

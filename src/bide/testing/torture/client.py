@@ -18,7 +18,7 @@ async def _ask(child: Child, over: asyncio.Event) -> None:
     callers = [
         Caller(
             RecordedClient(child.app, child.journal, f"{duty.who}/{number}"), child.clock,
-            random.Random(f"{duty.seed}/{number}"),
+            random.Random(f"{duty.seed}/{number}"), duty.farthest,
         )
         for number in range(CALLERS)
     ]  # fmt: skip

@@ -50,6 +50,7 @@ class Crew:
         clock: Path,
         seed: int,
         rate: float,
+        farthest: float,
         shares_clock: bool,
         environment: Mapping[str, str],
         wrong_environment: Mapping[str, str],
@@ -64,6 +65,7 @@ class Crew:
         self._clock = clock
         self._seed = seed
         self._rate = rate
+        self._farthest = farthest
         self._shares_clock = shares_clock
         self._environment = environment
         self._wrong_environment = wrong_environment
@@ -87,7 +89,7 @@ class Crew:
         duty = Duty(
             url=self._urls[number % len(self._urls)], who=who, journal=str(self._folder / f"{who}.jsonl"),
             clock=str(self._clock), first_call=(number + 1) * _CALLS, seed=f"{self._seed}/{who}", rate=self._rate,
-            shares_clock=self._shares_clock,
+            farthest=self._farthest, shares_clock=self._shares_clock,
         )  # fmt: skip
         with (self._folder / f"{who}.err").open("ab") as said:
             process = await asyncio.create_subprocess_exec(

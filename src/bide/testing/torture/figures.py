@@ -213,15 +213,12 @@ class Figures:
     def _judge(self, id: str, life: _Life) -> None:
         if life.cancelled is not None:
             token, at, waited = life.cancelled
-            for given, _ in life.leased:
-                if given > token:
-                    self._blame(AFTER_CANCEL, f"{life.ref} was leased as {given}, after it was cancelled as {token}")
-            for began in life.began:
-                if began.token > token or (waited and began.at > at):
-                    self._blame(AFTER_CANCEL, f"{life.ref} was cancelled as {token}, and then {began}")
-
+            leased = {given for given, _ in life.leased if given > token}
+            began = {one.token for one in life.began if one.token > token or (waited and one.at > at)}
+            for given in sorted(leased | began):
+                self._blame(AFTER_CANCEL, f"{life.ref}: cancelled as {token} at {at}, and held as {given}: {life}")
         ended = bool(life.began) or life.over or life.begun is None
-        if not ended and self._last[life.ref][1] == id and life.ref not in self._doubtful:
+        if self.drained and not ended and self._last[life.ref][1] == id and life.ref not in self._doubtful:
             self._blame(LOST, f"{life.ref}: {life.begun}")
 
     def _blame(self, kind: str, what: str) -> None:

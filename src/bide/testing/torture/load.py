@@ -21,9 +21,8 @@ KEYS = 40
 GROUPS = 12
 CALLERS = 6
 """Coroutines of one client process, each of which asks one thing at a time."""
-SHORTEST, LONGEST = 0.0, 5.0
-FAR = 12.0
-"""Seconds of delay."""
+NEAR = 5.0
+"""Seconds: most delays are at most this, and none is longer than what a client is told."""
 _CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
 _FRESH = 0.4
 """The part of the schedules that are of a key which nobody has used."""
@@ -32,10 +31,11 @@ _FRESH = 0.4
 class Caller:
     """One coroutine of a client."""
 
-    def __init__(self, client: RecordedClient, clock: SharedClock, chance: random.Random) -> None:
+    def __init__(self, client: RecordedClient, clock: SharedClock, chance: random.Random, farthest: float) -> None:
         self._client = client
         self._clock = clock
         self._chance = chance
+        self._farthest = farthest
         self._tokens: dict[tuple[str, str], Token] = {}
         verbs: Mapping[Callable[[], Awaitable[object]], int] = {
             self._schedule: 42, self._schedule_many: 4, self._reschedule: 10, self._fire: 8, self._cancel: 9,
@@ -119,7 +119,9 @@ class Caller:
         kind = chance.random()
         if kind < 0.2:
             return timedelta(0)
-        return timedelta(milliseconds=round(1000 * chance.uniform(SHORTEST, LONGEST if kind < 0.93 else FAR)))
+        return timedelta(
+            milliseconds=round(1000 * chance.uniform(0, min(NEAR, self._farthest) if kind < 0.93 else self._farthest))
+        )
 
     def _at(self, delay: timedelta) -> datetime:
         """So far from now by the store's clock: this process's own may be wrong."""

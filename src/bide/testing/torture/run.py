@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from bide.core.errors import StoreError
 from bide.core.records import State
-from bide.testing.history.check import check
+from bide.testing.history.check import Report, check
 from bide.testing.history.events import End, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
 from bide.testing.torture.clock import SLACK, SharedClock, WrongClock, library
@@ -38,6 +38,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     workers: int
     rate: float
     """Verbs a second, of all clients together."""
+    farthest: float
+    """The longest delay that is asked for, in seconds."""
     pace: float
     """1 for the usual pauses between faults; 2 for half of them."""
     seed: int
@@ -67,6 +69,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         )
         crew = Crew(
             folder, journal, server.urls, clock=clock_path, seed=plan.seed, rate=plan.rate / plan.clients,
+            farthest=plan.farthest,
             environment=server.environment, shares_clock=_is_file(server),
             wrong_environment={} if wrong_clock is None else wrong_clock.environment,
         )  # fmt: skip
@@ -87,11 +90,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         await _look(server, journal, drained=drained is not None)
         about = server.about()
         ended, said = crew.ended, crew.said()
-    figures = Figures(read_all(journals(folder)))
-    checked = check(read_all(journals(folder)))
-    wrong: dict[str, list[object]] = {kind: list(cases) for kind, cases in figures.wrong.items()}
-    for violation in checked.violations:
-        wrong.setdefault(violation.promise, []).append(violation)
+    figures, checked, wrong = judged(folder)
     wrong["process ended"] = list(ended)
     wrong["error logged"] = list(said)
     wrong["not drained"] = [] if drained is not None else [f"something was live {_DRAIN:g} s after all was mended"]
@@ -120,6 +119,16 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
 def journals(folder: Path) -> list[Path]:
     """One of the frame, and one of each process that ever lived."""
     return sorted(folder.glob("*.jsonl"))
+
+
+def judged(folder: Path) -> tuple[Figures, Report, dict[str, list[object]]]:
+    """What the journals there add up to, what the checker says, and what is wrong by either."""
+    figures = Figures(read_all(journals(folder)))
+    checked = check(read_all(journals(folder)))
+    wrong: dict[str, list[object]] = {kind: list(cases) for kind, cases in figures.wrong.items()}
+    for violation in checked.violations:
+        wrong.setdefault(violation.promise, []).append(violation)
+    return figures, checked, wrong
 
 
 def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
@@ -157,9 +166,11 @@ async def _drained(server: Server, journal: Journal) -> float | None:
 async def _look(server: Server, journal: Journal, *, drained: bool) -> None:
     """Tell what is left once what is kept for a while has been kept for so long, and purged."""
     async with app_on(server.direct) as app:
-        await asyncio.sleep(KEPT)
-        while await app.store.purge(now=app.clock.now(), limit=1_000):
-            pass
+        kept = time.monotonic() + KEPT + 1
+        while time.monotonic() < kept and [task async for task in app.find()]:
+            await asyncio.sleep(_LOOK)
+            while await app.store.purge(now=app.clock.now(), limit=1_000):
+                pass
         async for task in app.find():
             journal.say(Left(time.monotonic_ns(), journal.clock(), task.topic, task.key, seen(task.record)))
         journal.say(End(time.monotonic_ns(), journal.clock(), drained))

@@ -1,0 +1,159 @@
+"""A short form of `python -m bide.testing.torture URL`, and tests of what it counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bide.core.records import In, Result, State, Verdict
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, Event
+from bide.testing.torture.figures import SIMPLE, Figures
+from bide.testing.torture.run import judged
+
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
+OPTIONS = ("--seconds", "7", "--rate", "70", "--farthest", "3", "--workers", "2", "--pace", "2", "--seed", "11")
+
+
+def torture(url: str) -> subprocess.Popen[str]:
+    """A run that has begun."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "bide.testing.torture", url, *OPTIONS],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
+    """On both stores at the same time, since each spends most of it waiting."""
+    path = tmp_path_factory.mktemp("torture") / "torture.db"
+    begun = {"sqlite": torture(f"sqlite:///{path}"), "redis": torture(redis_url)}
+    yield begun
+    for run in begun.values():
+        run.terminate()
+        run.communicate()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_under_faults_every_promise_is_kept(runs: Mapping[str, subprocess.Popen[str]], store: str) -> None:
+    out, said = runs[store].communicate(timeout=240)
+    assert runs[store].returncode == 0, said[-4000:] + out[-2000:]
+    report: dict[str, Any] = json.loads(out)
+    assert not any(report["wrong"].values())
+    assert report["checked"]["violations"] == {}
+    assert report["checked"]["undecided"] == 0
+    faults = report["faults"]
+    assert sum(count for kind, count in faults.items() if kind.startswith("kill -9")) >= 2
+    assert sum(faults.values()) >= 6
+    assert report["load"]["deliveries"] > 100
+    assert report["checked"]["deliveries"] == report["load"]["deliveries"]
+    assert report["load"]["verbs"]["move"]["moved"] > 5
+    assert report["load"]["verbs"]["cancel"]["cancelled"] > 3
+    assert report["drained_seconds"] is not None
+
+
+def test_what_no_other_process_can_see_is_refused() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "bide.testing.torture", "memory:"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "no other process" in run.stderr
+
+
+# One life, due at the millisecond 100; `at` is in nanoseconds, and both clocks began together.
+MS = 1_000_000
+WAITS = ev.Seen("one", State.WAITING, 100, 100, 100, 0, 0, 0, 5, 10)
+HELD = replace(WAITS, state=State.LEASED, wake_at=2_600, attempt=1, token=20)
+NEW = ev.Asked(1, "client-0.1/0", 9 * MS, 9, Asks.SCHEDULE, "steady", "k", "one", In(90), 1)
+CREATED = ev.Answered(1, 10 * MS, 10, Result.CREATED, WAITS)
+LEASING = ev.Leasing(2, "worker-0.1", 99 * MS, 99, {"steady": 5}, 2_600)
+LEASED = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", HELD)], None)
+BEGAN = ev.Began("worker-0.1", 102 * MS, 102, "steady", "k", "one", 20, 1, 100)
+SETTLING = ev.Settling(3, "worker-0.1", 103 * MS, 103, "steady", "k", 20, Verdict.DONE)
+TOLD = ev.Told(3, 104 * MS, 104, True)
+DELIVERED: list[Event] = [LEASING, LEASED, BEGAN, SETTLING, TOLD]
+CANCEL = ev.Asked(4, "client-0.1/1", 20 * MS, 20, Asks.CANCEL, "steady", "k")
+CANCELLED = ev.Answered(4, 21 * MS, 21, Result.CANCELLED, replace(WAITS, state=State.CANCELLED, token=12))
+AGAIN: list[Event] = [
+    ev.Leasing(5, "worker-1.1", 2_700 * MS, 2_700, {"steady": 5}, 5_200),
+    ev.Leased(
+        5, 2_702 * MS, 2_702, [ev.Held("steady", "k", replace(HELD, token=40, attempt=2, losses=1))], None
+    ),
+    ev.Began("worker-1.1", 2_703 * MS, 2_703, "steady", "k", "one", 40, 2, 100),
+]  # fmt: skip
+SETTLED_LATE: list[Any] = [replace(SETTLING, at=2_704 * MS), replace(TOLD, at=2_705 * MS)]
+END = ev.End(9_000 * MS, 9_000, True)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [NEW, CREATED, *DELIVERED, END],
+        [NEW, CREATED, CANCEL, CANCELLED, END],
+        [NEW, CREATED, CANCEL, END],  # it may have been done, and nobody heard
+        [NEW, CREATED, LEASING, LEASED, replace(SETTLING, verdict=Verdict.DEAD), TOLD, END],  # past its deadline, say
+        [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN, SETTLED_LATE[0], replace(SETTLED_LATE[1], ok=False), END],
+        [NEW, CREATED, ev.End(9_000 * MS, 9_000, False)],
+        [NEW, END],
+    ],
+)
+def test_what_may_be_is_not_blamed(events: Sequence[Event]) -> None:
+    assert not any(Figures(events).wrong.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "events"),
+    [
+        ("lost", [NEW, CREATED, END]),
+        ("lost", [NEW, CREATED, LEASING, LEASED, END]),
+        ("early", [NEW, CREATED, LEASING, replace(LEASED, clock=99), BEGAN, SETTLING, TOLD, END]),
+        ("early", [NEW, CREATED, LEASING, LEASED, replace(BEGAN, clock=99), SETTLING, TOLD, END]),
+        ("delivered after cancelled", [NEW, CREATED, CANCEL, CANCELLED, *DELIVERED, END]),
+        ("stale token accepted", [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN, *SETTLED_LATE, END]),
+        ("left behind", [NEW, CREATED, *DELIVERED, ev.Left(8_999 * MS, 8_999, "steady", "k", HELD), END]),
+        (
+            "left behind",
+            [
+                NEW, CREATED, *DELIVERED,
+                ev.Left(99_999 * MS, 99_999, "steady", "k", replace(HELD, state=State.DONE, keep_until=5_000)), END,
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_is_counted_as_that_and_nothing_else(kind: str, events: Sequence[Event]) -> None:
+    counts = {one: len(cases) for one, cases in Figures(events).wrong.items() if cases}
+    assert counts == {kind: 1}
+    assert set(counts) <= set(SIMPLE)
+
+
+def test_journals_with_a_broken_promise_are_called_broken_by_both_judges(tmp_path: Path) -> None:
+    """A task that was delivered after its cancel had been answered, told by two processes and the frame."""
+    told: Mapping[str, Sequence[Event]] = {
+        "frame": [ev.Header("none"), END], "client-0.1": [NEW, CREATED, CANCEL, CANCELLED], "worker-0.1": DELIVERED
+    }  # fmt: skip
+    for who, events in told.items():
+        (tmp_path / f"{who}.jsonl").write_bytes(b"".join(ev.encode(event) for event in events))
+    figures, checked, wrong = judged(tmp_path)
+    assert figures.deliveries == 1
+    assert not checked.ok
+    assert len(wrong["delivered after cancelled"]) == 1
+    assert [kind for kind, cases in wrong.items() if cases] == [
+        "delivered after cancelled", *sorted({one.promise for one in checked.violations})
+    ]  # fmt: skip
+
+
+def test_recovery_counts_from_the_end_of_a_fault_to_the_next_delivery() -> None:
+    figures = Figures([NEW, CREATED, *DELIVERED, *AGAIN, END])
+    assert figures.recovery([("reset", 2 * MS), ("reset", 103 * MS), ("kill", 2_704 * MS)]) == {
+        "reset": {"p50": 2.6, "most": 2.6}
+    }
+    assert figures.silence() == 2.6
+    assert figures.again == 1
