@@ -9,6 +9,7 @@ from bide import Task
 from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.verdicts import TopicPolicy
+from bide.engine.waker import Waker
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -80,5 +81,25 @@ def test_the_desk_counts_its_sleeps_too(virtual: Tell) -> None:
             assert [record.key for record in await leasing] == ["a"]
             assert (desk.wakes.by_cap, desk.wakes.missed) == (1, 1)
             await desk.close()
+
+    virtual(story)
+
+
+def test_the_longest_sleep_counts_from_the_question_and_not_from_its_answer(virtual: Tell) -> None:
+    """What was added in between, and wakes just beyond the cap from then, was told to nobody."""
+
+    async def story(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        waker = Waker(world.app().clock, 1_000)
+        for answer_takes in (0.0, 0.4, 3.0):
+            asked_at = loop.time()
+            waker.forget()
+            await asyncio.sleep(answer_takes)
+            await waker.sleep(None)
+            assert loop.time() - asked_at == max(1.0, answer_takes)
+        began = loop.time()
+        await waker.sleep(None)
+        assert loop.time() - began == 1.0, "nothing was asked since the last sleep"
+        waker.close()
 
     virtual(story)

@@ -31,6 +31,7 @@ class Waker:
         self._alarm: Alarm | None = None
         self._wake: Millis | None = None
         self._latest = 0.0
+        self._asked_at: float | None = None
         self._told = False
         self.capped = False
         """Whether the last sleep was as long as a sleep may be."""
@@ -56,16 +57,22 @@ class Waker:
         """Call just before a lease is sent: what was heard until here, the lease will see for itself."""
         self._heard = None
         self._kicked = False
+        self._asked_at = self._loop.time()
 
     async def sleep(self, wake: Millis | None) -> None:
-        """Until `wake` or what was heard since `forget`, at most the cap; or until kicked."""
+        """Until `wake` or what was heard since `forget`, at most the cap; or until kicked.
+
+        The cap counts from `forget`, and not from when the lease was answered: a store need not tell of what was added
+        in between and wakes later than the cap from then.
+        """
         self.capped = False
+        asked_at, self._asked_at = self._asked_at, None
         if self._kicked:
             return
         heard = self._heard
         self._told = heard is not None and (wake is None or heard < wake)
         self._wake = heard if self._told else wake
-        self._latest = self._loop.time() + self._cap
+        self._latest = (self._loop.time() if asked_at is None else asked_at) + self._cap
         self._sleeper = self._loop.create_future()
         self._arm()
         try:
