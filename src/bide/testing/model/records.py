@@ -95,6 +95,8 @@ class Worker(NamedTuple):
     phase: str = "sent"
     at: int | None = None
     """sent: how long the lease would last; told: the next wake; asleep: the alarm. None: never."""
+    rest: int = 0
+    """sent, told: how long it may sleep at most, once it is answered."""
     ref: Ref | None = None
     verdict: str = ""
     begun: bool = False
@@ -192,6 +194,12 @@ class Bounds(NamedTuple):
     """How long an ended task is kept."""
     crashes: bool = True
 
+    @property
+    def latest(self) -> int:
+        """How late a delivery may be when every wake-up is lost: the longest sleep; or one lease, where the request for
+        it was under way for so long that its holder must not begin."""
+        return max(self.cap, self.lease)
+
 
 class Rules(NamedTuple):
     """How it is done. Each field is a mechanism that bide rests on; the model is run without it to see what it is for.
@@ -220,6 +228,8 @@ class Rules(NamedTuple):
     forgets_before: bool = True
     """What was heard is forgotten before the lease is sent, and not when it is answered."""
     capped: bool = True
+    caps_from_sending: bool = True
+    """The longest sleep counts from when the lease was sent: who schedules beyond it tells nobody, from then on."""
     tells_of_retry: bool = True
     next_wake_of_leased: bool = True
     looks_before_it_begins: bool = True

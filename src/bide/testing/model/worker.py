@@ -20,7 +20,11 @@ _ENDS = {"done": "it is done", "dead": "it is dead", "retry": "it failed, and sh
 
 def fresh_worker(rules: Rules, bounds: Bounds, loose: Loose | None = None) -> Worker:
     """One that has just started: it has subscribed, and its first request for a lease is under way."""
-    return Worker("sent", bounds.lease, deaf=not rules.subscribes_first, loose=loose)
+    return Worker("sent", bounds.lease, rest=_rest(rules, bounds), deaf=not rules.subscribes_first, loose=loose)
+
+
+def _rest(rules: Rules, bounds: Bounds) -> int:
+    return bounds.cap if rules.caps_from_sending else 0
 
 
 def seen_by(effect: Effect, worker: Worker, rules: Rules) -> Worker:
@@ -29,13 +33,14 @@ def seen_by(effect: Effect, worker: Worker, rules: Rules) -> Worker:
     if ref is not None and worker.phase not in ("told", "has"):
         ref = _plain(ref)
     loose = _loose_after(effect, worker.loose, rules)
-    at, tiding = worker.at, worker.tiding
+    at, rest, tiding = worker.at, worker.rest, worker.tiding
     if effect.tick:
+        rest = max(0, rest - 1)
         at = None if at is None else max(0, at - 1)
         tiding = None if tiding is None else max(0, tiding - 1)
     if effect.tiding is not None and worker.phase in ("sent", "told", "asleep") and not worker.deaf:
         tiding = effect.tiding if tiding is None else min(tiding, effect.tiding)
-    return worker._replace(ref=ref, loose=loose, at=at, tiding=tiding)
+    return worker._replace(ref=ref, loose=loose, at=at, rest=rest, tiding=tiding)
 
 
 def _ref_after(effect: Effect, ref: Ref) -> Ref:
@@ -109,7 +114,8 @@ class Working:
 
     def _again(self, worker: Worker, effect: Effect = NOTHING) -> Worker:
         """The next request for a lease is sent; what was heard until here is forgotten. `effect`: of its last step."""
-        return Worker("sent", self.bounds.lease, loose=_loose_after(effect, worker.loose, self.rules))
+        loose = _loose_after(effect, worker.loose, self.rules)
+        return Worker("sent", self.bounds.lease, rest=_rest(self.rules, self.bounds), loose=loose)
 
     def _may_stray(self, shared: Shared, worker: Worker) -> bool:
         return worker.loose is None and shared.loose < self.bounds.loose
@@ -139,7 +145,7 @@ class Working:
         loose = _loose_after(answer.effect, self._overtaken(worker, "lease"), self.rules)
         told = worker._replace(phase="told", at=answer.next_wake, ref=answer.ref, loose=loose)
         if answer.ref is not None:
-            told = told._replace(at=None, tiding=None, lost=False)
+            told = told._replace(at=None, rest=0, tiding=None, lost=False)
         return answer, told
 
     def _told(self, shared: Shared, worker: Worker) -> Iterator[Move]:
@@ -157,9 +163,9 @@ class Working:
             has = Worker("has", ref=ref, loose=worker.loose)
             yield Move("{me} hears that it has the lease", shared, has, helps=True)
             return
-        cap = self.bounds.cap
+        cap = worker.rest if self.rules.caps_from_sending else self.bounds.cap
         alarm = min(worker.at, cap) if worker.at is not None else cap if self.rules.capped else None
-        asleep = worker._replace(phase="asleep", at=alarm, deaf=False)
+        asleep = worker._replace(phase="asleep", at=alarm, rest=0, deaf=False)
         told = f"{{me}} hears that nothing is due, and sleeps{_for(alarm)}"
         if worker.tiding is None:
             yield Move(told, shared, asleep, helps=True)
