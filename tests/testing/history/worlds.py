@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -45,7 +46,7 @@ class World:
         self.chance = chance
         self.keys = keys
         self.clock = VirtualClock(loop, FIRST_INSTANT)
-        self.events: list[ev.Event] = []
+        self.events: list[ev.Event] = [ev.Header(store=type(store).__name__, losses=2)]
         self.journal = Journal(self.events.append, time_ns=lambda: round(loop.time() * 1e9), clock=self.clock.now)
         self.lossy = lossy
         self.inner = store
@@ -172,4 +173,5 @@ def played(
         await store.close()
         return world.events
 
+    random.seed(seed)  # when workers sweep, is no matter of the seed otherwise
     return run_virtual(main)

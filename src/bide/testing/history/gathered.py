@@ -269,6 +269,6 @@ def _at(event: Event) -> int:
 
 def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:
     return ValueError(
-        f"call {event.call}, answered at {event.at}, is not open: before {type(event).__name__} comes one {what!r} event "
-        "with the same number, once; were all files given, and are the numbers of their calls apart?"
+        f"call {event.call}, answered at {event.at}, is not open: before {type(event).__name__} comes one {what!r} "
+        "event with the same number, once; were all files given, and are the numbers of their calls apart?"
     )

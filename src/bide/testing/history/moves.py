@@ -159,10 +159,9 @@ class Moves:
         if answer.result is Result.CREATED:
             if task is not None and not self.may_be_purged(task, op.answered):
                 if task.state in _LIVE:
-                    return ("P2", "schedule answered `created`, as if nothing were there; but the task with id %s was %s, "
-                            "to wake at %s", task.id, task.state, task.wake_at)  # fmt: skip
-                return ("P4", "schedule answered `created`, as if nothing were there; but the task is %s and kept until "
-                        "%s", task.state, task.keep_until)  # fmt: skip
+                    return "P2", "schedule answered `created`, as if nothing were there, but %s", task
+                return ("P4", "schedule answered `created`, as if nothing were there; but %s, and is kept until %s",
+                        task, task.keep_until)  # fmt: skip
         elif task is None:
             return "P4", "schedule answered `replaced`, but there was no task to be replaced"
         else:
@@ -359,8 +358,8 @@ class Moves:
             )
         deferred = verdict == "defer"
         return Unsure(
-            task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, error=task.error if deferred else ANY,
-            attempt=task.attempt - deferred, failures=task.failures + (not deferred),
+            task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=task.attempt - deferred,
+            failures=task.failures + (not deferred), error=task.error if deferred else ANY,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a check says: the promises that were broken, each with the events that show it, and what the history was like."""
+"""What a check says: the promises that were broken, each with the events that show it, and the numbers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def words(event: Event, first: int = 0) -> str:
     """An event in one line; its time in milliseconds after `first`, which is one of `at`."""
     fields = msgspec.to_builtins(event)
     kind = fields.pop("type")
-    at = (fields.pop("at") - first) / 1_000_000
+    fields.pop("at", None)
+    at = (event.at - first) / 1_000_000
     told = " ".join(f"{name}={_value(value)}" for name, value in fields.items() if value not in (None, ""))
     return f"{at:+12.3f} ms  {kind:9} {told}"
 

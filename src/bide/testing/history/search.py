@@ -233,7 +233,7 @@ class Search:
         self._take(op)
 
     def _until(self, ask: Event) -> Any:
-        """The end of an extended lease. A store with a clock of its own counts from that, and a worker's may be wrong."""
+        """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
         assert type(ask) is ev.Extending
         return ask.until if self.exact else ANY
 
@@ -245,12 +245,13 @@ class Search:
 
     def _snapshot(self) -> Any:
         return (
-            self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used, self.done,
+            self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used,
+            self.done,
         )  # fmt: skip
 
     def _restore(self, snapshot: Any) -> None:
         (
-            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used, self.done,
+            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used, self.done
         ) = snapshot  # fmt: skip
         self.active = list(active)
 
@@ -337,8 +338,8 @@ class Search:
                 return NOBODY
             due = due_between(ask.due, ask.grain, *now)
             return Unsure(
-                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now, group=ANY,
-                deadline=ask.deadline,
+                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
+                group=ANY, deadline=ask.deadline,
             )  # fmt: skip
         if task is None or (ask.if_token is not None and not same(task.token, ask.if_token)):
             return NOBODY
@@ -398,10 +399,14 @@ class Search:
         )  # fmt: skip
 
     def _shows(self, until: int) -> bool:
-        return any(
-            op.seen is not None and op.seen.state is _LEASED and op.seen.wake_at == until and op.kind == SHOWN
-            for op in self.active
-        )
+        """Whether something that comes next tells of a lease that ends then."""
+        for op in self.active:
+            answer, seen = op.answer, op.seen
+            if type(answer) is ev.Answered and answer.was == until:
+                return True
+            if op.kind == SHOWN and seen is not None and seen.state is _LEASED and seen.wake_at == until:
+                return True
+        return False
 
     def _looks_taken(self, task: Task) -> bool:
         """Whether what comes next tells of a lease between."""
@@ -418,7 +423,11 @@ class Search:
                 return True
             if type(op.answer) is ev.Answered and op.answer.result is Result.REPLACED:
                 return True
-        return False
+        # a version that nobody told of here, and somebody knew
+        return any(
+            type(ask) is ev.Asked and ask.if_token is not None and self.last < ask.if_token < token and ask.at <= self.soonest
+            for ask in self.told.lost
+        )
 
 
 def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
