@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from bide.core.errors import BideError
-from bide.testing.torture.plain import SqliteFile, server_at
+from bide.testing.torture.plain import server_at
 from bide.testing.torture.run import Plan, tortured
 from bide.testing.torture.server import Server
 from bide.testing.trial import WrongByKind, not_in_memory, parser_of
 
-SERVERS = ("sqlite", "redis", "redis-cluster", "redis-sentinel", "postgres", "mariadb", "http")
 _SHOWN = 5
 
 
 def main() -> int:
     parser = parser_of("torture", __doc__)
     parser.add_argument("url", nargs="?", help="a store that several processes can share, on this machine")
-    parser.add_argument("--server", choices=SERVERS, help="instead of a URL: a server of its own, which may be broken")
+    parser.add_argument(
+        "--server",
+        help="instead of a URL, one of its own, which may be broken: sqlite, redis, redis-cluster, redis-sentinel, "
+        "postgres, mariadb, http",
+    )
     parser.add_argument("--seconds", type=float, default=60, help="how long faults go on")
     parser.add_argument("--rate", type=float, default=100, help="verbs a second")
     parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
@@ -63,11 +66,9 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _server_of(name: str, folder: Path) -> Server:
-    if name == "sqlite":
-        return SqliteFile(folder)
-    from bide.testing.torture.servers import server_of  # it needs no more than this for a URL
+    from bide.testing.torture.servers import server_of  # a URL needs none of it
 
-    return server_of(name, folder)
+    return server_of(name, folder / "server")
 
 
 def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from bide.core.instants import Millis
 _EVERY = 0.05
 _LOOKS = 5
 """Of which the quickest counts: one may be interrupted between its two clocks."""
-_WORD = struct.Struct("q")
+_SIZE = 8
 _NAME = "faketime/libfaketimeMT.so.1"
 CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
 """In the environment of a process whose clock may be set wrong."""
@@ -32,9 +31,11 @@ class SharedClock:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            path.write_bytes(_WORD.pack(0))
+            path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _WORD.size)
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+        # as one word, whose old or new value others see: struct.pack_into writes zeros first
+        self._word = memoryview(self._map).cast("q")
 
     def now(self) -> Millis:
         """The store's clock, in milliseconds, rounded down."""
@@ -49,7 +50,7 @@ class SharedClock:
     def set(self, ahead: float) -> None:
         """To this machine's clock and so many seconds more."""
         _, offset = min(_offset() for _ in range(_LOOKS))
-        _WORD.pack_into(self._map, 0, offset + round(ahead * 1e9))
+        self._word[0] = offset + round(ahead * 1e9)
 
     def become_ours(self) -> None:
         """From now on it is this process's time of day, as Python tells it, so that all who share it jump together.
@@ -61,10 +62,10 @@ class SharedClock:
         time.time = lambda: self._now_ns() / 1e9
 
     def _now_ns(self) -> int:
-        [offset] = _WORD.unpack_from(self._map)
-        return time.monotonic_ns() + int(offset)
+        return time.monotonic_ns() + self._word[0]
 
     def close(self) -> None:
+        self._word.release()
         self._map.close()
 
 
