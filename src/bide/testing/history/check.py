@@ -43,7 +43,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     report = Report(violations=violations)
     moves = Moves(got.header, got.clocks)
     for told in got.tasks.values():
-        search = Search(told, moves, got.leasings.get(told.topic, []), got.lost_leasings, got.exact)
+        search = Search(told, moves, got.leasings_of(told.topic), got.exact)
         try:
             stuck = search.run()
         except Undecided:

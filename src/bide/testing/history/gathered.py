@@ -74,6 +74,18 @@ class Told:
         self.left = False
 
 
+class Leasings:
+    """Who asked to lease tasks of one topic."""
+
+    __slots__ = ("answered", "lost")
+
+    def __init__(self, lost: list[ev.Leasing], answered: list[ev.Leasing]) -> None:
+        self.lost = lost
+        """Those that were never answered, by when their leases would end."""
+        self.answered = answered
+        """The others, likewise."""
+
+
 class Clocks:
     """The store's clock as it was told, in the order of events: for the few questions that need more than one event."""
 
@@ -118,6 +130,7 @@ class Gathered:
         """Who asked to lease, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
         """The calls of those that were never answered."""
+        self._by_topic: dict[Topic, Leasings] = {}
         self.leased: list[tuple[int, ev.Leasing, ev.Leased]] = []
         """Leases that gave something, with their place in the history."""
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
@@ -130,6 +143,19 @@ class Gathered:
         """Whether leases end when their holders ask them to: stores with a clock of their own count from that."""
         self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
         self.settled = self.refused = 0
+
+    def leasings_of(self, topic: Topic) -> Leasings:
+        """Who asked for tasks of a topic."""
+        known = self._by_topic.get(topic)
+        if known is None:
+            lost: list[ev.Leasing] = []
+            answered: list[ev.Leasing] = []
+            for one in self.leasings.get(topic, ()):
+                (lost if one.call in self.lost_leasings else answered).append(one)
+            lost.sort(key=_until)
+            answered.sort(key=_until)
+            known = self._by_topic[topic] = Leasings(lost, answered)
+        return known
 
 
 def gather(events: Iterable[Event]) -> Gathered:
@@ -265,6 +291,10 @@ def _end(got: Gathered) -> None:
 
 def _at(event: Event) -> int:
     return event.at
+
+
+def _until(event: ev.Leasing) -> Millis:
+    return event.until
 
 
 def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:

@@ -29,6 +29,7 @@ from bide.testing.history.gathered import (
     REFUSED,
     SETTLED,
     SHOWN,
+    Leasings,
     Op,
     Told,
 )
@@ -74,17 +75,20 @@ class Stuck:
 class Search:
     """For one task. `run` says None if there is an order, else where the longest one stops."""
 
-    def __init__(self, told: Told, moves: Moves, leasings: list[ev.Leasing], lost: set[int], exact: bool) -> None:
+    def __init__(self, told: Told, moves: Moves, leasings: Leasings, exact: bool) -> None:
         self.told = told
         self.moves = moves
-        self.leasings = leasings
-        self.lost_leasings = lost
+        self.leasings = (leasings.lost, leasings.answered)
         self.exact = exact
         self.ops = sorted(told.ops, key=_asked)
         tokens: dict[int, int] = {}
+        self.written: set[int] = set()
+        """The versions that somebody was told to have made: who is shown one of them comes after."""
         for op in self.ops:
             if op.kind <= SHOWN:
                 tokens[op.token] = tokens.get(op.token, 0) + 1
+                if op.kind <= LAST_WRITE:
+                    self.written.add(op.token)
         self.groups = sorted(tokens.items())
         """The versions that somebody was shown, in their order, and by how many operations."""
         self.stuck: Stuck | None = None
@@ -148,6 +152,8 @@ class Search:
                     write = op
             elif kind == SHOWN:
                 if op.token == now and task is not None and op.token >= self.last and (
+                    op.token == self.last or op.token not in self.written
+                ) and (
                     task.token == now or task.token is ANY
                 ) and self.moves.read(task, op) is None:  # fmt: skip
                     if type(task) is Unsure:
@@ -257,8 +263,13 @@ class Search:
 
     def _may_turn(self, blocked: bool) -> None:
         """Before a write that is right: something that is not could be so before it, if something unseen were done."""
-        if blocked and (self.told.lost or self.lost_leasings):
+        if blocked and (self.told.lost or self.leasings[0] or self._may_be_gone()):
             self._push()
+
+    def _may_be_gone(self) -> bool:
+        """Whether an ended task could have been forgotten by now."""
+        task = self.task
+        return task is not None and not task.state.live and self.moves.may_be_purged(task, self.soonest)
 
     def _push(self) -> None:
         """What may have been done unseen, here: each in turn, when the search comes back."""
@@ -370,46 +381,42 @@ class Search:
         """
         if not self._looks_taken(task):
             return []
-        lost = task.state is _LEASED
         if earliest(task.wake_at) > self._next_token() // 1000:
             return []
+        shown = self._untils()
         taken: list[tuple[int, Task | None]] = []
-        shortest: dict[bool, ev.Leasing] = {}
-        for leasing in self.leasings:
-            if leasing.at > self.soonest:
-                break
-            if leasing.call in self.used:
-                continue
-            answered = leasing.call not in self.lost_leasings
-            known = shortest.get(answered)
-            if known is None or leasing.until < known.until:
-                shortest[answered] = leasing
-            elif self._shows(leasing.until):
-                taken.append((leasing.call, self._hold(task, leasing, lost)))
-        for answered in (False, True):
-            if answered in shortest:
-                leasing = shortest[answered]
-                taken.append((leasing.call, self._hold(task, leasing, lost)))
+        for leasings in self.leasings:
+            shortest = True  # whatever it explains, one that ended later does no better, unless just that was shown
+            for leasing in leasings:
+                if leasing.at > self.soonest or leasing.call in self.used:
+                    continue
+                if shortest or leasing.until in shown:
+                    taken.append((leasing.call, self._hold(task, leasing)))
+                    shortest = False
+                if not shown:
+                    break
         return taken
 
-    def _hold(self, task: Task, leasing: ev.Leasing, lost: bool) -> Task:
+    def _hold(self, task: Task, leasing: ev.Leasing) -> Task:
+        lost = task.state is _LEASED
         return Unsure(
             task, state=_LEASED, wake_at=leasing.until if self.exact else ANY, token=ANY,
             planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
         )  # fmt: skip
 
-    def _shows(self, until: int) -> bool:
-        """Whether something that comes next tells of a lease that ends then."""
+    def _untils(self) -> set[int]:
+        """The ends of leases that something which comes next tells of."""
+        shown: set[int] = set()
         for op in self.active:
             answer, seen = op.answer, op.seen
-            if type(answer) is ev.Answered and answer.was == until:
-                return True
-            if op.kind == SHOWN and seen is not None and seen.state is _LEASED and seen.wake_at == until:
-                return True
-        return False
+            if type(answer) is ev.Answered and answer.was is not None:
+                shown.add(answer.was)
+            if op.kind == SHOWN and seen is not None and seen.state is _LEASED:
+                shown.add(seen.wake_at)
+        return shown
 
     def _looks_taken(self, task: Task) -> bool:
-        """Whether what comes next tells of a lease between."""
+        """Whether what comes next tells of a lease between: so many are thought of as attempts were counted."""
         token = self._next_token()
         for op in self.active:
             if op.kind == REFUSED and task.token == op.token:
@@ -417,17 +424,25 @@ class Search:
             seen = op.seen
             if seen is None or op.token != token:
                 continue
-            if op.kind == LEASED:
-                return not same(task.attempt + 1, seen.attempt)
-            if seen.state is _LEASED or not same(task.attempt, seen.attempt):
-                return True
-            if type(op.answer) is ev.Answered and op.answer.result is Result.REPLACED:
-                return True
-        # a version that nobody told of here, and somebody knew
-        return any(
-            type(ask) is ev.Asked and ask.if_token is not None and self.last < ask.if_token < token and ask.at <= self.soonest
-            for ask in self.told.lost
-        )
+            if same(task.id, seen.id):
+                if seen.attempt - (op.kind == LEASED) > task.attempt:
+                    return True
+                continue
+            answer, ask = op.answer, op.ask
+            if type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
+                late = ask.on_conflict is OnConflict.LATEST
+                if late or (answer.was is not None and not same(task.wake_at, answer.was)):
+                    return True
+        for lost in self.told.lost:
+            if lost.at > self.soonest:
+                break
+            if type(lost) is ev.Asked and lost.call not in self.used:
+                # a version that nobody told of here, and somebody knew; and a change that only a lease lets through
+                if lost.if_token is not None and self.last < lost.if_token < token:
+                    return True
+                if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
+                    return True
+        return False
 
 
 def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
