@@ -46,12 +46,35 @@ def _postgres(folder: Path) -> Server:
     return PostgresServer(folder)
 
 
+def _mariadb(folder: Path) -> Server:
+    from bide.testing.torture.servers.mariadb import MariaDbServer
+
+    return MariaDbServer(folder)
+
+
+def _http(folder: Path) -> Server:
+    from bide.testing.torture.servers.http import HttpServer
+    from bide.testing.torture.servers.redis import RedisServer
+
+    return HttpServer(folder, RedisServer(folder / "store"))
+
+
+def _http_postgres(folder: Path) -> Server:
+    from bide.testing.torture.servers.http import HttpServer
+    from bide.testing.torture.servers.postgres import PostgresServer
+
+    return HttpServer(folder, PostgresServer(folder / "store"))
+
+
 _KINDS: Mapping[str, Callable[[Path], Server]] = {
     "sqlite": _sqlite,
     "redis": _redis,
     "redis-cluster": _redis_cluster,
     "redis-sentinel": _redis_sentinel,
     "postgres": _postgres,
+    "mariadb": _mariadb,
+    "http": _http,
+    "http-postgres": _http_postgres,
 }
 NAMES = tuple(_KINDS)
 

@@ -97,7 +97,8 @@ class Node:
         """Started and not waited for: `ready` is to follow. So several start at once."""
         assert self._process is None, "it runs already"
         # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
-        environment = ["env", *(f"{name}={value}" for name, value in self._environment.items())]
+        forgotten = (f"--unset={name}" for name in os.environ if name.startswith("BIDE_"))
+        environment = ["env", *forgotten, *(f"{name}={value}" for name, value in self._environment.items())]
         words = [*as_account(self.account), *environment, *self.command()]
         self._process = Process(words, self.log, folder=self.home.path, name=self.name)
 

@@ -28,6 +28,11 @@ class PrivateServer:
         self.farthest = self._clock.farthest
 
     @property
+    def shared_clock(self) -> FakeClock:
+        """For who stands before it."""
+        return self._clock
+
+    @property
     def ahead(self) -> float:
         """Seconds by which the store's clock is ahead of this machine's."""
         return self._clock.ahead

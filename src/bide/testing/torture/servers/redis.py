@@ -19,8 +19,8 @@ from bide.testing.torture.servers.processes import HOST
 from bide.testing.torture.servers.redis_node import DURABILITY, MAXMEMORY, Asking, RedisNode
 
 _FULL = (1.0, 4.0)
-_ROOM = 20_000
-"""Bytes of memory that are left to a server that is as good as full."""
+_ROOM = (0, 0, 20_000, 200_000)
+"""Bytes of memory that are left to a server that is full, or will be in a moment."""
 _CROWDED = (0.5, 2.0)
 
 Masters = Callable[[], Awaitable[Sequence[RedisNode]]]
@@ -94,16 +94,16 @@ def memory_full(masters: Masters) -> Trouble:
     """The masters have hardly any memory left for new work, and then again as much as ever."""
 
     async def trouble(chance: random.Random) -> str:
-        lasts, nodes = chance.uniform(*_FULL), await masters()
+        lasts, room, nodes = chance.uniform(*_FULL), chance.choice(_ROOM), await masters()
         try:
             for node in nodes:
                 used = int((await node.info("memory"))["used_memory"])
-                await node.ask("CONFIG", "SET", "maxmemory", used + _ROOM)
+                await node.ask("CONFIG", "SET", "maxmemory", used + room)
             await asyncio.sleep(lasts)
         finally:
             for node in nodes:
                 await node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
-        return f"left {_ROOM // 1_000} kB of memory to {len(nodes)} masters for {lasts:.1f} s"
+        return f"left {room // 1_000} kB of memory to each of {len(nodes)} masters for {lasts:.1f} s"
 
     return trouble
 

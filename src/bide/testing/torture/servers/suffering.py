@@ -82,7 +82,9 @@ async def _nothing() -> None:
     """What need not be provoked."""
 
 
-def disk_full(pick: Pick, disk_of: Callable[[Node], Disk], provoke: Callable[[], Awaitable[None]] = _nothing) -> Trouble:
+def disk_full(
+    pick: Pick, disk_of: Callable[[Node], Disk], provoke: Callable[[], Awaitable[None]] = _nothing
+) -> Trouble:
     """Nothing more may be written, and then it may again. Who has ended over it is started again, as by a person.
 
     `provoke` lets a server need room at once that has some put by.
