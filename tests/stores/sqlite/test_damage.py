@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from bide.core.errors import StoreCorrupt
 from bide.core.records import Cancel, Filter, OnConflict, Ref, Result, State
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_suite.acts import (
@@ -95,6 +96,68 @@ async def test_a_damaged_lease_can_be_settled(store: SqliteStore, path: str) -> 
     damage(path, "holder", "k")
     assert await settle(store, done(held, keep_until=NOW * 2))
     assert (await see(store, held)).holder == "ba\\xffd"
+
+
+def change(path: str, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as opened:
+        opened.executescript(statement)
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE bide_task SET state = 7 WHERE key = 'b'", "UPDATE bide_task SET state = -1"]
+)
+async def test_a_state_that_there_is_not_is_shown_as_dead(store: SqliteStore, path: str, statement: str) -> None:
+    await put(store, *(new(name) for name in "abcde"))
+    change(path, statement)
+    assert (await see(store, Ref("t", "b"))).state is State.DEAD
+    assert all(await store.get([Ref("t", name) for name in "abcde"]))
+    assert len(await listed(store, Filter(topic="t"))) == 5
+
+
+NO_LONGER_STRICT = """
+    PRAGMA writable_schema = ON;
+    UPDATE sqlite_schema SET sql = replace({0}, 'NOT NULL', '') WHERE name = 'bide_task';
+    PRAGMA writable_schema = RESET;
+    UPDATE bide_task SET {1} WHERE key = 'b';
+    PRAGMA writable_schema = ON;
+    UPDATE sqlite_schema SET sql = ({2}) WHERE name = 'bide_task';
+    DROP TABLE kept;
+"""
+
+
+@pytest.mark.parametrize(
+    "damaged", ["payload = 'text'", "payload = NULL", "token = NULL", "due_at = 'soon'", "attempt = 1.5", "id = NULL"]
+)
+async def test_values_of_other_types_are_set_aside(store: SqliteStore, path: str, damaged: str) -> None:
+    await put(store, *(new(name) for name in "abcd"))
+    await store.close()
+    kept = "CREATE TABLE kept AS SELECT sql FROM sqlite_schema WHERE name = 'bide_task';"
+    change(path, kept + NO_LONGER_STRICT.format("replace(sql, 'STRICT', '')", damaged, "SELECT sql FROM kept"))
+    await store.open()
+    assert (await see(store, Ref("t", "b"))).key == "b"
+    assert len(await listed(store, Filter(topic="t"))) == 4
+    assert keys((await lease(store, 4)).tasks) == ["a", "c", "d"]
+    [dead] = await listed(store, Filter(topic="t", state=State.DEAD))
+    assert (dead.key, dead.error) == ("b", "damaged row: values of other types than the columns declare")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM bide_token", "DROP TABLE bide_token", "ALTER TABLE bide_task RENAME COLUMN payload TO body"],
+)
+async def test_what_is_gone_of_the_tables_is_said_to_be(store: SqliteStore, path: str, statement: str) -> None:
+    await put_one(store)
+    change(path, statement)
+    with pytest.raises(StoreCorrupt, match="is damaged") as caught:
+        await lease(store, 1)
+    assert path in str(caught.value)
+
+
+async def test_a_version_that_is_gone_is_said_to_be(store: SqliteStore, path: str) -> None:
+    await store.close()
+    change(path, "DELETE FROM bide_meta")
+    with pytest.raises(StoreCorrupt, match="the version of its schema is gone"):
+        await store.open()
 
 
 async def test_a_task_whose_state_was_damaged_has_a_wake(store: SqliteStore, path: str) -> None:

@@ -16,6 +16,7 @@ from bide.core.records import Record, State, Topic
 from bide.stores.sqlite.errors import code_of
 from bide.stores.sqlite.queries import QUERIES, RECORD_COLUMNS
 from bide.stores.sqlite.rows import ROW, Row, mended, record_of, values_of
+from bide.stores.sqlite.rows import check as check_row
 from bide.stores.sqlite.work import Work
 
 UNREADABLE = (sqlite3.OperationalError, UnicodeDecodeError, IndexError, TypeError, ValueError)
@@ -37,11 +38,17 @@ def check(error: Exception) -> None:
         raise error
 
 
+def sound_record(row: Row) -> Record:
+    """The record of a row that is what its columns declare. Raises one of UNREADABLE for any other."""
+    check_row(row)
+    return record_of(row)
+
+
 def read_row(cursor: sqlite3.Cursor, row: int) -> tuple[Record | None, str]:
     """The record of a row, mended if need be; and what was wrong with it ("" if nothing)."""
     try:
         found = cursor.execute(_BY_ROW, (row,)).fetchone()
-        return (None if found is None else record_of(found)), ""
+        return (None if found is None else sound_record(found)), ""
     except UNREADABLE as error:
         check(error)
         found = cursor.execute(_DAMAGED, (row,)).fetchone()
@@ -66,7 +73,7 @@ def readable_due(work: Work, topic: Topic, want: int, now: Millis) -> tuple[list
 def read_page(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[tuple[int, Record]]:
     """The rows of a `{record}` query, each with its number; row by row when one of them cannot be read."""
     try:
-        return [(row[ROW], record_of(row)) for row in cursor.execute(query, arguments).fetchall()]
+        return [(row[ROW], sound_record(row)) for row in cursor.execute(query, arguments).fetchall()]
     except UNREADABLE as error:
         check(error)
     page = []
@@ -90,7 +97,9 @@ def _readable(work: Work, query: str, topic: Topic, want: int, now: Millis) -> l
         rows.clear()
         for (row,) in work.cursor.execute(query, (topic, now, want)).fetchall():
             try:
-                rows.append(work.cursor.execute(_BY_ROW, (row,)).fetchone())
+                found = work.cursor.execute(_BY_ROW, (row,)).fetchone()
+                check_row(found)
+                rows.append(found)
             except UNREADABLE as error:
                 check(error)
                 _set_aside(work, row, str(error), now)

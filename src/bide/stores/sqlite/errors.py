@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
@@ -11,6 +12,7 @@ _FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
 _DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
 
 
+_PART_IS_GONE = re.compile("no such (table|index|column)|has no column|malformed")
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
 """What is raised for a value of a wrong type, or one that is too large for SQLite."""
 
@@ -39,6 +41,18 @@ _PRIMARY = {
 }
 
 
+def lost_part(connection: sqlite3.Connection | sqlite3.Cursor, what: str) -> StoreCorrupt:
+    """Of a file whose pages are sound, and in which something of bide's is not there."""
+    return _damaged(connection.execute("PRAGMA database_list").fetchone()[2], what)
+
+
+def _damaged(path: str, what: object) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path}: the file is damaged ({what}); stop all users of it, look with 'PRAGMA integrity_check', "
+        "and restore a backup or save what can be saved with '.recover'"
+    )
+
+
 def is_busy(error: BaseException) -> bool:
     """Whether another connection holds the lock that was asked for."""
     return code_of(error) in _BUSY
@@ -48,8 +62,11 @@ def full(path: str, why: str) -> StoreFull:
     return StoreFull(f"{path}: no room for new tasks ({why}); what is there still drains: free some disk space")
 
 
-def translate(error: Exception, path: str, *, adding: bool = False) -> Exception:
-    """What to raise for `error`. Errors that are not the database's fault come back as they are."""
+def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
+    """What to raise for `error`. Errors that are not the database's fault come back as they are.
+
+    Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
+    """
     if isinstance(error, BideError):
         return error
     if isinstance(error, UnicodeEncodeError):
@@ -60,6 +77,8 @@ def translate(error: Exception, path: str, *, adding: bool = False) -> Exception
         return StoreUnavailable(f"{path}: {error}")
     if not isinstance(error, sqlite3.Error):
         return error
+    if own and isinstance(error, sqlite3.IntegrityError) and not adding:
+        return _damaged(path, error)  # what was read from a row cannot be written back
     if isinstance(error, _NOT_STORABLE) and "closed" not in str(error):
         return BadInput("task", str(error), "fields of the types that the record declares")
     code = code_of(error)
@@ -68,11 +87,8 @@ def translate(error: Exception, path: str, *, adding: bool = False) -> Exception
         found = StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
     elif code in _FULL:
         found = full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
-    elif code in _DAMAGED:
-        found = StoreCorrupt(
-            f"{path}: the file is damaged ({error}); stop all users of it, look with 'PRAGMA integrity_check', "
-            "and restore a backup or save what can be saved with '.recover'"
-        )
+    elif code in _DAMAGED or (own and not code and _PART_IS_GONE.search(str(error))):
+        found = _damaged(path, error)
     elif code == "SQLITE_NOTADB":
         found = StoreMismatch(f"{path}: not an SQLite database; give another path, or move that file away")
     elif code in {"SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"}:

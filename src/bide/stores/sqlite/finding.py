@@ -14,7 +14,7 @@ import msgspec
 from bide.core.records import Record, Topic
 from bide.stores.sqlite import damage
 from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.rows import ROW, record_of
+from bide.stores.sqlite.rows import ROW
 
 FEW = 3
 """Up to so many, one by one is quicker."""
@@ -36,7 +36,7 @@ def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> Foun
     try:
         for topic, keys in topics.items():
             for row in cursor.execute(_BY_NAMES, (topic, _encode(keys).decode())).fetchall():
-                found[topic, row[1]] = row[ROW], record_of(row)
+                found[topic, row[1]] = row[ROW], damage.sound_record(row)
     except damage.UNREADABLE as error:
         damage.check(error)
         if isinstance(error, UnicodeEncodeError):
@@ -49,7 +49,9 @@ def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> tuple[int, Record
     """One task, also a damaged one (mended)."""
     try:
         row = cursor.execute(_BY_NAME, (topic, key)).fetchone()
+        return None if row is None else (row[ROW], damage.sound_record(row))
     except damage.UNREADABLE as error:
         damage.check(error)
+        if isinstance(error, UnicodeEncodeError):
+            raise
         return damage.read_mended(cursor, topic, key)
-    return None if row is None else (row[ROW], record_of(row))

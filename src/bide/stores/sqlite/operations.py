@@ -8,6 +8,7 @@ comes first, and its count of rows says whether it was right.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -29,9 +30,11 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.sqlite import damage
+from bide.stores.sqlite.errors import lost_part
 from bide.stores.sqlite.finding import FEW, Found, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
 from bide.stores.sqlite.rows import AT, ROW, Row, record_of, values_of
+from bide.stores.sqlite.rows import check as check_row
 from bide.stores.sqlite.work import Work
 
 _INSERT = QUERIES["insert_task"]
@@ -90,7 +93,7 @@ def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now:
         born = answers[position].record
         found = writes.read(new.topic, new.key)
         if found is None or born is None:
-            raise AssertionError("an insert was refused, and there is no row in its way")
+            raise lost_part(work.cursor, "a key is taken in one index, and in no row")
         row, old = found
         if old.token == born.token:
             continue
@@ -159,6 +162,8 @@ def _due(work: Work, topic: Topic, want: int, now: Millis) -> list[Row]:
     try:
         waiting = work.cursor.execute(_WAITING_DUE, (topic, now, want)).fetchall()
         lost = work.cursor.execute(_LEASED_DUE, (topic, now, want)).fetchall()
+        for row in chain(waiting, lost):
+            check_row(row)
     except damage.UNREADABLE as error:
         damage.check(error)
         waiting, lost = damage.readable_due(work, topic, want, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from bide.core.records import Record, State
@@ -21,6 +22,11 @@ CODES = {state: code for code, state in enumerate(STATES)}
 LEASED = CODES[State.LEASED]
 TEXTS = (0, 1, 2, 3, 12, 16)
 """Which fields are text, and so can be damaged."""
+_TYPES: tuple[type, ...] = (
+    str, str, str, str, int, int, int, int, int, int, int, int, str, bytes, bytes, int, str, int, int, int, int,
+)  # fmt: skip
+_NULLABLE = frozenset({3, 12, 15, 16, 18, 19})
+_NONE = type(None)
 _ENDED = 2
 """The first code of a state in which nothing is still to happen."""
 
@@ -49,12 +55,33 @@ def values_of(record: Record, row: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def check(row: Row) -> None:
+    """Raises ValueError for a row of `{record}` whose values are of other types than its columns declare, as a damaged
+    page, or a file of an SQLite without STRICT, may have them."""
+    if not _declared(tuple(map(type, row))) or not 0 <= row[STATE] < len(STATES):
+        raise ValueError("values of other types than the columns declare")
+
+
+@lru_cache(maxsize=256)
+def _declared(types: tuple[type, ...]) -> bool:
+    """Whether a row may be of these types; cached, since there are few that rows are of."""
+    return all(
+        found is kind or (found is _NONE and place in _NULLABLE)
+        for place, (found, kind) in enumerate(zip(types, _TYPES, strict=True))
+    )
+
+
 def mended(row: Row) -> Record:
-    """The record of a row whose text was read as bytes (query `damaged_row`), with what is not UTF-8 escaped."""
+    """The record of a row whose text was read as bytes (query `damaged_row`), with what is not UTF-8 escaped, and with
+    something of the right type in the place of nothing."""
     fields = list(row)
-    for position in TEXTS:
-        if fields[position] is not None:
-            fields[position] = bytes(fields[position]).decode("utf-8", "backslashreplace")
-    if fields[STATE] not in range(len(STATES)):
+    for position, value in enumerate(fields):
+        if value is None and position not in _NULLABLE:
+            fields[position] = b"" if _TYPES[position] is not int else 0
+        if position in TEXTS and value is not None:
+            fields[position] = bytes(value).decode("utf-8", "backslashreplace")
+        elif position in TEXTS and position not in _NULLABLE:
+            fields[position] = ""
+    if fields[STATE] not in range(len(STATES)) or row[STATE] is None:
         fields[STATE] = CODES[State.DEAD]
     return record_of(fields)

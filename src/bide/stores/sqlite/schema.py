@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from bide.core.errors import StoreMismatch
 from bide.stores.sqlite.connection import patiently
+from bide.stores.sqlite.errors import lost_part
 from bide.stores.sqlite.queries import QUERIES, SCHEMA
 
 VERSION = 1
@@ -26,7 +27,10 @@ def found_version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
     """The version of the schema in the file; 0 when there is none."""
     if not connection.execute(QUERIES["has_meta"]).fetchone()[0]:
         return 0
-    version: int = connection.execute(QUERIES["version"]).fetchone()[0]
+    found = connection.execute(QUERIES["version"]).fetchone()
+    if found is None or type(found[0]) is not int:
+        raise lost_part(connection, "the version of its schema is gone")
+    version: int = found[0]
     return version
 
 

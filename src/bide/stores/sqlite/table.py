@@ -86,7 +86,7 @@ class TableFile:
             self._lanes = Lanes(self.path, self._synchronous, lock, Room(self.path, 0), None, lambda *_: None)
         except Exception as error:
             self._close()
-            raise translate(error, self.path) from error
+            raise translate(error, self.path, own=False) from error
 
     def _connect(self) -> sqlite3.Connection:
         connection = connect(self.path)
@@ -246,7 +246,7 @@ class SqliteTable:
         try:
             found = self._run(cursor, self._written("take", skip, given), given).fetchall()
         except sqlite3.Error as error:
-            raise translate(error, self._file.path) from error
+            raise translate(error, self._file.path, own=False) from error
         names = self._source.loaded
         return [DueRow(row[0], self._times.instant_of(row[1]), dict(zip(names, row[2:], strict=True))) for row in found]
 
@@ -271,7 +271,7 @@ class SqliteTable:
         except _REFUSES as error:
             raise RowRefused(identities, f"the database refuses the changes: {error}") from error
         except sqlite3.Error as error:
-            raise translate(error, self._file.path) from error
+            raise translate(error, self._file.path, own=False) from error
         refused = [identity for identity, still in changed.items() if still]
         if refused:
             raise RowRefused(refused, STILL_DUE)

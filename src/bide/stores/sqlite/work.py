@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic
+from bide.stores.sqlite.errors import lost_part
 from bide.stores.sqlite.queries import QUERIES
 
 Fault: TypeAlias = Callable[[str], None]
@@ -44,7 +45,10 @@ class Work:
 
     def last_token(self) -> Token:
         if self._last < 0:
-            self._last = self._stored = self.one(_LAST_TOKEN)[0]
+            found = self.one(_LAST_TOKEN)
+            if found is None or type(found[0]) is not int:
+                raise lost_part(self.cursor, "the last token is gone")
+            self._last = self._stored = found[0]
         return self._last
 
     def used_token(self, token: Token) -> None:
