@@ -41,6 +41,10 @@ def main() -> int:
         found += len(outcome.finds)
         sys.stdout.write(f"{target.name:<12} {outcome.cases:>9,} cases in {outcome.seconds:6.1f} s")
         sys.stdout.write(f", {len(outcome.finds)} found\n")
+        if outcome.labels:
+            sys.stdout.write(
+                "  " + ", ".join(f"{label}: {number}" for label, number in outcome.labels.most_common()) + "\n"
+            )
         for find in outcome.finds:
             sys.stdout.write(f"  {find.place}\n    case {find.case} of seed {outcome.seed}: {find.what}\n")
             sys.stdout.write(f"    {find.story}\n")
@@ -69,6 +73,7 @@ def _line(outcome: Outcome, note: str) -> dict[str, object]:
         "seconds": round(outcome.seconds, 1),
         "seed": outcome.seed,
         "found": [f"{find.place} (case {find.case})" for find in outcome.finds],
+        "ended": dict(outcome.labels.most_common()),
         "note": note,
     }
 

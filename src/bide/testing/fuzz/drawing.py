@@ -31,10 +31,15 @@ class Draw(random.Random):
         super().__init__(name)
         self.name = name
         self.notes: list[str] = []
+        self.labels: list[str] = []
 
     def note(self, what: object) -> None:
         """Said of the case if it fails."""
         self.notes.append(repr(what))
+
+    def count(self, label: str) -> None:
+        """What kind of case it was, for the report: so many ended like that."""
+        self.labels.append(label)
 
     def chance(self, part: float) -> bool:
         return self.random() < part

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -63,6 +64,8 @@ class Outcome(Struct):
     cases: int
     seconds: float
     finds: list[Find]
+    labels: Counter[str]
+    """How many cases ended like what, where a target tells."""
 
 
 def check(truth: object, what: str) -> None:
@@ -107,7 +110,7 @@ async def run(
     target: Target, folder: Path, *, seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0
 ) -> Outcome:
     """So many cases, or as many as can be begun within so many seconds; each failure is kept, one of each place."""
-    outcome = Outcome(target.name, seed, 0, 0.0, [])
+    outcome = Outcome(target.name, seed, 0, 0.0, [], Counter())
     places: set[str] = set()
     began = time.monotonic()
     async with target.open(folder) as case:
@@ -125,6 +128,7 @@ async def run(
                 if find.place not in places:
                     places.add(find.place)
                     outcome.finds.append(find)
+            outcome.labels.update(draw.labels)
     outcome.seconds = time.monotonic() - began
     return outcome
 

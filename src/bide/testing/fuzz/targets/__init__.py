@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide.testing.fuzz.running import Target
-from bide.testing.fuzz.targets import cursors, requests, stored, text, urls
+from bide.testing.fuzz.targets import cursors, files, requests, stored, text, urls
 
-TARGETS: Sequence[Target] = (*text.TARGETS, *urls.TARGETS, *stored.TARGETS, *cursors.TARGETS, *requests.TARGETS)
+TARGETS: Sequence[Target] = (
+    *text.TARGETS,
+    *urls.TARGETS,
+    *stored.TARGETS,
+    *cursors.TARGETS,
+    *requests.TARGETS,
+    *files.TARGETS,
+)

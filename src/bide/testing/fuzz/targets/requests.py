@@ -295,13 +295,13 @@ class Fuzzed:
                 path = path.replace(hole, quote(name, safe=draw.of("", "/:")))
             path = draw.changed(path, 2) if draw.chance(0.15) else path
             if call.query and draw.chance(0.9):
-                sound = {
+                values = {
                     "topic": "t", "state": "waiting", "group": "g", "wake_before": "2030-01-01T00:00:00Z", "limit": "2",
                     "cursor": "x", "wake_from": "2020-01-01T00:00:00Z",
                 }  # fmt: skip
-                chosen = draw.some([name for name in sound if name in call.query], 3)
+                chosen = draw.some([name for name in values if name in call.query], 3)
                 query = "&".join(
-                    f"{name}={quote(draw.text(sound[name]), safe='', errors='replace')}" for name in chosen
+                    f"{name}={quote(draw.text(values[name]), safe='', errors='replace')}" for name in chosen
                 )
                 query = draw.changed(query) if draw.chance(0.3) else query
             sound = sound_bodies(token).get(call.name)
