@@ -53,6 +53,8 @@ class Figures:
         """`again`: deliveries after a lease that had ended without an outcome."""
         self.lateness: list[float] = []
         """Milliseconds from the wake to the first line of the handler, by the store's clock, in order of length."""
+        self.lateness_again: list[float] = []
+        """The same of deliveries that follow a lost lease, from the wake of the first."""
         self.moments: list[int] = []
         """When deliveries began."""
         self.drained = False
@@ -66,6 +68,7 @@ class Figures:
         """The highest token that a holder was given, and when it was told."""
         self._last: dict[tuple[str, str], tuple[Token, str]] = {}
         """The highest token that was seen, and the life that had it."""
+        self._after_loss: set[tuple[tuple[str, str], Token]] = set()
         self._held: dict[tuple[tuple[str, str], Token], _Life] = {}
         for event in events:
             self._take(event)
@@ -75,6 +78,7 @@ class Figures:
         for id, life in self._lives.items():
             self._judge(id, life)
         self.lateness.sort()
+        self.lateness_again.sort()
 
     def recovery(self, ends: Sequence[tuple[str, int]]) -> dict[str, dict[str, float]]:
         """Of each kind of fault: seconds from its end to the next delivery."""
@@ -159,6 +163,7 @@ class Figures:
             ref, task = (held.topic, held.key), held.task
             if task.losses:
                 self.again += 1
+                self._after_loss.add((ref, task.token))
             if event.clock < task.planned_at:  # by what the store itself tells: nothing to tolerate
                 self._blame(EARLY, f"{ref} was leased at {event.clock} for {task.planned_at}: {task}")
             life = self._life(task.id, ref)
@@ -183,7 +188,8 @@ class Figures:
         ref = (event.topic, event.key)
         self.deliveries += 1
         self.moments.append(event.at)
-        self.lateness.append(event.clock - event.planned_at)
+        first = (ref, event.token) not in self._after_loss
+        (self.lateness if first else self.lateness_again).append(event.clock - event.planned_at)
         if event.clock + self._slack < event.planned_at:
             self._blame(EARLY, f"{ref} began {event.planned_at - event.clock} ms too early: {event}")
         self._life(event.id, ref).began.append(event)

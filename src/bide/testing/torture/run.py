@@ -110,6 +110,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         "wrong": counts_of(wrong),
         "checked": checked.summary(),
         "lateness_ms": percentiles(figures.lateness),
+        "lateness_ms_after_lost_leases": percentiles(figures.lateness_again),
         "longest_silence_seconds": figures.silence(),
         "recovery_seconds": figures.recovery(told.ends),
     }
