@@ -5,11 +5,11 @@ what a part may do next, and what that means to another part, is worked out once
 on. Workers are alike, and so are clients of as many verbs: of states that differ by a swap one is visited. That costs
 some 2 µs for each way and 200 bytes for each state.
 
-What is to happen in the end (P2) is looked at backwards from no state, but forwards from each: the graph has to hold,
-for *every* state in which a task is owed, a way by steps that help (nothing fails any more, every wake-up is lost) to a
-delivery by the live lease, or to the end of the task. Since no step can make that impossible, every fair run gets
-there: one in which what is possible again and again is done at last. The way chosen is that of somebody who hurries:
-time passes only when nothing else can be done. So the instants on it are the lateness in the worst case.
+What has to happen in the end (P2) is looked at from *every* state in which a task is owed: there has to be a way by
+steps that help (nothing fails any more, but every wake-up is lost) to a delivery by the live lease, or to the end of
+the task. No step can make that impossible, so every fair run gets there: one in which what is possible again and again
+is done at last. The way chosen is that of somebody who hurries: time passes only when nothing else can be done. So the
+instants on it are how late a delivery is because of what was lost, and not because somebody was slow.
 """
 
 from __future__ import annotations
@@ -118,6 +118,11 @@ class Explorer:
         self._own_ways: dict[int, _Ways] = {}
         self._seen: dict[int, int] = {}
         self._ticks: dict[int, int] = {}
+
+    def steps(self) -> set[str]:
+        """Every step that somebody could take anywhere, in words: to see that what was explored had something in it."""
+        entries = (*self._worker_ways.values(), *self._client_ways.values(), *self._own_ways.values())
+        return {way[-1] for ways, _ in entries for way in ways}
 
     # --- what may come next
 
@@ -237,10 +242,12 @@ class Explorer:
             pair = shared << _BITS | mine
             ways, _ = self._client_ways.get(pair) or self._ways_of_client(pair)
             for to, part, effect, helps, _, breaks, _ in ways:
-                left, right = one, two
+                workers = one << _BITS | two
                 if effect:
-                    left, right = after(one, effect), after(two, effect)
-                workers = (left << _BITS | right) if left <= right else (right << _BITS | left)
+                    left, right = seen.get(effect << _BITS | one, -1), seen.get(effect << _BITS | two, -1)
+                    if left < 0 or right < 0:
+                        left, right = after(one, effect), after(two, effect)
+                    workers = (left << _BITS | right) if left <= right else (right << _BITS | left)
                 both = (part << _BITS | other) if part <= other else (other << _BITS | part)
                 add((((to << 2 * _BITS | workers) << 2 * _BITS) | both, 1 if helps else _NO_HELP, breaks))
             if first == second:
