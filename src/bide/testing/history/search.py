@@ -18,13 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bide.core.records import OnConflict, Result, State
-from bide.testing.history import events as ev
-from bide.testing.history.events import Asks, Event
+from bide.core.records import State
 from bide.testing.history.gathered import (
     ABSENT,
     LAST_WRITE,
-    LEASED,
     NEVER,
     REFUSED,
     SETTLED,
@@ -33,23 +30,12 @@ from bide.testing.history.gathered import (
     Op,
     Told,
 )
-from bide.testing.history.moves import (
-    ANY,
-    EXPLAIN,
-    NOBODY,
-    Moves,
-    Task,
-    Unsure,
-    Wrong,
-    due_between,
-    earliest,
-    same,
-)
+from bide.testing.history.moves import ANY, EXPLAIN, Moves, Task, Unsure, Wrong
+from bide.testing.history.unseen import Unseen, Way
 
-_WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
+_LEASED = State.LEASED
 _PATIENCE = 20_000
 """Steps that are tried beyond the operations there are, before a task is called undecided."""
-_PURGE = ev.Fault(0, "purged")
 
 
 class Undecided(Exception):
@@ -78,8 +64,7 @@ class Search:
     def __init__(self, told: Told, moves: Moves, leasings: Leasings, exact: bool) -> None:
         self.told = told
         self.moves = moves
-        self.leasings = (leasings.lost, leasings.answered)
-        self.exact = exact
+        self.unseen = Unseen(told, moves, leasings, exact)
         self.ops = sorted(told.ops, key=_asked)
         tokens: dict[int, int] = {}
         self.written: set[int] = set()
@@ -104,7 +89,7 @@ class Search:
         self.left = self.groups[0][1] if self.groups else 0
         self.used: frozenset[int] = frozenset()
         self.done = 0
-        self.choices: list[tuple[Any, Iterator[tuple[int, Task | None]] | list[Any]]] = []
+        self.choices: list[tuple[Any, Iterator[Way] | list[Any]]] = []
 
     def run(self) -> Stuck | None:
         ops, active, count = self.ops, self.active, len(self.ops)
@@ -235,13 +220,8 @@ class Search:
 
     def _extended(self, op: Op) -> None:
         assert self.task is not None
-        self.task = Unsure(self.task, wake_at=self._until(op.ask))
+        self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask))
         self._take(op)
-
-    def _until(self, ask: Event) -> Any:
-        """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
-        assert type(ask) is ev.Extending
-        return ask.until if self.exact else ANY
 
     # --- what nobody saw
 
@@ -263,7 +243,7 @@ class Search:
 
     def _may_turn(self, blocked: bool) -> None:
         """Before a write that is right: something that is not could be so before it, if something unseen were done."""
-        if blocked and (self.told.lost or self.leasings[0] or self._may_be_gone()):
+        if blocked and (self.unseen.any or self._may_be_gone()):
             self._push()
 
     def _may_be_gone(self) -> bool:
@@ -273,7 +253,7 @@ class Search:
 
     def _push(self) -> None:
         """What may have been done unseen, here: each in turn, when the search comes back."""
-        ways = self._unseen()
+        ways = self.unseen.ways(self)
         if ways:
             self.choices.append((self._snapshot(), iter(ways)))
 
@@ -296,167 +276,6 @@ class Search:
                 return True
             self.choices.pop()
         return False
-
-    def _unseen(self) -> list[tuple[int, Task | None]]:
-        """What may have been done now: the number of the call, and what it makes of the task. The likeliest first."""
-        task, ways = self.task, []
-        for ask in self.told.lost:
-            if ask.at > self.soonest:
-                break
-            if ask.call not in self.used:
-                now = self.moves.after(ask)
-                made = self._made(task, ask, now)
-                if made is not NOBODY:
-                    ways.append((ask.call, made))
-        if task is not None:
-            if task.state is _WAITING or task.state is _LEASED:
-                ways += self._taken(task)
-            elif task.token != self._next_token() and self.moves.may_be_purged(task, self.soonest):
-                ways.append((0, None))
-        if len(ways) > 1:
-            ways.sort(key=self._unlikely)
-        return ways
-
-    def _next_token(self) -> int:
-        return self.groups[self.group][0] if self.group < len(self.groups) else NEVER
-
-    def _unlikely(self, way: tuple[int, Task | None]) -> bool:
-        """Whether what is to come next would still not be right."""
-        made, token = way[1], self._next_token()
-        for op in self.active:
-            if op.token == token and op.kind <= LAST_WRITE:
-                return EXPLAIN[op.kind](self.moves, made, op) is not None
-            if op.token == token and op.kind == SHOWN:
-                return made is None or self.moves.read(made, op) is not None
-            if op.kind == ABSENT and made is None:
-                return False
-            if op.kind == REFUSED and (made is None or made.token != op.token):
-                return False
-        return True
-
-    def _made(self, task: Task | None, ask: Any, now: tuple[int, int]) -> Task | None:
-        """What a lost question would make of the task; NOBODY: it would change nothing."""
-        if type(ask) is ev.Settling or type(ask) is ev.Extending:
-            if task is None or task.state is not _LEASED or task.token != ask.token:
-                return NOBODY
-            if type(ask) is ev.Settling:
-                return self.moves.after_settle(task, ask, now)
-            assert type(ask) is ev.Extending
-            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self._until(ask))
-        asks = ask.asks
-        if asks is Asks.SCHEDULE:
-            if task is not None and not _replaceable(task, ask, now):
-                return NOBODY
-            due = due_between(ask.due, ask.grain, *now)
-            return Unsure(
-                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
-                group=ANY, deadline=ask.deadline,
-            )  # fmt: skip
-        if task is None or (ask.if_token is not None and not same(task.token, ask.if_token)):
-            return NOBODY
-        if asks is Asks.CANCEL:
-            if task.state is not _WAITING and task.state is not _LEASED:
-                return NOBODY
-            if ask.keeps is False:
-                return None
-            token = task.token
-            wake = task.wake_at if task.state is _WAITING else ANY if token is ANY else (0, token // 1000)
-            return Unsure(task, state=State.CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
-        due = due_between(ask.due, ask.grain, *now)
-        wake = (max(due[0], now[0]), NEVER)
-        if asks is Asks.MOVE:
-            if task.state is not _WAITING:
-                return NOBODY
-            deadline = task.deadline if ask.deadline is None else ask.deadline
-            return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
-        if task.state is not _DEAD:
-            return NOBODY
-        return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
-
-    def _taken(self, task: Task) -> list[tuple[int, Task | None]]:
-        """Leases that nobody was told of, where what comes next looks like it.
-
-        Their answers were lost, or came in part: when a call is sent again, and when one part of a store is away, what
-        has changed hands since is left out.
-        """
-        if not self._looks_taken(task):
-            return []
-        if earliest(task.wake_at) > self._next_token() // 1000:
-            return []
-        shown = self._untils()
-        taken: list[tuple[int, Task | None]] = []
-        for leasings in self.leasings:
-            shortest = True  # whatever it explains, one that ended later does no better, unless just that was shown
-            for leasing in leasings:
-                if leasing.at > self.soonest or leasing.call in self.used:
-                    continue
-                if shortest or leasing.until in shown:
-                    taken.append((leasing.call, self._hold(task, leasing)))
-                    shortest = False
-                if not shown:
-                    break
-        return taken
-
-    def _hold(self, task: Task, leasing: ev.Leasing) -> Task:
-        lost = task.state is _LEASED
-        return Unsure(
-            task, state=_LEASED, wake_at=leasing.until if self.exact else ANY, token=ANY,
-            planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
-        )  # fmt: skip
-
-    def _untils(self) -> set[int]:
-        """The ends of leases that something which comes next tells of."""
-        shown: set[int] = set()
-        for op in self.active:
-            answer, seen = op.answer, op.seen
-            if type(answer) is ev.Answered and answer.was is not None:
-                shown.add(answer.was)
-            if op.kind == SHOWN and seen is not None and seen.state is _LEASED:
-                shown.add(seen.wake_at)
-        return shown
-
-    def _looks_taken(self, task: Task) -> bool:
-        """Whether what comes next tells of a lease between: so many are thought of as attempts were counted."""
-        token = self._next_token()
-        for op in self.active:
-            if op.kind == REFUSED and task.token == op.token:
-                return True
-            seen = op.seen
-            if seen is None or op.token != token:
-                continue
-            if same(task.id, seen.id):
-                if seen.attempt - (op.kind == LEASED) > task.attempt:
-                    return True
-                continue
-            answer, ask = op.answer, op.ask
-            if type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
-                late = ask.on_conflict is OnConflict.LATEST
-                if late or (answer.was is not None and not same(task.wake_at, answer.was)):
-                    return True
-        for lost in self.told.lost:
-            if lost.at > self.soonest:
-                break
-            if type(lost) is ev.Asked and lost.call not in self.used:
-                # a version that nobody told of here, and somebody knew; and a change that only a lease lets through
-                if lost.if_token is not None and self.last < lost.if_token < token:
-                    return True
-                if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
-                    return True
-        return False
-
-
-def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
-    how, state = ask.on_conflict, task.state
-    if state is State.CANCELLED or state is _DEAD or how is OnConflict.REPLACE:
-        return True
-    if how is OnConflict.EARLIEST:
-        first = due_between(ask.due, ask.grain, *now)[0]
-        due = task.due_at[1] if type(task.due_at) is tuple else task.due_at
-        return state is _DONE or (state is _WAITING and (due is ANY or first < due))
-    if how is OnConflict.LATEST:
-        last = due_between(ask.due, ask.grain, *now)[1]
-        return state is not _WAITING or last > earliest(task.due_at)
-    return False
 
 
 def _asked(op: Op) -> int:

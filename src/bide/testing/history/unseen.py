@@ -1,0 +1,222 @@
+"""What may have been done to a task though nobody was told: by questions that were never answered, and by the purge.
+
+Each may have been done at any time since it was asked, once, or never. A search thinks of it only where there is no
+other way on, and here only of what could lead to what was shown next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from bide.core.records import OnConflict, Result, State
+from bide.testing.history import events as ev
+from bide.testing.history.events import Asks, Event
+from bide.testing.history.gathered import (
+    ABSENT,
+    LAST_WRITE,
+    LEASED,
+    NEVER,
+    REDRIVEN,
+    REFUSED,
+    SCHEDULED,
+    SHOWN,
+    Leasings,
+    Op,
+    Told,
+)
+from bide.testing.history.moves import ANY, EXPLAIN, NOBODY, Moves, Task, Unsure, due_between, earliest, same
+
+if TYPE_CHECKING:
+    from bide.testing.history.search import Search
+
+_WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
+Way: TypeAlias = tuple[int, Task | None]
+"""The number of a call (0: the purge), and what it makes of the task."""
+
+
+class Unseen:
+    """Of one task."""
+
+    def __init__(self, told: Told, moves: Moves, leasings: Leasings, exact: bool) -> None:
+        self._lost = told.lost
+        self._moves = moves
+        self._leasings = (leasings.lost, leasings.answered)
+        self._exact = exact
+        self._versions: dict[int, list[Op]] = {}
+        for op in told.ops:
+            if op.kind <= SHOWN:
+                self._versions.setdefault(op.token, []).append(op)
+        self.any = bool(told.lost or leasings.lost)
+        """Whether anything was lost at all."""
+
+    def until(self, ask: Event) -> Any:
+        """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
+        assert type(ask) is ev.Extending
+        return ask.until if self._exact else ANY
+
+    def ways(self, at: Search) -> list[Way]:
+        """What may have been done where the search stands; the likeliest first."""
+        task, moves, ways = at.task, self._moves, []
+        token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
+        still = task is not None and task.token == token  # it will be shown again, as it is
+        for ask in self._lost:
+            if ask.at > at.soonest:
+                break
+            if ask.call not in at.used and (not still or type(ask) is ev.Extending):
+                made = self._made(task, ask, moves.after(ask))
+                if made is not NOBODY and self._leads_on(made, ask.call, token, at.used):
+                    ways.append((ask.call, made))
+        if task is not None and not still:
+            if task.state is _WAITING or task.state is _LEASED:
+                ways += self._taken(task, token, at)
+            elif moves.may_be_purged(task, at.soonest):
+                ways.append((0, None))
+        if len(ways) > 1:
+            ways.sort(key=lambda way: self._is_unlikely(way[1], token, at.active))
+        return ways
+
+    def _leads_on(self, made: Task | None, call: int, token: int, used: frozenset[int]) -> bool:
+        """Whether the life that is shown next can come of this."""
+        for op in self._versions.get(token, ()):
+            seen = op.seen
+            assert seen is not None
+            if op.kind == SCHEDULED or op.kind == REDRIVEN or (made is not None and same(made.id, seen.id)):
+                return True
+            return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for lost in self._lost)
+        return True
+
+    def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
+        """Whether what is to come next would still not be right."""
+        for op in active:
+            if op.kind <= LAST_WRITE and op.token == token:
+                return EXPLAIN[op.kind](self._moves, made, op) is not None
+            if op.kind == SHOWN and op.token == token:
+                return made is None or self._moves.read(made, op) is not None
+            if op.kind == ABSENT and made is None:
+                return False
+            if op.kind == REFUSED and (made is None or made.token != op.token):
+                return False
+        return True
+
+    # --- by clients, and by holders
+
+    def _made(self, task: Task | None, ask: Any, now: tuple[int, int]) -> Task | None:
+        """What a lost question would make of the task; NOBODY: it would change nothing."""
+        if type(ask) is ev.Settling or type(ask) is ev.Extending:
+            if task is None or task.state is not _LEASED or task.token != ask.token:
+                return NOBODY
+            if type(ask) is ev.Settling:
+                return self._moves.after_settle(task, ask, now)
+            assert type(ask) is ev.Extending
+            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask))
+        if ask.asks is Asks.SCHEDULE:
+            if task is not None and not _replaceable(task, ask, now):
+                return NOBODY
+            due = due_between(ask.due, ask.grain, *now)
+            return Unsure(
+                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
+                group=ANY, deadline=ask.deadline,
+            )  # fmt: skip
+        if task is None or (ask.if_token is not None and not same(task.token, ask.if_token)):
+            return NOBODY
+        if ask.asks is Asks.CANCEL:
+            if task.state is not _WAITING and task.state is not _LEASED:
+                return NOBODY
+            if ask.keeps is False:
+                return None
+            token = task.token
+            wake = task.wake_at if task.state is _WAITING else ANY if token is ANY else (0, token // 1000)
+            return Unsure(task, state=State.CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
+        due = due_between(ask.due, ask.grain, *now)
+        wake = (max(due[0], now[0]), NEVER)
+        if ask.asks is Asks.MOVE:
+            if task.state is not _WAITING:
+                return NOBODY
+            deadline = task.deadline if ask.deadline is None else ask.deadline
+            return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
+        if task.state is not _DEAD:
+            return NOBODY
+        return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
+
+    # --- by workers
+
+    def _taken(self, task: Task, token: int, at: Search) -> list[Way]:
+        """Leases that nobody was told of, where what comes next looks like it.
+
+        Their answers were lost, or came in part: when a call is sent again, and when one part of a store is away, what
+        has changed hands since is left out.
+        """
+        if earliest(task.wake_at) > token // 1000 or not self._looks_taken(task, token, at):
+            return []
+        shown: set[int] = set()
+        for op in self._versions.get(token, ()):
+            if type(op.answer) is ev.Answered and op.answer.was is not None:
+                shown.add(op.answer.was)
+            if op.kind == SHOWN and op.seen is not None and op.seen.state is _LEASED:
+                shown.add(op.seen.wake_at)
+        taken: list[Way] = []
+        for leasings in self._leasings:
+            soonest = True  # whatever it explains, one that ends later does no better, unless just that was shown
+            for leasing in leasings:
+                if leasing.at > at.soonest or leasing.call in at.used:
+                    continue
+                if soonest or leasing.until in shown:
+                    taken.append((leasing.call, self._hold(task, leasing)))
+                    soonest = False
+                if not shown:
+                    break
+        return taken
+
+    def _hold(self, task: Task, leasing: ev.Leasing) -> Task:
+        lost = task.state is _LEASED
+        return Unsure(
+            task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
+            planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
+        )  # fmt: skip
+
+    def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
+        """Whether what comes next tells of a lease between: so many are thought of as attempts were counted."""
+        for op in self._versions.get(token, ()):
+            seen, answer, ask = op.seen, op.answer, op.ask
+            assert seen is not None
+            if same(task.id, seen.id):
+                if seen.attempt - (op.kind == LEASED) > task.attempt:
+                    return True
+            elif type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
+                late = ask.on_conflict is OnConflict.LATEST
+                if late or (answer.was is not None and not same(task.wake_at, answer.was)):
+                    return True
+        for op in at.active:
+            if op.kind == REFUSED and task.token == op.token:
+                return True
+        for lost in self._lost:
+            if lost.at > at.soonest:
+                break
+            if type(lost) is ev.Asked and lost.call not in at.used:
+                # a version that nobody told of here, and somebody knew; and a change that only a lease lets through
+                if lost.if_token is not None and at.last < lost.if_token < token:
+                    return True
+                if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
+                    return True
+        return False
+
+
+def _begins(lost: Any, life: str) -> bool:
+    """Whether a lost question would begin the life with this id."""
+    if type(lost) is ev.Asked:
+        return lost.id == life or (lost.asks is Asks.REDRIVE and not lost.id)
+    return type(lost) is ev.Settling and lost.next_id == life
+
+
+def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
+    how, state = ask.on_conflict, task.state
+    if state is State.CANCELLED or state is _DEAD or how is OnConflict.REPLACE:
+        return True
+    if how is OnConflict.EARLIEST:
+        first = due_between(ask.due, ask.grain, *now)[0]
+        due = task.due_at[1] if type(task.due_at) is tuple else task.due_at
+        return state is _DONE or (state is _WAITING and (due is ANY or first < due))
+    if how is OnConflict.LATEST:
+        last = due_between(ask.due, ask.grain, *now)[1]
+        return state is not _WAITING or last > earliest(task.due_at)
+    return False
