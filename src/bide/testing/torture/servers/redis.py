@@ -19,8 +19,9 @@ from bide.testing.torture.servers.processes import HOST
 from bide.testing.torture.servers.redis_node import DURABILITY, MAXMEMORY, Asking, RedisNode
 
 _FULL = (1.0, 4.0)
-_ROOM = (0, 0, 20_000, 200_000)
-"""Bytes of memory that are left to a server that is full, or will be in a moment."""
+_ROOM = (-200_000, 0, 20_000)
+"""Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
+until some of what is there is done."""
 _CROWDED = (0.5, 2.0)
 
 Masters = Callable[[], Awaitable[Sequence[RedisNode]]]
@@ -103,7 +104,7 @@ def memory_full(masters: Masters) -> Trouble:
         finally:
             for node in nodes:
                 await node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
-        return f"left {room // 1_000} kB of memory to each of {len(nodes)} masters for {lasts:.1f} s"
+        return f"left {room // 1_000} kB of memory to each of {len(nodes)} servers for {lasts:.1f} s"
 
     return trouble
 
