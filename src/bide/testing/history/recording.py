@@ -44,6 +44,9 @@ from bide.testing.history.journal import Journal
 _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
 """Whose verb over a group is under way: which tasks it asks for is seen only where it asks."""
 
+_within: ContextVar[bool] = ContextVar("within", default=False)
+"""Whether a verb of a store is under way, and told."""
+
 
 class Recording(Instrument):
     """Of one process, `who`: what is leased, extended and settled at its store, and its handlers' first and last lines.
@@ -70,7 +73,7 @@ class Recording(Instrument):
         ):
             verb = getattr(store, name, None)
             if verb is not None:
-                setattr(store, name, around(verb))
+                setattr(store, name, _outermost(around(verb), verb))
 
     def route(self, route: Route) -> Route:
         return replace(route, sink=_Recorded(route.sink, self._journal, self._who))
@@ -197,6 +200,21 @@ class _Recorded:
             raise
         finally:
             journal.say(ev.Ended(self._who, journal.time_ns(), record.topic, record.key, record.token, how))
+
+
+def _outermost(recorded: Callable[..., Awaitable[Any]], plain: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """`recorded`, but `plain` where it is called within another that is recorded: `change` may be `change_apart`."""
+
+    async def either(*asked: Any, **how: Any) -> Any:
+        if _within.get():
+            return await plain(*asked, **how)
+        before = _within.set(True)
+        try:
+            return await recorded(*asked, **how)
+        finally:
+            _within.reset(before)
+
+    return either
 
 
 def _changing(change: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:

@@ -175,7 +175,8 @@ class Unseen:
         )  # fmt: skip
 
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """Whether what comes next tells of a lease between: so many are thought of as attempts were counted."""
+        """Whether what comes next tells of a lease between: as many as attempts were counted, or one that was noticed."""
+        taken = task.state is _LEASED and task.token is ANY
         for op in self._versions.get(token, ()):
             seen, answer, ask = op.seen, op.answer, op.ask
             assert seen is not None
@@ -184,8 +185,10 @@ class Unseen:
                     return True
             elif type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
                 late = ask.on_conflict is OnConflict.LATEST
-                if late or (answer.was is not None and not same(task.wake_at, answer.was)):
+                if not taken and (late or (answer.was is not None and not same(task.wake_at, answer.was))):
                     return True
+        if taken:
+            return False
         for op in at.active:
             if op.kind == REFUSED and task.token == op.token:
                 return True
