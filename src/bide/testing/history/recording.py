@@ -118,22 +118,11 @@ class Recording(Instrument):
             calls = [journal.call() for _ in outcomes]
             at, clock = journal.time_ns(), journal.clock()
             for call, out in zip(calls, outcomes, strict=True):
-                journal.say(
-                    ev.Settling(
-                        call,
-                        self._who,
-                        at,
-                        clock,
-                        out.topic,
-                        out.key,
-                        out.token,
-                        out.verdict,
-                        out.wake,
-                        out.keep_until,
-                        out.error,
-                        out.next_id,
-                    )
-                )
+                told = ev.Settling(
+                    call, self._who, at, clock, out.topic, out.key, out.token, out.verdict, out.wake, out.keep_until,
+                    out.error, out.next_id,
+                )  # fmt: skip
+                journal.say(told)
             return await self._told(calls, settle(outcomes, now=now))
 
         return recorded
