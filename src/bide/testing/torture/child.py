@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bide.core.errors import StoreError
+from bide.core.errors import StoreError, StoreMismatch
 from bide.testing.history.journal import Journal, Log
 from bide.testing.history.recording import Recording
 from bide.testing.torture.clock import CLOCK_FILE, SharedClock
@@ -65,6 +65,8 @@ class Child:
         while not over.is_set():
             try:
                 await open_()
+            except StoreMismatch:
+                raise
             except StoreError:
                 await asyncio.sleep(_AGAIN)
             else:

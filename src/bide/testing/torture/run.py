@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from bide.core.errors import StoreError
+from bide.core.errors import StoreError, StoreMismatch
 from bide.core.records import State
 from bide.testing.history.check import Report, check
 from bide.testing.history.events import End, Header, Left, seen
@@ -22,7 +22,7 @@ from bide.testing.torture.crew import CLIENT, WORKER, Crew
 from bide.testing.torture.faults import Faults, Told
 from bide.testing.torture.figures import Figures, counts_of
 from bide.testing.torture.server import Server
-from bide.testing.torture.topics import CAP, KEPT, LEASE, LOSSES, app_on
+from bide.testing.torture.topics import CAP, KEPT, LEASE, LOSSES, TOPICS, app_on
 from bide.testing.trial import WrongByKind, percentiles
 
 _DRAIN = 90.0
@@ -60,6 +60,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         wrong_clock, why_not = _wrong_clock(server, folder)
         cannot = {**server.cannot, **why_not}
         clock.set(server.ahead)
+        await _empty(server)
         following = asyncio.create_task(clock.follow(lambda: server.ahead))
         entered.callback(following.cancel)
         journal.say(
@@ -146,6 +147,14 @@ def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mappi
 def _is_file(server: Server) -> bool:
     """Whether its clock is that of its callers."""
     return urlsplit(server.direct).scheme == "sqlite"
+
+
+async def _empty(server: Server) -> None:
+    """That nothing is in it: what others have there would be delivered, and judged. Raises StoreMismatch."""
+    async with app_on(server.direct) as app:
+        tally = await app.tally()
+        if any(tally.number(topic) for topic in TOPICS):
+            raise StoreMismatch(f"the store has tasks of the topics {', '.join(TOPICS)} already; give an empty one")
 
 
 async def _drained(server: Server, journal: Journal) -> float | None:
