@@ -50,7 +50,9 @@ class Deliveries:
             if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
                 yield wrong
             for cancel in cancels:
-                if cancel.token > one.token and cancel.answered < one.at:
+                # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its
+                # delivery is under way, whether it has reached its handler or not, and its settle is refused
+                if cancel.token > one.token and cancel.answered < one.at and _same_life(cancel, one):
                     what = (
                         f"a delivery with token {one.token} began {(one.at - cancel.answered) / 1e6:.3f} ms after the "
                         f"answer `cancelled`, which has token {cancel.token}"
@@ -210,3 +212,7 @@ def _last(told: Told) -> list[Event]:
 
 def _violation(promise: str, told: Told, what: str, events: list[Event]) -> Violation:
     return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))
+
+
+def _same_life(op: Op, one: ev.Began) -> bool:
+    return op.seen is not None and op.seen.id == one.id

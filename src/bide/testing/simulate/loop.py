@@ -162,6 +162,7 @@ def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any,
         return loop.run_until_complete(main(loop))
     finally:
         asyncio.set_event_loop(None)
+        loop.set_exception_handler(lambda loop, context: None)  # what is torn down now may well complain
         _throw_away([task for process in loop.processes for task in process.tasks])
         loop.close()
 

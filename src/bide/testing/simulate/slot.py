@@ -116,12 +116,13 @@ class Slot:
         ends.set_result(None)
 
         def start() -> None:
-            if self._process is process:
-                if process.alive and self._client is not None:  # it has not come to its end yet
-                    self.world.loop.call_later(0.1, start, context=_world)
-                    return
-                process.kill()
-                self.start()
+            if self._process is not process or not process.alive:
+                return  # it was killed on the way, and is followed by another already
+            if self._client is not None:  # it has not come to its end yet
+                self.world.loop.call_later(0.1, start, context=_world)
+                return
+            process.kill()
+            self.start()
 
         self.world.loop.call_later(back / 1000, start, context=_world)
 
@@ -141,16 +142,18 @@ class Slot:
             keep_done=4_000, keep_cancelled=0, keep_dead=20_000,
         )  # fmt: skip
         app = Bide(self._link, settings=settings, clock=world.clock if setup.by_caller else self._wall)
-        journal = Journal(self._say, time_ns=world.time_ns, clock=world.clock.now)
+        process = self._process
+
+        def say(event: Event) -> None:
+            if process.alive:
+                world.say(event)
+
+        journal = Journal(say, time_ns=world.time_ns, clock=world.clock.now)
         journal.call = lambda: next(world.call)  # type: ignore[method-assign]
         app.instruments.append(Recording(journal, self._process.who))
         app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=15))
         self._client = RecordedClient(app, journal, self._process.who)
         return app
-
-    def _say(self, event: Event) -> None:
-        if self._process.alive:
-            self.world.say(event)
 
     async def _open(self, app: Bide) -> None:
         """As long as it takes: a program that cannot reach its store is started again by whoever watches over it."""
