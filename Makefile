@@ -8,7 +8,7 @@
 ARGS ?=
 SETUP := sh scripts/setup
 # tests wait more than they work: tests/together.py; ARGS="-n 0" for one at a time, as a debugger needs it
-AT_ONCE := -n 3 --dist loadscope --no-loadscope-reorder
+AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' Makefile

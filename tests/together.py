@@ -24,9 +24,11 @@ import pytest
 LONG = (
     "cli/bench/test_bench.py", "test_postgres.py::TestPostgres::", "test_mysql.py::TestMySql::",
     "redis/test_failover.py", "test_examples.py",
-    "conformance/test_state_machine.py",
+    "conformance/test_state_machine.py", "test_redis_strategies.py",
     "conformance/test_redis.py::TestRedis::", "test_culling.py", "test_demo.py", "test_docs.py", "test_lost_answers.py",
     "console/test_million.py", "console/test_actions.py", "console/test_looks.py",
+    "test_timer_strategies.py", "test_sql_strategies.py", "redis/test_workers.py", "service/test_contract.py",
+    "faults/test_serving.py", "postgres/test_joined.py", "tables/test_at_work.py",
     "servers/test_servers.py", "test_interruptions.py", "test_work.py", "test_wheel.py", "test_killing.py",
 )  # fmt: skip
 """What takes longest goes first, that it is not left to the end for one worker. A name too few or too many costs time

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bide.cli.bench import bench, check, churn, crew, idle, scale
+from bide.cli.bench import bench, check, churn, crew, idle, lateness, scale
 from bide.cli.bench.worker import Settled, Start
 from bide.core.errors import BadInput
 
@@ -48,6 +48,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "SETTLING", 0.1)
     monkeypatch.setattr(scale, "REPETITIONS", 10)
     monkeypatch.setattr(churn, "SOON", (100, 600))
+    monkeypatch.setattr(lateness, "AHEAD", {**lateness.AHEAD, "2s": "300ms"})
 
 
 @pytest.fixture
