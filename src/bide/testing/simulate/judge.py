@@ -4,17 +4,19 @@
   before is long begun. Topics that have room for one delivery at a time are left out.
 - P8, P11: in the calm a process asks its store so often as its work, its cap and its presence need, and no oftener.
 - P9: while there is no room for new work, nothing else is refused for that.
+- P2, P3, P6: what a worker owes its deliveries (`outcomes`).
 - no callback, and no coroutine that nobody waits for, raised anything.
 """
 
 from __future__ import annotations
 
-from bide.testing.history.check import Report, check
 from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import Token
+from bide.testing.history.check import Report, check
 from bide.testing.history.events import Asked, Asks, Began, Event, Failed, Fault, Leased, Settling
+from bide.testing.simulate.outcomes import owed
 from bide.testing.simulate.plan import UNHANDLED, Plan
 from bide.testing.simulate.world import Played
 
@@ -49,6 +51,10 @@ def judged(plan: Plan, played: Played) -> Judgement:
     report = check(played.history)
     wrong = [Wrong(one.promise, one.what, one.topic, one.key, one.events) for one in report.violations]
     wrong += [*_late(plan, played), *_busy(plan, played), *_refused(played)]
+    wrong += [
+        Wrong(one.promise, one.what, one.topic, one.key, one.events)
+        for one in owed(played.history, calm=_settled(plan), alone="slow", late=LATE)
+    ]
     wrong += [Wrong("defect", what) for what in played.defects]
     return Judgement(wrong, report)
 
@@ -56,23 +62,30 @@ def judged(plan: Plan, played: Played) -> Judgement:
 def _late(plan: Plan, played: Played) -> list[Wrong]:
     """What began late though nothing was broken."""
     setup = plan.setup
-    settled = (setup.calm + setup.cap + 4 * setup.lease + 5_000) * 1_000_000
-    mended = [event.at for event in played.history if isinstance(event, Fault)]
-    since = max(max(mended, default=0) + (setup.cap + 2 * setup.lease) * 1_000_000, setup.calm * 1_000_000)
+    settled = _settled(plan)
+    pause, broken = (setup.cap + 2 * setup.lease) * 1_000_000, setup.calm * 1_000_000
     lost: set[Token] = set()
     wrong = []
     for event in played.history:
-        if isinstance(event, Leased):
+        if isinstance(event, Fault):  # one who dies in the calm does so by its handler
+            broken = max(broken, event.at)
+        elif isinstance(event, Leased):
             lost |= {held.task.token for held in event.tasks if held.task.losses}
         elif isinstance(event, Began) and event.topic not in ("slow", UNHANDLED) and event.token not in lost:
             late = event.clock - event.planned_at
-            if event.at - late * 1_000_000 > since and late > LATE:
+            if event.at - late * 1_000_000 > broken + pause and late > LATE:
                 what = f"began {late} ms late though nothing was broken, and there was room for it"
                 wrong.append(Wrong("P8", what, event.topic, event.key, [event]))
             elif event.at > settled and late > event.at // 1_000_000 - setup.calm + LATE:
                 what = f"was due before all was mended, and began {event.at // 1_000_000 - setup.calm} ms after that"
                 wrong.append(Wrong("P6", what, event.topic, event.key, [event]))
     return wrong
+
+
+def _settled(plan: Plan) -> int:
+    """Nanoseconds after which nothing suffers any more from what was broken before the calm."""
+    setup = plan.setup
+    return (setup.calm + setup.cap + 4 * setup.lease + 5_000) * 1_000_000
 
 
 def _busy(plan: Plan, played: Played) -> list[Wrong]:

@@ -1,0 +1,92 @@
+"""Plays every mutant, seed after seed, until the judge finds it out; and keeps what came of it, a line for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from bide.testing.simulate.judge import Wrong, judged
+from bide.testing.simulate.mutants import MUTANTS, applied
+from bide.testing.simulate.plan import plan_of
+from bide.testing.simulate.world import play
+
+FIRST = 20
+"""So many seeds are played of each mutant in any case: how many of them catch it says how easily it is caught."""
+
+
+class Caught(Struct, frozen=True):
+    """How a mutant was found out."""
+
+    name: str
+    seed: int
+    """The first that does."""
+    by: str
+    """The promise that the judge called broken then."""
+    what: str
+    """In the judge's words."""
+    first: int
+    """How many of the first 20 seeds catch it."""
+
+
+def wrongs(name: str, seed: int) -> list[Wrong]:
+    """What the judge finds wrong with this seed of this mutant; "": with bide as it is."""
+    if not name:
+        plan = plan_of(seed)
+        return judged(plan, play(plan)).wrong
+    plan = plan_of(seed, MUTANTS[name].minutes)
+    with applied(name):
+        played = play(plan)
+    return judged(plan, played).wrong
+
+
+def trial(names: Sequence[str], seeds: int, processes: int) -> Iterator[tuple[str, Caught | None]]:
+    """Each of these mutants, as soon as it is known: how it was caught; None: not within so many seeds."""
+    for name in names:
+        MUTANTS[name].code()  # before the processes are forked
+    with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
+        found = pool.map(_block, names, [1] * len(names), [FIRST] * len(names))
+        left = []
+        for name, seen in zip(names, found, strict=True):
+            if seen:
+                yield name, _caught(name, seen, len(seen))
+            else:
+                left.append(name)
+        for name in left:
+            yield name, _later(pool, name, seeds, processes)
+
+
+def _later(pool: ProcessPoolExecutor, name: str, seeds: int, processes: int) -> Caught | None:
+    for begin in range(FIRST + 1, seeds + 1, FIRST * processes):
+        blocks = range(begin, min(begin + FIRST * processes, seeds + 1), FIRST)
+        seen = [one for found in pool.map(_block, [name] * len(blocks), blocks, [FIRST] * len(blocks)) for one in found]
+        if seen:
+            return _caught(name, seen, 0)
+    return None
+
+
+def _caught(name: str, seen: Sequence[tuple[int, Wrong]], first: int) -> Caught:
+    seed, wrong = seen[0]
+    return Caught(name, seed, wrong.promise, wrong.what, first)
+
+
+def _block(name: str, begin: int, many: int) -> list[tuple[int, Wrong]]:
+    """Those of so many seeds that catch it, each with the first that is wrong."""
+    return [(seed, wrong[0]) for seed in range(begin, begin + many) if (wrong := wrongs(name, seed))]
+
+
+def written(path: Path) -> dict[str, Caught]:
+    """What is on record. Raises OSError, msgspec.ValidationError."""
+    lines = path.read_bytes().splitlines()
+    return {one.name: one for one in (msgspec.json.decode(line, type=Caught) for line in lines)}
+
+
+def write(path: Path, caught: Mapping[str, Caught]) -> None:
+    """Put it on record, in the order of `MUTANTS`."""
+    lines: Iterable[bytes] = (msgspec.json.encode(caught[name]) for name in MUTANTS if name in caught)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(line + b"\n" for line in lines))

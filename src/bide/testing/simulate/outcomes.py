@@ -1,0 +1,135 @@
+"""What a worker owes its deliveries, as only a world can tell that knows who lived and what was broken.
+
+- P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
+  it, as long as the worker lives.
+- P3: in the calm no lease is lost while its holder lives.
+- P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from bide.core.instants import Millis
+from bide.core.records import Token, Topic, Verdict
+from bide.testing.history.events import Began, Died, Ended, Event, Failed, Fault, Leased, Leasing, Settling
+
+Delivery = tuple[Topic, str, Token]
+_DONE = ("returned", "Done(")
+_END = " is asked to end"
+
+
+class Owed(Struct, frozen=True):
+    """What a worker did not do that it owed."""
+
+    promise: str
+    what: str
+    topic: str
+    key: str
+    events: list[Event]
+
+
+def owed(history: Sequence[Event], *, calm: int, alone: Topic, late: Millis) -> Iterator[Owed]:
+    """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
+
+    Of the topic `alone` every worker has room for one delivery; it may take so long from a free slot to the next one.
+    """
+    yield from _undone(history)
+    yield from _given_up(history)
+    yield from _lost(history, calm)
+    yield from _waited(history, calm, alone, late)
+
+
+def _undone(history: Sequence[Event]) -> Iterator[Owed]:
+    """Settled as done, and its handler had not said so."""
+    ended: dict[Delivery, Ended] = {}
+    for event in history:
+        if isinstance(event, Ended):
+            ended[event.topic, event.key, event.token] = event
+        elif isinstance(event, Settling) and event.verdict is Verdict.DONE:
+            end = ended.get((event.topic, event.key, event.token))
+            if end is None:
+                what = f"settled as done, by token {event.token}, before its handler had ended"
+                yield Owed("P2", what, event.topic, event.key, [event])
+            elif not end.how.startswith(_DONE):
+                what = f"settled as done, by token {event.token}, though its handler ended with {end.how}"
+                yield Owed("P2", what, event.topic, event.key, [end, event])
+
+
+def _given_up(history: Sequence[Event]) -> Iterator[Owed]:
+    """Not settled in the end, though whoever had the outcome lived on."""
+    asked: dict[int, Settling] = {}
+    failed: dict[Delivery, tuple[Settling, Failed]] = {}
+    ends = _ends(history)
+    for event in history:
+        if isinstance(event, Settling):
+            asked[event.call] = event
+            failed.pop((event.topic, event.key, event.token), None)
+        elif isinstance(event, Failed) and event.call in asked:
+            ask = asked[event.call]
+            failed[ask.topic, ask.key, ask.token] = ask, event
+    for ask, failure in failed.values():
+        if ask.who not in ends:
+            what = f"the outcome of token {ask.token} was given up when the store could not be reached"
+            yield Owed("P2", what, ask.topic, ask.key, [ask, failure])
+
+
+def _lost(history: Sequence[Event], calm: int) -> Iterator[Owed]:
+    """Leased again, though its holder lived and nothing was broken."""
+    who: dict[int, str] = {}
+    holders: dict[tuple[Topic, str], tuple[str, Leased]] = {}
+    ends = _ends(history)
+    for event in history:
+        if isinstance(event, Leasing):
+            who[event.call] = event.who
+        elif isinstance(event, Leased):
+            for held in event.tasks:
+                before = holders.get((held.topic, held.key))
+                if before is not None and held.task.losses and before[1].at > calm and before[0] not in ends:
+                    what = f"{before[0]} lost its lease, though it lived and nothing was broken"
+                    yield Owed("P3", what, held.topic, held.key, [before[1], event])
+                holders[held.topic, held.key] = who[event.call], event
+
+
+def _waited(history: Sequence[Event], calm: int, alone: Topic, late: Millis) -> Iterator[Owed]:
+    """Due, and somebody was free to deliver it, and yet it waited."""
+    who: dict[int, str] = {}
+    free: dict[str, int] = {}
+    was_free: dict[str, int] = {}
+    ends: set[str] = set()
+    lost: set[Token] = set()
+    for event in history:
+        if isinstance(event, Leasing):
+            who[event.call] = event.who
+            if event.who not in was_free:
+                free[event.who] = was_free[event.who] = event.at
+        elif isinstance(event, Leased):
+            lost |= {held.task.token for held in event.tasks if held.task.losses}
+            if any(held.topic == alone for held in event.tasks):
+                was_free[who[event.call]] = free.pop(who[event.call], event.at)
+        elif isinstance(event, Ended) and event.topic == alone and event.who not in ends:
+            free[event.who] = event.at
+        elif isinstance(event, Died):
+            free.pop(event.who, None)
+        elif isinstance(event, Fault):
+            calm = max(calm, event.at + 1_000_000_000)
+            if event.what.endswith(_END):
+                ends.add(event.what.removesuffix(_END))
+                free.pop(event.what.removesuffix(_END), None)
+        elif isinstance(event, Began) and event.topic == alone and event.token not in lost:
+            due = event.at - (event.clock - event.planned_at) * 1_000_000
+            since = max(due, calm, min((was_free[event.who], *free.values())))
+            if event.at - since > late * 1_000_000:
+                what = f"began {(event.at - since) // 1_000_000} ms after it was due and there was room for it"
+                yield Owed("P6", what, event.topic, event.key, [event])
+
+
+def _ends(history: Sequence[Event]) -> set[str]:
+    """Those who died, or were asked to end, at some time."""
+    ends = {event.who for event in history if isinstance(event, Died)}
+    ends |= {
+        event.what.removesuffix(_END) for event in history if isinstance(event, Fault) and event.what.endswith(_END)
+    }
+    return ends
