@@ -8,7 +8,7 @@ from bide.core.records import State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
 from bide.testing.history.gathered import ABSENT, EXTENDED, LAST_WRITE, LEASED, REFUSED, SETTLED, SHOWN, Op
-from bide.testing.history.moves import NOBODY, Moves, differs, sentence
+from bide.testing.history.moves import NOBODY, Moves, differs, earliest, sentence
 from bide.testing.history.report import Violation
 from bide.testing.history.search import Search, Stuck
 
@@ -88,7 +88,12 @@ def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tupl
     lived = _lived(search, op)
     if wrong[0] == "P5" and task.id != seen.id and seen.id not in lived:
         return "P12", *wrong[1:]
-    if wrong[0] == "P1" and seen.planned_at != task.planned_at and seen.planned_at in lived.get(seen.id, ()):
+    if (
+        wrong[0] == "P1"
+        and seen.planned_at < earliest(task.wake_at)
+        and seen.planned_at != task.planned_at
+        and seen.planned_at in lived.get(seen.id, ())
+    ):
         text = "leased for %s, its wake before it was moved: it is to wake at %s"
         return "P5", text, seen.planned_at, task.wake_at
     return wrong

@@ -62,10 +62,10 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
 
 
 def _once(violations: list[Violation]) -> list[Violation]:
-    """One for each task and promise: the first that was found."""
-    first: dict[tuple[str, str, str], Violation] = {}
+    """The first of each task: what follows from a breach is often one more."""
+    first: dict[tuple[str, str], Violation] = {}
     for violation in violations:
-        first.setdefault((violation.topic, violation.key, violation.promise), violation)
+        first.setdefault((violation.topic, violation.key), violation)
     return list(first.values())
 
 
@@ -74,7 +74,7 @@ def _count(got: Gathered, report: Report, late_over: Millis | None) -> None:
     for told in got.tasks.values():
         report.deliveries += len(told.began)
         report.leases += len(told.leases)
-        for one in told.began:
+        for _, one in told.began:
             if one.attempt > 1:
                 report.redelivered += 1
                 continue

@@ -36,25 +36,25 @@ class Deliveries:
             if op.kind == CANCELLED and op.answer.result is Result.CANCELLED  # type: ignore[union-attr]
         ]
         settles = [op for op in told.ops if op.kind == SETTLED]
-        began: dict[int, ev.Began] = {}
-        for one in told.began:
+        began: dict[int, tuple[int, ev.Began]] = {}
+        for place, one in told.began:
             lease = told.leases.get(one.token)
             if lease is None:
                 yield _violation("P3", told, f"a delivery began with token {one.token}, which no lease gave", [one])
                 continue
             if one.token in began:
                 what = f"two deliveries of the lease with token {one.token}"
-                yield _violation("P3", told, what, [began[one.token], one])
+                yield _violation("P3", told, what, [began[one.token][1], one])
                 continue
-            began[one.token] = one
+            began[one.token] = place, one
             if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
                 yield wrong
             for cancel in cancels:
                 # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its
                 # delivery is under way, whether it has reached its handler or not, and its settle is refused
-                if cancel.token > one.token and cancel.answered < one.at and _same_life(cancel, one):
+                if cancel.token > one.token and cancel.answered < place and _same_life(cancel, one):
                     what = (
-                        f"a delivery with token {one.token} began {(one.at - cancel.answered) / 1e6:.3f} ms after the "
+                        f"a delivery with token {one.token} began {(one.at - cancel.answer.at) / 1e6:.3f} ms after the "
                         f"answer `cancelled`, which has token {cancel.token}"
                     )
                     yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
@@ -90,7 +90,7 @@ class Deliveries:
         )
         return _violation("P1", told, what, [ask, answer, one])
 
-    def _unbegun(self, told: Told, settle: Op, began: dict[int, ev.Began]) -> Violation | None:
+    def _unbegun(self, told: Told, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
         """What ended, as done or dead, and never ran."""
         ask = settle.ask
         assert type(ask) is ev.Settling
@@ -99,9 +99,9 @@ class Deliveries:
             if delivery is None:
                 what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
                 return _violation("P2", told, what, [ask, settle.answer])
-            if delivery.at > ask.at:
+            if delivery[0] > settle.asked:
                 what = f"the lease with token {ask.token} was settled as done before its delivery began"
-                return _violation("P2", told, what, [ask, settle.answer, delivery])
+                return _violation("P2", told, what, [ask, settle.answer, delivery[1]])
             return None
         if ask.verdict is not Verdict.DEAD or delivery is not None:
             return None
@@ -109,7 +109,7 @@ class Deliveries:
         if lease is None or lease.seen is None:
             return None
         seen, error = lease.seen, ask.error or ""
-        if any(one.id == seen.id for one in began.values()):
+        if any(one.id == seen.id for _, one in began.values()):
             return None
         if error.startswith(_DEADLINE):
             latest = max(ask.clock, settle.answer.clock) + self.slack  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ class Deliveries:
         changes: dict[str, list[tuple[int, int, ev.Leased, Topic, str]]] = {}
         asked: dict[str, dict[Topic, int]] = {}
         for topic, leasings in got.leasings.items():
-            for one in leasings:
+            for _, one in leasings:
                 most = asked.setdefault(one.who, {})
                 if one.wants[topic] > most.get(topic, 0):
                     most[topic] = one.wants[topic]
@@ -187,7 +187,7 @@ class Deliveries:
         got, end = self.got, self.got.end
         if end is None:
             return
-        for left in got.left:
+        for _, left in got.left:
             task = left.task
             told = got.tasks.get((left.topic, left.key))
             if told is None:

@@ -1,11 +1,12 @@
 """A history taken apart: what was done to each task, between which instants, and what may have been done unseen.
 
 One pass, O(events). `Op` is one thing that was done, or seen, at one instant between its `asked` and its `answered`.
+These are places in the history, and no times: much may happen at one time, and the order of events is known.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, Seen
 
 NEVER = 1 << 100
-"""Later than any instant: when a question was answered that never was."""
+"""Later than any instant, or place: when a question was answered that never was."""
 
 # What an operation is. A *write* makes a new version of the task and tells its token; a *read* shows one.
 SCHEDULED, MOVED, CANCELLED, REDRIVEN, LEASED = 0, 1, 2, 3, 4
@@ -38,6 +39,7 @@ _MADE = {
 }
 Lost: TypeAlias = ev.Asked | ev.Settling | ev.Extending
 _get = Asks.GET
+_NO_QUESTION = (0, None)
 
 
 class Op:
@@ -67,9 +69,9 @@ class Told:
         self.topic = topic
         self.key = key
         self.ops: list[Op] = []
-        self.lost: list[Lost] = []
-        """Questions of which nobody knows whether they were done; in the order in which they were asked."""
-        self.began: list[ev.Began] = []
+        self.lost: list[tuple[int, Lost]] = []
+        """Questions of which nobody knows whether they were done, with their places, in that order."""
+        self.began: list[tuple[int, ev.Began]] = []
         self.leases: dict[Token, Op] = {}
         self.left = False
 
@@ -79,9 +81,9 @@ class Leasings:
 
     __slots__ = ("answered", "lost")
 
-    def __init__(self, lost: list[ev.Leasing], answered: list[ev.Leasing]) -> None:
+    def __init__(self, lost: list[tuple[int, ev.Leasing]], answered: list[tuple[int, ev.Leasing]]) -> None:
         self.lost = lost
-        """Those that were never answered, by when their leases would end."""
+        """Those that were never answered, with their places, by when their leases would end."""
         self.answered = answered
         """The others, likewise."""
 
@@ -89,10 +91,10 @@ class Leasings:
 class Clocks:
     """The store's clock as it was told, in the order of events: for the few questions that need more than one event."""
 
-    __slots__ = ("_ats", "_highest", "clocks", "fallback")
+    __slots__ = ("_highest", "_places", "clocks", "fallback")
 
-    def __init__(self, ats: list[int], clocks: list[Millis]) -> None:
-        self._ats = ats
+    def __init__(self, places: list[int], clocks: list[Millis]) -> None:
+        self._places = places
         self.clocks = clocks
         self._highest: list[Millis] = []
         highest, fallback = 0, 0
@@ -104,20 +106,15 @@ class Clocks:
         self.fallback: Millis = fallback
         """How far it ever went back."""
 
-    def highest(self, at: int) -> Millis:
-        """The latest time that it had shown until then."""
+    def highest(self, place: int) -> Millis:
+        """The latest time that it had shown until that place in the history."""
         if not self._highest:
             highest = 0
             for clock in self.clocks:
                 highest = max(highest, clock)
                 self._highest.append(highest)
-        place = bisect_right(self._ats, at)
-        return self._highest[place - 1] if place else 0
-
-    def lowest_between(self, one: int, other: int) -> Millis | None:
-        """The earliest time that it showed from `one` to `other`."""
-        first, last = bisect_left(self._ats, one), bisect_right(self._ats, other)
-        return min(self.clocks[first:last], default=None)
+        count = bisect_right(self._places, place)
+        return self._highest[count - 1] if count else 0
 
 
 class Gathered:
@@ -126,7 +123,7 @@ class Gathered:
     def __init__(self) -> None:
         self.header = ev.Header()
         self.tasks: dict[tuple[Topic, str], Told] = {}
-        self.leasings: dict[Topic, list[ev.Leasing]] = {}
+        self.leasings: dict[Topic, list[tuple[int, ev.Leasing]]] = {}
         """Who asked to lease, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
         """The calls of those that were never answered."""
@@ -136,7 +133,7 @@ class Gathered:
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
         self.began_at: dict[tuple[Topic, str, Token], int] = {}
         """The place in the history at which each delivery began, and ended."""
-        self.left: list[ev.Left] = []
+        self.left: list[tuple[int, ev.Left]] = []
         self.end: ev.End | None = None
         self.clocks = Clocks([], [])
         self.exact = True
@@ -148,10 +145,10 @@ class Gathered:
         """Who asked for tasks of a topic."""
         known = self._by_topic.get(topic)
         if known is None:
-            lost: list[ev.Leasing] = []
-            answered: list[ev.Leasing] = []
+            lost: list[tuple[int, ev.Leasing]] = []
+            answered: list[tuple[int, ev.Leasing]] = []
             for one in self.leasings.get(topic, ()):
-                (lost if one.call in self.lost_leasings else answered).append(one)
+                (lost if one[1].call in self.lost_leasings else answered).append(one)
             lost.sort(key=_until)
             answered.sort(key=_until)
             known = self._by_topic[topic] = Leasings(lost, answered)
@@ -162,9 +159,9 @@ def gather(events: Iterable[Event]) -> Gathered:
     """Take a history apart."""
     got = Gathered()
     tasks, leasings = got.tasks, got.leasings
-    asked: dict[int, ev.Asked | ev.Settling | ev.Extending | ev.Leasing] = {}
-    unsure: list[ev.Asked | ev.Settling | ev.Extending | ev.Leasing] = []
-    ats: list[int] = []
+    asked: dict[int, tuple[int, Lost | ev.Leasing]] = {}
+    unsure: list[tuple[int, Lost | ev.Leasing]] = []
+    places: list[int] = []
     clocks: list[Millis] = []
     made, number = _MADE.get, 0
 
@@ -176,28 +173,28 @@ def gather(events: Iterable[Event]) -> Gathered:
 
     for number, event in enumerate(events, 1):
         if type(event) is ev.Asked or type(event) is ev.Settling or type(event) is ev.Extending:
-            asked[event.call] = event
-            ats.append(event.at)
+            asked[event.call] = number, event
+            places.append(number)
             clocks.append(event.clock)
             if type(event) is ev.Asked:
                 got.calls += 1
         elif type(event) is ev.Answered:
-            ask = asked.pop(event.call, None)
+            place, ask = asked.pop(event.call, _NO_QUESTION)
             if type(ask) is not ev.Asked:
                 raise _unasked(event, "asked")
             got.answered += 1
-            ats.append(event.at)
+            places.append(number)
             clocks.append(event.clock)
             seen = event.task
             if seen is None:
-                op = Op(ABSENT, ask, event, ask.at, event.at, 0, None)
+                op = Op(ABSENT, ask, event, place, number, 0, None)
             else:
                 write = made(event.result, SHOWN) if event.result is not None else SHOWN
-                op = Op(write, ask, event, ask.at, event.at, seen.token, seen)
+                op = Op(write, ask, event, place, number, seen.token, seen)
             told(ask.topic, ask.key).ops.append(op)
         elif type(event) is ev.Told:
-            ask = asked.pop(event.call, None)
-            ats.append(event.at)
+            place, ask = asked.pop(event.call, _NO_QUESTION)
+            places.append(number)
             clocks.append(event.clock)
             if type(ask) is ev.Settling:
                 what = SETTLED if event.ok else REFUSED
@@ -209,19 +206,19 @@ def gather(events: Iterable[Event]) -> Gathered:
                 got.settled += 1
             elif what == REFUSED:
                 got.refused += 1
-            told(ask.topic, ask.key).ops.append(Op(what, ask, event, ask.at, event.at, ask.token, None))
+            told(ask.topic, ask.key).ops.append(Op(what, ask, event, place, number, ask.token, None))
         elif type(event) is ev.Leasing:
-            asked[event.call] = event
-            ats.append(event.at)
+            asked[event.call] = number, event
+            places.append(number)
             clocks.append(event.clock)
             for topic in event.wants:
                 those = leasings.get(topic)
                 if those is None:
-                    leasings[topic] = [event]
+                    leasings[topic] = [(number, event)]
                 else:
-                    those.append(event)
+                    those.append((number, event))
         elif type(event) is ev.Leased:
-            ask = asked.pop(event.call, None)
+            place, ask = asked.pop(event.call, _NO_QUESTION)
             if type(ask) is not ev.Leasing:
                 raise _unasked(event, "leasing")
             if event.tasks:
@@ -229,24 +226,24 @@ def gather(events: Iterable[Event]) -> Gathered:
                 for held in event.tasks:
                     task = held.task
                     its = told(held.topic, held.key)
-                    op = Op(LEASED, ask, event, ask.at, event.at, task.token, task)
+                    op = Op(LEASED, ask, event, place, number, task.token, task)
                     its.ops.append(op)
                     its.leases[task.token] = op
                     if task.wake_at != ask.until:
                         got.exact = False
         elif type(event) is ev.Began:
-            told(event.topic, event.key).began.append(event)
+            told(event.topic, event.key).began.append((number, event))
             got.began_at.setdefault((event.topic, event.key, event.token), number)
-            ats.append(event.at)
+            places.append(number)
             clocks.append(event.clock)
         elif type(event) is ev.Ended:
             got.ended[event.who, event.topic, event.key, event.token] = number
         elif type(event) is ev.Failed:
-            lost = asked.pop(event.call, None)
-            if lost is None:
+            place, ask = asked.pop(event.call, _NO_QUESTION)
+            if ask is None:
                 raise _unasked(event, "asked")
             if event.unknown:
-                unsure.append(lost)
+                unsure.append((place, ask))
             else:
                 got.failed += 1
         elif type(event) is ev.Died:
@@ -254,22 +251,22 @@ def gather(events: Iterable[Event]) -> Gathered:
         elif type(event) is ev.Fault:
             got.faults += 1
         elif type(event) is ev.Left:
-            got.left.append(event)
+            got.left.append((number, event))
         elif type(event) is ev.End:
             got.end = event
-            ats.append(event.at)
+            places.append(number)
             clocks.append(event.clock)
         elif type(event) is ev.Header:
             got.header = event
     got.events = number
-    got.clocks = Clocks(ats, clocks)
+    got.clocks = Clocks(places, clocks)
     unsure += asked.values()  # nobody answered, or it died before it could say so
-    unsure.sort(key=_at)
-    for lost in unsure:
+    unsure.sort(key=_place)
+    for place, lost in unsure:
         if isinstance(lost, ev.Leasing):
             got.lost_leasings.add(lost.call)
         elif type(lost) is not ev.Asked or lost.asks is not _get:
-            told(lost.topic, lost.key).lost.append(lost)
+            told(lost.topic, lost.key).lost.append((place, lost))
     got.unknown = len(unsure)
     _end(got)
     return got
@@ -278,23 +275,23 @@ def gather(events: Iterable[Event]) -> Gathered:
 def _end(got: Gathered) -> None:
     """What was left is a last look at each task; where nothing was left, at nothing."""
     end = got.end
-    for left in got.left:
+    for place, left in got.left:
         its = got.tasks.get((left.topic, left.key))
         if its is not None:
             its.left = True
-            its.ops.append(Op(SHOWN, left, left, left.at, left.at, left.task.token, left.task))
+            its.ops.append(Op(SHOWN, left, left, place, place, left.task.token, left.task))
     if end is not None and end.drained:
         for its in got.tasks.values():
             if not its.left:
-                its.ops.append(Op(ABSENT, end, end, end.at, end.at, 0, None))
+                its.ops.append(Op(ABSENT, end, end, got.events, got.events, 0, None))
 
 
-def _at(event: Event) -> int:
-    return event.at
+def _place(placed: tuple[int, Lost | ev.Leasing]) -> int:
+    return placed[0]
 
 
-def _until(event: ev.Leasing) -> Millis:
-    return event.until
+def _until(placed: tuple[int, ev.Leasing]) -> Millis:
+    return placed[1].until
 
 
 def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:

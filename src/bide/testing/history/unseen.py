@@ -46,6 +46,7 @@ class Unseen:
         for op in told.ops:
             if op.kind <= SHOWN:
                 self._versions.setdefault(op.token, []).append(op)
+        self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
         self.any = bool(told.lost or leasings.lost)
         """Whether anything was lost at all."""
 
@@ -59,8 +60,8 @@ class Unseen:
         task, moves, ways = at.task, self._moves, []
         token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
         still = task is not None and task.token == token  # it will be shown again, as it is
-        for ask in self._lost:
-            if ask.at > at.soonest:
+        for place, ask in self._lost:
+            if place > at.soonest:
                 break
             if ask.call not in at.used and (not still or type(ask) is ev.Extending):
                 made = self._made(task, ask, moves.after(ask))
@@ -82,7 +83,7 @@ class Unseen:
             assert seen is not None
             if op.kind == SCHEDULED or op.kind == REDRIVEN or (made is not None and same(made.id, seen.id)):
                 return True
-            return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for lost in self._lost)
+            return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for _, lost in self._lost)
         return True
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
@@ -148,6 +149,8 @@ class Unseen:
         """
         if earliest(task.wake_at) > token // 1000 or not self._looks_taken(task, token, at):
             return []
+        if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
+            return []
         shown: set[int] = set()
         for op in self._versions.get(token, ()):
             if type(op.answer) is ev.Answered and op.answer.was is not None:
@@ -157,8 +160,8 @@ class Unseen:
         taken: list[Way] = []
         for leasings in self._leasings:
             soonest = True  # whatever it explains, one that ends later does no better, unless just that was shown
-            for leasing in leasings:
-                if leasing.at > at.soonest or leasing.call in at.used:
+            for place, leasing in leasings:
+                if place > at.soonest or leasing.call in at.used or leasing.call in self._gave:
                     continue
                 if soonest or leasing.until in shown:
                     taken.append((leasing.call, self._hold(task, leasing)))
@@ -175,7 +178,7 @@ class Unseen:
         )  # fmt: skip
 
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """Whether what comes next tells of a lease between: as many as attempts were counted, or one that was noticed."""
+        """Whether what comes next tells of a lease between: of as many as attempts were counted, or of one."""
         taken = task.state is _LEASED and task.token is ANY
         for op in self._versions.get(token, ()):
             seen, answer, ask = op.seen, op.answer, op.ask
@@ -192,8 +195,8 @@ class Unseen:
         for op in at.active:
             if op.kind == REFUSED and task.token == op.token:
                 return True
-        for lost in self._lost:
-            if lost.at > at.soonest:
+        for place, lost in self._lost:
+            if place > at.soonest:
                 break
             if type(lost) is ev.Asked and lost.call not in at.used:
                 # a version that nobody told of here, and somebody knew; and a change that only a lease lets through
