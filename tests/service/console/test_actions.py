@@ -6,13 +6,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from datetime import datetime
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
 from tests.servers.keyspace import delete_keys
-from tests.service.calling import Api, Reply, Running, running
+from tests.service.calling import Api, Running, running
+from tests.service.console.forms import HOSTILE, FormBrowser, over
 from tests.service.test_access import make
 
 from bide.core.events import Event
@@ -28,124 +27,7 @@ from bide.service.console.actions_page import NAMES, REASONS
 from bide.service.console.phrases import translations
 from bide.service.console.rendering import ref_field
 
-HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{7*7}}</script>"
 HOUR = 3_600_000
-
-
-class Form:
-    """A form of a page, filled as it came."""
-
-    def __init__(self, attributes: dict[str, str | None]) -> None:
-        self.action = attributes.get("action") or ""
-        self.fields: list[tuple[str, str]] = []
-        self.boxes: list[tuple[str, str]] = []
-        self.buttons: list[dict[str, str]] = []
-
-
-class Parsed(HTMLParser):
-    """What a page says, and the forms in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: set[str] = set()
-        self.forms: list[Form] = []
-        self.links: list[str] = []
-        self._inside = False
-        self._button: dict[str, str] | None = None
-        self._texts: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.tags.append(tag)
-        self.attributes |= found.keys()
-        if tag == "form":
-            self.forms.append(Form(found))
-            self._inside = True
-        elif tag == "a" and found.get("href"):
-            self.links.append(found["href"] or "")
-        elif self._inside and tag == "input" and found.get("name"):
-            pair = (found["name"] or "", found.get("value") or "")
-            (self.forms[-1].boxes if found.get("type") == "checkbox" else self.forms[-1].fields).append(pair)
-        elif self._inside and tag == "button":
-            self._button = {"name": found.get("name") or "", "value": found.get("value") or "", "text": ""}
-            self.forms[-1].buttons.append(self._button)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "form":
-            self._inside = False
-        elif tag == "button":
-            self._button = None
-
-    def handle_data(self, data: str) -> None:
-        self._texts.append(data)
-        if self._button is not None:
-            self._button["text"] += data.strip()
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self._texts).split())
-
-    def form(self, button: str) -> Form:
-        """The form with a button of this text."""
-        found = [one for one in self.forms for each in one.buttons if each["text"] == button]
-        assert found, f"no button {button!r} in: {self.text}"
-        return found[0]
-
-
-class Browser:
-    """Keeps the cookie, knows the page that is open, and sends its forms."""
-
-    def __init__(self, api: Api, language: str = "en") -> None:
-        self._api = api
-        self._headers = {"accept-language": language}
-        self.status = 0
-        self.where = "/"
-        self.page = Parsed("")
-        self.csrf = ""
-
-    def log_in(self, token: str) -> None:
-        self._sent(self._post("/login", [("token", token)]))
-
-    def open(self, path: str) -> Parsed:
-        self.where = path
-        return self._sent(self._api("GET", path, headers=self._headers))
-
-    def send(self, fields: list[tuple[str, str]], path: str = "/changes") -> Parsed:
-        """A form of ours."""
-        if not self.csrf:
-            self.open("/changes")
-        return self._sent(self._post(path, [("csrf", self.csrf), *fields]))
-
-    def press(self, button: str, *, ticked: list[str] | None = None, **changed: str) -> Parsed:
-        """Send the form with this button, the named fields filled otherwise, and boxes with these values ticked."""
-        form = self.page.form(button)
-        fields = [(name, changed.get(name, value)) for name, value in form.fields]
-        fields += [pair for pair in form.boxes if pair[1] in (ticked or [])]
-        pressed = next(one for one in form.buttons if one["text"] == button)
-        if pressed["name"]:
-            fields.append((pressed["name"], pressed["value"]))
-        return self._sent(self._post(form.action, fields))
-
-    def _post(self, path: str, fields: list[tuple[str, str]]) -> Reply:
-        self.where = path
-        headers = {**self._headers, "content-type": "application/x-www-form-urlencoded"}
-        return self._api("POST", path, body=urlencode(fields).encode(), headers=headers)
-
-    def _sent(self, reply: Reply) -> Parsed:
-        cookie = reply.headers.get("set-cookie", "")
-        if cookie.startswith("bide_session="):
-            self._headers["cookie"] = cookie.partition(";")[0]
-        if reply.status == 303:
-            return self.open(reply.headers["location"])
-        self.status = reply.status
-        html = reply.body.decode()
-        found = re.search(r'"x-csrf-token": "([^"]*)"', html)
-        if found is not None and found[1]:
-            self.csrf = found[1]
-        self.page = Parsed(html)
-        return self.page
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite", "redis"])
@@ -171,8 +53,8 @@ def api(one: Running) -> Iterator[Api]:
 
 
 @pytest.fixture
-def browser(api: Api) -> Browser:
-    return Browser(api)
+def browser(api: Api) -> FormBrowser:
+    return FormBrowser(api)
 
 
 @pytest.fixture
@@ -207,21 +89,10 @@ def noted(one: Running, topic: str, key: str, what: str) -> Event:
     return found[0]
 
 
-def over(browser: Browser) -> Parsed:
-    """The page of the change that was begun, once it is over."""
-    where = browser.where
-    assert re.fullmatch(r"/changes/[0-9a-f-]{36}", where), where
-    for _ in range(2_000):
-        if any(one in browser.page.text for one in ("Ended", "Stopped by", "Failed")):
-            return browser.page
-        browser.open(where)
-    raise AssertionError(browser.page.text)
-
-
 # --- one
 
 
-def test_one_task_is_changed_at_once(one: Running, browser: Browser, api: Api, topic: str) -> None:
+def test_one_task_is_changed_at_once(one: Running, browser: FormBrowser, api: Api, topic: str) -> None:
     fill(one, topic, 4)
     page = browser.send([("verb", "move"), seen(one, topic, "k000"), ("to", "9h")])
     assert browser.status == 200
@@ -242,7 +113,7 @@ def test_one_task_is_changed_at_once(one: Running, browser: Browser, api: Api, t
     assert noted(one, topic, "k002", "cancel: cancelled").who == "anonymous"
 
 
-def test_a_stale_page_is_told_what_changed_meanwhile(one: Running, browser: Browser, api: Api, topic: str) -> None:
+def test_a_stale_page_is_told_what_changed_meanwhile(one: Running, browser: FormBrowser, api: Api, topic: str) -> None:
     fill(one, topic, 1)
     ref = seen(one, topic, "k000")
     api.done("PATCH", f"/v1/topics/{topic}/tasks/k000", {"delay": "5h"})
@@ -273,7 +144,7 @@ def test_a_stale_page_is_told_what_changed_meanwhile(one: Running, browser: Brow
     assert "Not done: not_found" in page.text
 
 
-def test_a_move_past_the_deadline_is_refused(one: Running, browser: Browser, topic: str) -> None:
+def test_a_move_past_the_deadline_is_refused(one: Running, browser: FormBrowser, topic: str) -> None:
     fill(one, topic, 1, deadline="3h")
     page = browser.send([("verb", "move"), seen(one, topic, "k000"), ("to", "5h")])
     assert browser.status == 409
@@ -284,7 +155,7 @@ def test_a_move_past_the_deadline_is_refused(one: Running, browser: Browser, top
 
 
 def test_all_that_match_are_previewed_confirmed_and_done_once(
-    one: Running, browser: Browser, api: Api, topic: str
+    one: Running, browser: FormBrowser, api: Api, topic: str
 ) -> None:
     fill(one, topic, 25)
     before = api.get(topic, "k007")["due_at"]
@@ -317,7 +188,7 @@ def test_all_that_match_are_previewed_confirmed_and_done_once(
 
 
 def test_those_chosen_are_done_with_the_reasons_for_those_that_were_not(
-    one: Running, browser: Browser, api: Api, topic: str
+    one: Running, browser: FormBrowser, api: Api, topic: str
 ) -> None:
     fill(one, topic, 5)
     refs = [seen(one, topic, f"k{n:03}") for n in range(5)]
@@ -337,7 +208,7 @@ def test_those_chosen_are_done_with_the_reasons_for_those_that_were_not(
 
 
 def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
-    one: Running, browser: Browser, api: Api, topic: str
+    one: Running, browser: FormBrowser, api: Api, topic: str
 ) -> None:
     fill(one, topic, 3)
     api.done("POST", "/v1/fire", [{"topic": topic, "key": "k002"}])
@@ -355,13 +226,13 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
     one.run(pauses.resume(topic))
 
 
-def test_nothing_that_matches_is_said(browser: Browser, topic: str) -> None:
+def test_nothing_that_matches_is_said(browser: FormBrowser, topic: str) -> None:
     page = browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
     assert "Nothing matches, so there is nothing to do." in page.text
     assert page.forms == [form for form in page.forms if form.action != "/changes"]
 
 
-def test_times_are_fixed_by_the_preview(one: Running, browser: Browser, topic: str) -> None:
+def test_times_are_fixed_by_the_preview(one: Running, browser: FormBrowser, topic: str) -> None:
     fill(one, topic, 2)
     page = browser.send(
         [("verb", "move"), ("scope", "matching"), ("topic", topic), ("to", "90m"), ("wake_before", "3h")]
@@ -397,13 +268,15 @@ def _seconds(text: str) -> float:
         ([("verb", "shift"), ("by", "1h"), ("scope", "matching"), ("since", "-4")], "since"),
     ],
 )
-def test_bad_fields_are_named(browser: Browser, fields: list[tuple[str, str]], field: str) -> None:
+def test_bad_fields_are_named(browser: FormBrowser, fields: list[tuple[str, str]], field: str) -> None:
     page = browser.send(fields)
     assert browser.status == 422
     assert field in page.text
 
 
-def test_deadlines_are_shifted_along_where_one_says_so(one: Running, browser: Browser, api: Api, topic: str) -> None:
+def test_deadlines_are_shifted_along_where_one_says_so(
+    one: Running, browser: FormBrowser, api: Api, topic: str
+) -> None:
     fill(one, topic, 3, deadline="3h")
     asked = [("verb", "shift"), ("scope", "matching"), ("topic", topic), ("by", "5h")]
     assert "left alone: past its deadline" in browser.send(asked).text
@@ -421,7 +294,7 @@ def test_deadlines_are_shifted_along_where_one_says_so(one: Running, browser: Br
 # --- progress
 
 
-def test_it_is_stopped_and_gone_on_with(one: Running, browser: Browser, api: Api, topic: str) -> None:
+def test_it_is_stopped_and_gone_on_with(one: Running, browser: FormBrowser, api: Api, topic: str) -> None:
     fill(one, topic, 60)
     due = {task["key"]: task["due_at"] for task in _all(api, topic)}
     browser.send([("verb", "shift"), ("scope", "matching"), ("topic", topic), ("by", "1h")])
@@ -450,7 +323,7 @@ def _all(api: Api, topic: str) -> list[dict[str, str]]:
     return found
 
 
-def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: Browser, topic: str) -> None:
+def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: FormBrowser, topic: str) -> None:
     fill(one, topic, 3)
     now = one.app.clock.now() - LOST_AFTER - 5_000
     progress = Progress(
@@ -473,7 +346,7 @@ def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: Br
     assert "3 cancelled" in over(browser).text
 
 
-def test_a_change_that_is_not_there(browser: Browser) -> None:
+def test_a_change_that_is_not_there(browser: FormBrowser) -> None:
     assert "No such change" in browser.open("/changes/018f3c5e-aaaa-7bbb-8ccc-0123456789ab").text
     assert browser.status == 404
     browser.open("/changes/nonsense")
@@ -490,7 +363,7 @@ def test_rights_hold_for_each_task(tmp_path: Path) -> None:
         token = one.run(_token(one, "ann", [Verb.READ, Verb.CANCEL], ["mine.*"]))
         watcher = one.run(_token(one, "bo", [Verb.READ], ["*"]))
         api = Api(one.url)
-        browser = Browser(api)
+        browser = FormBrowser(api)
         browser.log_in(token)
         page = browser.send([("verb", "cancel"), ("scope", "matching")])
         assert "6 tasks" in page.text
@@ -505,7 +378,7 @@ def test_rights_hold_for_each_task(tmp_path: Path) -> None:
         ):
             browser.send(fields)
             assert browser.status == 403, fields
-        other = Browser(api)
+        other = FormBrowser(api)
         other.log_in(watcher)
         assert "6 cancelled" in other.open(where).text, "whoever may read all topics may look"
         other.send([], f"{where}/stop")
@@ -529,7 +402,7 @@ async def _token(one: Running, name: str, verbs: list[Verb], topics: list[str]) 
 # --- what is shown
 
 
-def test_what_comes_from_outside_is_inert(one: Running, browser: Browser, api: Api) -> None:
+def test_what_comes_from_outside_is_inert(one: Running, browser: FormBrowser, api: Api) -> None:
     harmless, hostile = "plain.topic", HOSTILE
     pages = []
     for topic in (harmless, hostile):
@@ -550,7 +423,7 @@ def test_what_comes_from_outside_is_inert(one: Running, browser: Browser, api: A
         assert "{{7*7}}" in odd.text
 
 
-def test_every_sentence_has_its_chinese(browser: Browser, one: Running, api: Api, topic: str) -> None:
+def test_every_sentence_has_its_chinese(browser: FormBrowser, one: Running, api: Api, topic: str) -> None:
     known = translations("zh")
     folder = Path(__file__).resolve().parents[3] / "src/bide/service/console/templates"
     said = {*NAMES.values(), *REASONS.values(), *REASONS}
@@ -558,7 +431,7 @@ def test_every_sentence_has_its_chinese(browser: Browser, one: Running, api: Api
         said |= {found[1] for found in re.findall(r"\bt\((\"|')(.+?)\1", template.read_text(encoding="utf-8"))}
     missing = {one for one in said if one not in known}
     assert missing == set()
-    chinese = Browser(api, "zh-CN")
+    chinese = FormBrowser(api, "zh-CN")
     fill(one, topic, 2)
     page = chinese.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
     assert "确认：取消" in page.text
@@ -579,14 +452,14 @@ def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path) -
     with running(url) as one:
         fill(one, "t", 50)
         api = Api(one.url)
-        browser = Browser(api)
+        browser = FormBrowser(api)
         browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", "t")])
         browser.press("Cancel: 50 tasks", pace="2")
         where = browser.where
         api.close()
     with running(url) as one:
         api = Api(one.url)
-        browser = Browser(api)
+        browser = FormBrowser(api)
         page = browser.open(where)
         assert "Stopped as the service ended" in page.text
         browser.press("Go on with what is left")

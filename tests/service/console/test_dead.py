@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from tests.servers.keyspace import delete_keys
 from tests.service.calling import Api, Running, running
-from tests.service.console.test_actions import HOSTILE, Browser, over
+from tests.service.console.forms import HOSTILE, FormBrowser, over
 from tests.service.test_access import make
 
 from bide.core.records import Settlement, State, Verdict
@@ -40,9 +40,9 @@ def small() -> Iterator[Running]:
 
 
 @pytest.fixture
-def browser(one: Running) -> Iterator[Browser]:
+def browser(one: Running) -> Iterator[FormBrowser]:
     api = Api(one.url)
-    yield Browser(api)
+    yield FormBrowser(api)
     api.close()
 
 
@@ -70,7 +70,7 @@ def number(one: Running, topic: str, state: State) -> int:
     return one.run(one.app.tally()).number(topic, state)
 
 
-def test_the_groups_and_every_way_to_send_them_again(one: Running, browser: Browser) -> None:
+def test_the_groups_and_every_way_to_send_them_again(one: Running, browser: FormBrowser) -> None:
     assert "Nothing is dead." in browser.open("/dead?fresh=yes").text
     let_die(one, "pay", {f"p{n:02}": f"HTTP 503 after {n} s" if n < 20 else f"KeyError: 'k{n}'" for n in range(26)})
     let_die(one, "mail", {"m": None})
@@ -123,7 +123,7 @@ def test_the_groups_and_every_way_to_send_them_again(one: Running, browser: Brow
 
 def test_many_are_sent_again_at_a_steady_pace(small: Running) -> None:
     api = Api(small.url)
-    browser = Browser(api)
+    browser = FormBrowser(api)
     let_die(small, "t", {f"k{n}": "x" for n in range(101)})
     browser.send([("verb", "redrive"), ("scope", "matching"), ("topic", "t"), ("state", "dead"), ("error", "x")])
     assert dict(browser.page.form("Redrive: 101 tasks").fields)["pace"] == "100"
@@ -132,7 +132,7 @@ def test_many_are_sent_again_at_a_steady_pace(small: Running) -> None:
 
 def test_there_is_nothing_to_cancel(small: Running) -> None:
     api = Api(small.url)
-    browser = Browser(api)
+    browser = FormBrowser(api)
     let_die(small, "t", {"k": "x"})
     page = browser.open("/dead?fresh=yes")
     verbs = {value for form in page.forms for name, value in form.fields if name == "verb"}
@@ -142,7 +142,7 @@ def test_there_is_nothing_to_cancel(small: Running) -> None:
 
 def test_the_list_behind_a_group_goes_on(small: Running) -> None:
     api = Api(small.url)
-    browser = Browser(api)
+    browser = FormBrowser(api)
     let_die(small, "t", {f"k{n:02}": "x" for n in range(12)})
     page = browser.open("/dead?topic=t&error=x&limit=5")
     seen = [value for _, value in page.form("Redrive those that are ticked").boxes]
@@ -165,7 +165,7 @@ def test_one_sees_what_one_may(small: Running) -> None:
         _, header = await make(small.app, "ann", frozenset({Verb.READ}), ("mine.*",))
         return header.split()[1]
 
-    browser = Browser(api)
+    browser = FormBrowser(api)
     browser.log_in(small.run(work()))
     page = browser.open("/dead?fresh=yes")
     assert "1 dead task " in page.text
@@ -186,7 +186,7 @@ def test_what_comes_from_outside_is_inert() -> None:
     for topic, error in (("plain.topic", "plain trouble"), (HOSTILE, HOSTILE)):
         with running("memory:") as one:
             api = Api(one.url)
-            browser = Browser(api)
+            browser = FormBrowser(api)
             let_die(one, topic, {f"{topic}.k": error + " 1"})
             texts = [browser.open("/dead?fresh=yes")]
             [link] = {link for link in texts[0].links if "error=" in link}

@@ -34,13 +34,6 @@ def one(clock: ManualClock) -> Iterator[Running]:
         yield found
 
 
-@pytest.fixture
-def browser(one: Running) -> Iterator[Browser]:
-    found = Browser(one.url)
-    yield found
-    found.close()
-
-
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[tuple[Running, str]]:
     """One that all tests share which begin no session that lasts, and a token of it."""

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from msgspec.structs import replace
 from tests.service.calling import Api, Running, running
+from tests.service.console.forms import HOSTILE, Parsed
 from tests.service.test_access import make
 
 from bide.engine import overview_looks
@@ -27,32 +27,6 @@ from bide.service.console.phrases import Phrases, translations
 from bide.service.health import Level
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-
-HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{7*7}}</script>"
-
-
-class Parsed(HTMLParser):
-    """What a page is made of, and what it says."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: set[str] = set()
-        self.links: list[str] = []
-        self._texts: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.links += [value for name, value in attrs if name == "href" and value is not None]
-
-    def handle_data(self, data: str) -> None:
-        self._texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self._texts).split())
 
 
 def shown(api: Api, path: str = "/", **headers: str) -> Parsed:

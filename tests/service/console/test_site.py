@@ -29,13 +29,6 @@ def one() -> Iterator[Running]:
         yield found
 
 
-@pytest.fixture
-def browser(one: Running) -> Iterator[Browser]:
-    found = Browser(one.url)
-    yield found
-    found.close()
-
-
 # --- requests
 
 

@@ -51,13 +51,6 @@ def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def browser(one: Running) -> Iterator[Browser]:
-    found = Browser(one.url)
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def empty() -> Iterator[Running]:
     with running("memory:") as found:
         yield found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.calling import Api, Reply, Running, running
+from tests.service.console.forms import Parsed
 
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
@@ -29,38 +29,6 @@ from bide.service.tokens import Tokens
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{1234567*7654321}}</script>"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-
-
-class Parsed(HTMLParser):
-    """What a page is made of, and what it says."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: set[str] = set()
-        self.links: list[str] = []
-        self.forms: list[str] = []
-        self.values: dict[str, str] = {}
-        self._texts: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.tags.append(tag)
-        self.attributes |= given.keys()
-        if "href" in given:
-            self.links.append(given["href"])
-        if tag == "form":
-            self.forms.append(given["action"])
-        if tag == "input" and "name" in given:
-            self.values[given["name"]] = given.get("value", "")
-
-    def handle_data(self, data: str) -> None:
-        self._texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self._texts).split())
 
 
 class Browser:
@@ -137,7 +105,7 @@ def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> Past:
 def test_without_any_topic(one: Running) -> None:
     page = Browser(one).page("/topics")
     assert "There are no topics yet" in page.text
-    assert not page.forms
+    assert not page.actions
 
 
 def test_the_list_on_each_store(url: str) -> None:
@@ -186,13 +154,13 @@ def test_pause_and_resume_by_their_buttons(url: str) -> None:
         browser = Browser(one)
         browser.api.put("t", "k", delay="0s")
         page = browser.page("/topics")
-        assert page.forms == ["/topics/t/pause"]
+        assert page.actions == ["/topics/t/pause"]
         done = browser.send("/topics/t/pause", csrf=page.values["csrf"], **{"from": "list"}, sort="-due")
         assert done.status == 303
         assert done.headers["location"] == "/topics?sort=-due&done=paused&of=t"
         page = browser.page(done.headers["location"])
         assert "t : It is paused. Nothing of it is given out any more" in page.text
-        assert page.forms == ["/topics/t/resume"]
+        assert page.actions == ["/topics/t/resume"]
         assert one.run(one.app.paused())["t"].who == "anonymous"
         assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
         page = browser.page("/topics/t")
@@ -204,7 +172,7 @@ def test_pause_and_resume_by_their_buttons(url: str) -> None:
         assert done.headers["location"] == "/topics/t?done=resumed"
         page = browser.page(done.headers["location"])
         assert "It is resumed." in page.text
-        assert page.forms == ["/topics/t/pause"]
+        assert page.actions == ["/topics/t/pause"]
         again = browser.send("/topics/t/resume", csrf=page.values["csrf"])
         assert "It was not paused; nothing changed." in browser.page(again.headers["location"]).text
         assert len(browser.api.lease("t")) == 1
@@ -233,17 +201,17 @@ def test_who_may_see_and_do_what(one: Running) -> None:
         api.put(topic, "k")
     api.close()
     browser = Browser(one, boss)
-    assert {"/topics/mine.a/pause", "/topics/yours/pause"} == set(browser.page("/topics").forms) - {"/logout"}
+    assert {"/topics/mine.a/pause", "/topics/yours/pause"} == set(browser.page("/topics").actions) - {"/logout"}
 
     browser = Browser(one, reader)
     page = browser.page("/topics")
     assert "/topics/mine.a" in page.links
     assert "yours" not in page.text
-    assert set(page.forms) == {"/logout"}
+    assert set(page.actions) == {"/logout"}
     csrf = _csrf(browser, "/topics")
     assert browser.send("/topics/mine.a/pause", csrf=csrf).status == 403
     assert browser.page("/topics/yours", 403).text
-    assert browser.page("/topics/mine.a").forms == ["/logout"]
+    assert browser.page("/topics/mine.a").actions == ["/logout"]
 
     assert Browser(one, blind).page("/topics", 403).text
     browser = Browser(one, pauser)
@@ -339,7 +307,7 @@ def test_what_nobody_knows(one: Running) -> None:
     browser = Browser(one)
     page = browser.page("/topics/never-heard-of", 404)
     assert "Nothing is known of this topic" in page.text
-    assert page.forms == ["/topics/never-heard-of/pause"], "it can be paused before its first task"
+    assert page.actions == ["/topics/never-heard-of/pause"], "it can be paused before its first task"
     assert browser.get("/topics/bide%3Asettings").status in (403, 422)
     assert browser.get("/topics/%0a").status == 422
 
