@@ -205,3 +205,53 @@ async def test_what_is_no_worker_does_not_stop_one(
     store = await opened(open_store, shared_url)
     back_door.client.execute_command("HSET", back_door.layout.common("workers"), "odd", b"\xff\xfe")
     assert await store.announce("w", ["t"], until=NOW + 1, now=NOW) == {"w": ["t"]}
+
+
+async def test_entries_that_are_no_tasks_do_not_make_a_list_endless(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, shared_url)
+    await put(store, *(new(key) for key in "abc"))
+    index = back_door.indexes[0].decode()
+    for member, score in ((b"", NOW), (b"\xff\xfe", NOW), (b"b", NOW + 0.5), (b"far", float("inf"))):
+        back_door.client.zadd(index, {member: score})
+    for where in (Filter(topic="t"), Filter(topic="t", state=State.WAITING), Filter(topic="t", wake_from=0)):
+        assert set(keys(await listed(store, where, limit=1))) == {"a", "c"}, "and b where its entry says so"
+    assert set(keys((await lease(store, 9, now=NOW + 1)).tasks)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("counter", ["x", "", "1e400", "-5", "nan"])
+async def test_a_counter_that_is_no_number_goes_by_the_clock(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor, counter: str
+) -> None:
+    store = await opened(open_store, shared_url)
+    await put(store, new("a"))
+    back_door.client.set(back_door.layout.fixed(0, b"")[0].decode(), counter)
+    assert (await lease(store, 1, topic="other")).tasks == []
+    [held] = (await lease(store, 1)).tasks
+    assert held.token >= NOW * 1000
+    assert await settle(store, done(held))
+
+
+async def test_a_layout_that_cannot_be_read_is_said_to_be_damaged(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
+) -> None:
+    await opened(open_store, shared_url)
+    for field, value in (("shards", "x"), ("version", "1\xff"), ("shards", "0")):
+        before = back_door.client.execute_command("HGET", back_door.layout.common("layout"), field)
+        back_door.client.execute_command("HSET", back_door.layout.common("layout"), field, value)
+        with pytest.raises(StoreCorrupt, match="its layout cannot be read"):
+            await open_store(shared_url)
+        back_door.client.execute_command("HSET", back_door.layout.common("layout"), field, before)
+
+
+@pytest.mark.parametrize("deployment", ["single"])  # one server says which keys there are
+async def test_what_a_script_stumbles_over_is_damage(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
+) -> None:
+    store = await opened(open_store, shared_url)
+    await put(store, new("a"))
+    for key in back_door.client.keys(f"{{{back_door.layout.namespace}:0}}:a:*"):
+        back_door.client.set(key, b"x")
+    with pytest.raises(StoreCorrupt, match="something else"):
+        await store.add([new("b")], now=NOW)

@@ -7,6 +7,8 @@ Lost          it was sent, and the answer did not come: only a repeat by its num
 
 from __future__ import annotations
 
+import re
+
 from redis.exceptions import AskError, ResponseError
 
 from bide.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
@@ -15,6 +17,12 @@ WAIT = frozenset({"TRYAGAIN", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "N
 """Not done, and it passes: ask the same server again in a moment."""
 ELSEWHERE = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
 """Not done, and another server may be the one to ask: look again which."""
+
+
+_STUMBLED = re.compile(
+    r"user_script:[0-9]+: (?:attempt to|bad argument|Missing bytes)|is not (?:an integer|a valid float)"
+)
+"""Of a script that found what it did not write. It would stumble again: trying again is no way out."""
 
 
 class NotSent(Exception):
@@ -53,7 +61,7 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
     word, text = word_of(reply), str(reply)
     if word == "OOM" or "used memory > 'maxmemory'" in text:
         return StoreFull(f"{where}: the server has reached its maxmemory: {text}")
-    if "WRONGTYPE" in text or "Bad data format" in text:
+    if "WRONGTYPE" in text or "Bad data format" in text or _STUMBLED.search(text):
         return StoreCorrupt(f"{where}: a key of bide's holds something else: {text}")
     if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
         return StoreUnavailable(f"{where}: this user may not: {text} (docs/redis.md lists the rights that bide needs)")

@@ -26,7 +26,10 @@ from bide.stores.redis.layout import INDEX_LETTERS, Layout
 from bide.stores.redis.reading import Reader
 
 _ALL = list(INDEX_LETTERS)
-Entry = TypeVar("Entry", tuple[Millis, str], bytes)
+Entry = TypeVar("Entry", "Position", bytes)
+Position = tuple[float, bytes]
+"""Of an entry in an index: its score and member as Redis has them. What is no time of a task's, or no text, is passed
+over, and only what stands where it does says where to go on from there."""
 _ACCEPTED = "the cursor of the page before, of the same filter"
 
 
@@ -61,17 +64,20 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
         for step in range(len(steps)):
             if topic == place.topic and step < place.step:
                 continue
-            start = place if (topic, step) == (place.topic, place.step) and page.cursor else _Place(kind, topic, step)
+            after: Position | None = None
+            if (topic, step) == (place.topic, place.step) and place.key:
+                after = place.time, place.key.encode()
             while len(shown) <= page.limit:
-                entries = await _entries(reader, layout, where, steps[step], start, page.limit + 1 - len(shown))
+                wanted = page.limit + 1 - len(shown)
+                entries = await _entries(reader, layout, where, topic, steps[step], after, wanted, timed=kind == "live")
                 if not entries:
                     break
-                records = await reader.get([Ref(topic, key) for _, key in entries])
-                for (time, key), record in zip(entries, records, strict=True):
-                    start = _Place(kind, topic, step, time, key)
+                after = entries[-1]
+                records = await reader.get([Ref(topic, text_of(key)) for _, key in entries])
+                for (time, _), record in zip(entries, records, strict=True):
                     # it may have gone, or been moved, since its entry was read
                     if record is not None and record.state in steps[step] and _time_of(record) == time:
-                        shown.append((start, record))
+                        shown.append((_Place(kind, topic, step, _time_of(record), record.key), record))
             if len(shown) > page.limit:
                 break
         if len(shown) > page.limit:
@@ -97,21 +103,27 @@ def _kind_of(where: Filter) -> tuple[str, list[list[State]]]:
 
 
 async def _entries(
-    reader: Reader, layout: Layout, where: Filter, states: Sequence[State], after: _Place, count: int
-) -> list[tuple[Millis, str]]:
-    """The next (time, key) of these states of one topic, from all shards."""
-    timed = after.kind == "live"
+    reader: Reader, layout: Layout, where: Filter, topic: Topic, states: Sequence[State], after: Position | None,
+    count: int, *, timed: bool,
+) -> list[Position]:  # fmt: skip
+    """The next entries of these states of one topic, from all shards; `timed`: of a list by wake time."""
     low = (where.wake_from or 0) if timed else 0
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
-    time, key = (after.time, after.key) if (after.time, after.key) >= (low, "") else (low, "")
+    if after is not None and after[0] < low:
+        after = None
+    place = (low, b"", "from") if after is None else (_score(after[0]), after[1], "behind")
     asked = [(shard, state) for shard in range(layout.shards) for state in states]
     share = _share(count, len(asked))
     pages = await reader.pages(
-        [(shard, layout.index(shard, after.topic, state)) for shard, state in asked],
-        [time, key.encode(), high, share],
+        [(shard, layout.index(shard, topic, state)) for shard, state in asked], [*place[:2], high, share, place[2]]
     )
-    entries = [[(int(float(page[n + 1])), text_of(page[n])) for n in range(0, len(page), 2)] for page in pages]
+    entries = [[(float(page[n + 1]), page[n]) for n in range(0, len(page), 2)] for page in pages]
     return _merged(entries, share, count)
+
+
+def _score(time: float) -> str:
+    """As Redis reads it, to the last digit."""
+    return str(int(time)) if float(time).is_integer() else repr(time)
 
 
 def _share(count: int, indexes: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bide.core.errors import StoreMismatch
+from bide.core.errors import StoreCorrupt, StoreMismatch
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
@@ -15,6 +15,7 @@ from bide.stores.redis.layout import VERSION, Layout
 from bide.stores.redis.reading import Reader
 
 EVENTS_KEPT = 10_000
+_MOST_SHARDS = 1024
 _AT_ONCE = 500
 """Events that are written in one call, so that nobody else waits for long."""
 
@@ -53,7 +54,15 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
         *_, found = await reader.ask(
             [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default)), look]
         )
-    version, there = (int(one) for one in found)
+    try:
+        version, there = (int(one) for one in found)
+        if not 1 <= there <= _MOST_SHARDS:
+            raise ValueError
+    except ValueError:
+        raise StoreCorrupt(
+            f"namespace {namespace}: its layout cannot be read: {found!r}; give it back what it was, in the fields "
+            f"version ({VERSION}) and shards of the key {key.decode()}"
+        ) from None
     if version != VERSION:
         raise StoreMismatch(
             f"namespace {namespace}: its layout is version {version}, this bide works with {VERSION}; "

@@ -12,7 +12,7 @@ from typing import Any
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Token, Topic
-from bide.stores.redis.bodies import record_of
+from bide.stores.redis.bodies import record_of, text_of
 from bide.stores.redis.caller import Call, Caller
 from bide.stores.redis.heads import CAP, GRACE, Heads, owned
 from bide.stores.redis.layout import Layout
@@ -263,7 +263,7 @@ class Leaser:
             place += 3
             end = place + 3 * count
             yield topic, (waiting, leased, [
-                (reply[at + 1], record_of(topic, reply[at].decode(), reply[at + 2]))
+                (reply[at + 1], record_of(topic, text_of(reply[at]), reply[at + 2]))
                 for at in range(place, end, 3) if reply[at + 2]
             ])  # fmt: skip
             place = end

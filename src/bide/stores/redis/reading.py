@@ -136,7 +136,9 @@ class Reader:
                     records[place] = _readable(refs[place], body)
         return records
 
-    async def pages(self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | bytes]) -> list[list[bytes]]:
+    async def pages(
+        self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | str | bytes]
+    ) -> list[list[bytes]]:
         """One page of each (shard, index): member, score, and so on."""
         return await self.ask([(shard, ("EVALSHA", _PAGE, 1, index, *place)) for shard, index in indexes])
 

@@ -42,7 +42,7 @@ local function hold(body, flags, token, wake)
                  size, error, sub(body, place))
 end
 
-local reply = {micros, now, tonumber(call('GET', KEYS[1]) or 0)}
+local reply = {micros, now, stored_token()}
 local remember = {micros, now, reply[3]}
 for number, topic in ipairs(topics) do
   local want = tonumber(ARGV[next_argument])
@@ -63,7 +63,7 @@ for number, topic in ipairs(topics) do
       end
       if not flags or state > LEASED then
         set_aside(topic, key)
-        call('HINCRBY', KEYS[6], 'damaged', 1)
+        redis.pcall('HINCRBY', KEYS[6], 'damaged', 1)  -- the count may be damaged, too
       elseif wake > now then  -- the body is the truth: its entry stood at the wrong time, or in the wrong index
         call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)

@@ -69,9 +69,15 @@ local time = call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = ARGV[2] == '' and floor(micros / 1000) or tonumber(ARGV[2])
 
+-- The last token of this shard. What is no number that could be one is as good as nothing: tokens follow the clock.
+local function stored_token()
+  local found = tonumber(call('GET', KEYS[1]) or 0)
+  return found and found >= 0 and found < 9007199254740992 and floor(found) or 0
+end
+
 local last_token = nil
 local function next_token()
-  if not last_token then last_token = tonumber(call('GET', KEYS[1]) or 0) end
+  if not last_token then last_token = stored_token() end
   last_token = max(last_token + 1, now * 1000)
   return last_token
 end

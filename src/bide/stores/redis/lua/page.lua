@@ -1,12 +1,12 @@
 -- page: the entries of an index after one place, in order of score and then of member.
--- KEYS 1 the index; ARGV 1 score and 2 member of the place (member '': from that score on), 3 before which score
---   ('': no end), 4 how many
+-- KEYS 1 the index; ARGV 1 score and 2 member of the place, 3 before which score ('': no end), 4 how many,
+--   5 'from': whatever the member, from that score on
 -- answers: {member, score, ...}
 -- Among equal scores the place is found by halves, since an index can be entered by score or by rank only: O(log n).
 -- The place need not be there any more.
 local call = redis.call
 local score, member, before, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-if member == '' then
+if ARGV[5] == 'from' then
   local high = before == '' and '+inf' or '(' .. before
   return call('ZRANGEBYSCORE', KEYS[1], score, high, 'WITHSCORES', 'LIMIT', 0, count)
 end
