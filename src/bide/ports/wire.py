@@ -201,6 +201,10 @@ tiding = msgspec.json.Encoder().encode
 read_tiding = msgspec.json.Decoder(tuple[Topic, Millis]).decode
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading raises on bytes that nobody on the other side wrote."""
+
+
 def flat(tally: Tally) -> FlatTally:
     return FlatTally(
         [(topic, state, count.number, count.exact) for (topic, state), count in tally.counts.items()],

@@ -132,7 +132,8 @@ def task_shape(record: Record) -> TaskShape:
     due = instant_text(record.due_at)
     wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
     return TaskShape(
-        _sayable(record.topic), _sayable(record.key), record.id, record.group, record.state.value, due, wake, record.attempt, record.token,
+        _sayable(record.topic), _sayable(record.key), record.id, record.group, record.state.value, due, wake,
+        record.attempt, record.token,
         raw, encoded, record.error, instant_text(record.created_at), _optional(record.finished_at),
     )  # fmt: skip
 

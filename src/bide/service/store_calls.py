@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 
-import msgspec
 from msgspec import Raw
 
 from bide._version import __version__
@@ -81,7 +80,7 @@ class StoreCalls:
             return await self._repeats.once(session, operation, call.number, lambda: self._do(act, call, caller))
         except PassedOver:
             return _failed(409, Failure(wire.FORGOTTEN, "the answer to this call is no longer known"))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except wire.UNREADABLE as error:
             return _failed(400, Failure("bad_input", "", "body", None, f"what a client of bide sends ({error})"))
         except Exception as error:  # noqa: BLE001 - a defect is this call's alone
             return self._refused(error, operation)
@@ -104,7 +103,7 @@ class StoreCalls:
         """What they want to listen to. Raises BadInput, Forbidden."""
         try:
             topics = wire.read_topics(wire.read_call(body).asked)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except wire.UNREADABLE as error:
             raise BadInput("body", f"{len(body)} bytes", f"what a client of bide sends ({error})") from None
         checks.check_count("topics", topics)
         checks.check_topics(topics)

@@ -14,7 +14,6 @@ import logging
 import random
 from typing import Literal
 
-import msgspec
 from msgspec import Raw
 
 from bide.core.errors import (
@@ -153,7 +152,7 @@ class Calls:
                 if reply.status == 200:
                     return wire.read_told(reply.body)
                 failure = wire.read_failure(reply.body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except wire.UNREADABLE as error:
                 raise Lost(f"{where}: an answer that cannot be read ({error})") from error
             if failure.kind == wire.REFUSED:
                 raise _Elsewhere(not_allowed(reply.status, failure.text, where, token=self._link.has_token))
@@ -202,7 +201,7 @@ class Calls:
         if reply.kind == wire.CONTENT_TYPE and reply.status == 200:
             try:
                 welcome = wire.read_welcome(reply.body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except wire.UNREADABLE as error:
                 raise StoreMismatch(f"{where}: an answer that cannot be read ({error})") from error
             if welcome.service != wire.SERVICE or welcome.wire != wire.WIRE or not welcome.session:
                 raise StoreMismatch(

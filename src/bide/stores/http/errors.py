@@ -21,8 +21,11 @@ class Lost(Exception):
     """The connection broke, or nothing came in time, after the call was sent."""
 
 
-class TooLarge(Exception):
-    """Nothing was done: the body has more bytes than are taken."""
+class TooLarge(StoreError):
+    """Nothing was done: the body has more bytes than are taken. A batch is sent again in parts."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing was done: the call has more bytes than the service, or a proxy before it, takes")
 
 
 class NotAllowed(SetupError, StoreError):

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
@@ -253,7 +252,11 @@ class HttpStore:
                 if len(got) != len(part):
                     raise OutcomeUnknown(f"{self._address.shown}: {len(got)} answers to {len(part)} items")
                 for place, failure in told.failed.items():
+                    if not 0 <= place < len(got):
+                        raise OutcomeUnknown(f"{self._address.shown}: a failure of item {place}, of {len(got)}")
                     got[place] = self._error(failure)
+                if None in got:
+                    raise OutcomeUnknown(f"{self._address.shown}: an item without an answer")
                 answers += got
             except TooLarge:
                 if len(part) == 1:
@@ -299,7 +302,7 @@ class HttpStore:
         """What the service answered; it has done what was asked. Raises OutcomeUnknown where that cannot be read."""
         try:
             return read(told.answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except wire.UNREADABLE as error:
             raise OutcomeUnknown(f"{self._address.shown}: an answer that cannot be read ({error})") from error
 
 

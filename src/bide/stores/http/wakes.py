@@ -13,7 +13,6 @@ import random
 from collections.abc import Collection
 
 import aiohttp
-import msgspec
 from msgspec import Raw
 
 from bide.core.errors import StoreError
@@ -135,7 +134,7 @@ class Hearing:
         if response.content_type == wire.CONTENT_TYPE:
             try:
                 text = wire.read_failure(body).text
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except wire.UNREADABLE:
                 text = ""
         if response.status in (401, 403):
             raise not_allowed(response.status, text, self._link.where, token=self._link.has_token)
