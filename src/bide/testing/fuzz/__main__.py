@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,9 @@ def main() -> int:
     logging.disable(logging.CRITICAL)  # what is refused is told in the log too, thousands of times
     found = 0
     for target in targets:
+        if target.needs and shutil.which(target.needs) is None:
+            sys.stdout.write(f"{target.name:<12} not tried: there is no {target.needs} on this machine\n")
+            continue
         outcome = _tried(target, given, sum(one.weight for one in targets))
         found += len(outcome.finds)
         sys.stdout.write(f"{target.name:<12} {outcome.cases:>9,} cases in {outcome.seconds:6.1f} s")

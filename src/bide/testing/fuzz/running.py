@@ -44,6 +44,8 @@ class Target(Struct, frozen=True):
     """Seconds that one case may take."""
     weight: float = 1.0
     """Its part of a run's time."""
+    needs: str = ""
+    """A program that it needs on this machine."""
 
 
 class Find(Struct, frozen=True):

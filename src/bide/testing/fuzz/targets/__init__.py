@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide.testing.fuzz.running import Target
-from bide.testing.fuzz.targets import cursors, files, requests, stored, text, urls
+from bide.testing.fuzz.targets import answers, cursors, files, requests, stored, text, urls, values
 
 TARGETS: Sequence[Target] = (
     *text.TARGETS,
@@ -13,5 +13,7 @@ TARGETS: Sequence[Target] = (
     *stored.TARGETS,
     *cursors.TARGETS,
     *requests.TARGETS,
+    *answers.TARGETS,
     *files.TARGETS,
+    *values.TARGETS,
 )
