@@ -133,6 +133,8 @@ class Gathered:
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
         self.began_at: dict[tuple[Topic, str, Token], int] = {}
         """The place in the history at which each delivery began, and ended."""
+        self.settling: dict[tuple[Topic, str, Token], int] = {}
+        """And at which its outcome was first told."""
         self.left: list[tuple[int, ev.Left]] = []
         self.end: ev.End | None = None
         self.clocks = Clocks([], [])
@@ -178,6 +180,8 @@ def gather(events: Iterable[Event]) -> Gathered:
             clocks.append(event.clock)
             if type(event) is ev.Asked:
                 got.calls += 1
+            elif type(event) is ev.Settling:
+                got.settling.setdefault((event.topic, event.key, event.token), number)
         elif type(event) is ev.Answered:
             place, ask = asked.pop(event.call, _NO_QUESTION)
             if type(ask) is not ev.Asked:
