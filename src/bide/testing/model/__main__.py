@@ -14,8 +14,8 @@ from bide.testing.model import INVARIANTS, MORE_VERBS, Bounds, Explorer, Found, 
 _ENDS = ("done", "retry", "dead")
 SIZES: dict[str, Bounds] = {
     "three verbs each": Bounds(),
-    "two requests astray": Bounds(verbs=(1, 1), loose=2),
-    "every verb, ended tasks kept": Bounds(verbs=(2, 1), may=MORE_VERBS, verdicts=_ENDS, keep=1),
+    "two requests astray": Bounds(verbs=(2, 1), loose=2),
+    "every verb, ended tasks kept": Bounds(verbs=(2, 2), may=MORE_VERBS, verdicts=_ENDS, keep=1),
     "a lease shorter than the cap": Bounds(verbs=(2, 1), lease=1, cap=3),
     "a lease longer than the cap": Bounds(verbs=(2, 1), lease=3, cap=1),
 }
