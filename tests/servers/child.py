@@ -98,3 +98,60 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class OneProcess(Running):
+    """A server that is one process of ours, below `directory`.
+
+    Without `port` a free one is taken at the first start, and kept.
+    """
+
+    def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self.options = dict(options or {})
+        self._port = port
+        self._chooses = port is None
+        self._child: Child | None = None
+
+    @property
+    def port(self) -> int:
+        """Known from the first start on."""
+        assert self._port is not None, "start it first"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "it does not run"
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    def kill(self) -> None:
+        """Ended by SIGKILL: what the operating system does not have yet is lost.
+
+        Processes that serve its clients, where it has such, see that and end by themselves.
+        """
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.end(number)
+            self._child = None
+
+    def pause(self) -> None:
+        """Stops in the middle of whatever it does, with its connections open, until `resume`.
+
+        Processes of its that serve clients already go on.
+        """
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None, "it does not run"
+        self._child.send(signal.SIGCONT)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tests.servers.child import Child, Running, ServerFailed, ServerMissing
+from tests.servers.child import OneProcess, ServerFailed, ServerMissing
 from tests.servers.ports import free_port
 
 HOST = "127.0.0.1"
@@ -20,11 +20,8 @@ _TRIES = 5
 """Ports that are tried, if others keep taking them first."""
 
 
-class OwnServer(Running):
-    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
-
-    Without `port` a free one is taken at the first start, and kept.
-    """
+class OwnServer(OneProcess):
+    """A server with its data and its log below `directory`, or in a temporary folder where we are root."""
 
     program: ClassVar[str]
     """What it is called in errors."""
@@ -40,31 +37,8 @@ class OwnServer(Running):
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
-        self.directory = directory
-        self.options = dict(options or {})
-        self._port = port
-        self._chooses = port is None
-        self._child: Child | None = None
+        super().__init__(directory, port=port, options=options)
         self._own: Path | None = None
-
-    @property
-    def port(self) -> int:
-        """Known from the first start on."""
-        assert self._port is not None, "start it first"
-        return self._port
-
-    @property
-    def url(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, "it does not run"
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
 
     @property
     def home(self) -> Path:
@@ -153,25 +127,7 @@ class OwnServer(Running):
         """Ended in order; its data stays."""
         self._end(self.halts_by)
 
-    def kill(self) -> None:
-        """Ended by SIGKILL. Processes that serve its clients see that, and end by themselves."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            self._child.end(number)
-            self._child = None
-
     def restart(self) -> None:
         """The same port, the same data; stopped before, if it runs."""
         self.halt()
         self.start()
-
-    def pause(self) -> None:
-        """Does nothing until `resume`; processes of its that serve clients already go on."""
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGCONT)

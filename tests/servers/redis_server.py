@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from tests.servers.child import Child, Running, ServerFailed, program
+from tests.servers.child import Child, OneProcess, ServerFailed, program
 from tests.servers.ports import free_port
 from tests.servers.resp import Connection, Refused, Reply, Word
 from tests.servers.waiting import wait_until
@@ -23,13 +23,13 @@ _TRIES = 5
 _TAKEN = ("Address already in use", "Failed listening on port")
 
 
-class RedisServer(Running):
+class RedisServer(OneProcess):
     """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
 
     It writes an append-only file that is flushed as `appendfsync` says: with "always" every acknowledged write
     survives a kill of the machine, with "everysec" one of the process. `options` are further lines of its
     configuration, the directive (or more of the line) to the rest: `{"maxmemory": "10mb"}`. `environment` is added to
-    its environment, say to preload another clock. Without `port` a free one is taken at the first start, and kept.
+    its environment, say to preload another clock.
     """
 
     bus = False
@@ -45,33 +45,14 @@ class RedisServer(Running):
         environment: Mapping[str, str] | None = None,
         binary: str = "redis-server",
     ) -> None:
-        self.directory = directory
+        super().__init__(directory, port=port, options=options)
         self.appendfsync = appendfsync
-        self.options = dict(options or {})
         self.environment = environment
         self.binary = binary
-        self._port = port
-        self._chooses = port is None
-        self._child: Child | None = None
-
-    @property
-    def port(self) -> int:
-        """Known from the first start on."""
-        assert self._port is not None, "start it first"
-        return self._port
 
     @property
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}/0"
-
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, "it does not run"
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
 
     def start(self) -> None:
         """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
@@ -151,15 +132,6 @@ class RedisServer(Running):
         """Ended in order, by SIGTERM; nothing if it does not run."""
         self._end(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Ended by SIGKILL: what the operating system does not have yet is lost."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            self._child.end(number)
-            self._child = None
-
     def restart(self) -> None:
         """The same port, the same data; stopped before, if it runs."""
         self.stop()
@@ -182,15 +154,6 @@ class RedisServer(Running):
         self.ask("BGREWRITEAOF")
         over = {"aof_rewrite_in_progress": "0", "aof_rewrite_scheduled": "0"}
         wait_until(lambda: over.items() <= self.info("persistence").items(), "the append-only file to be written anew")
-
-    def pause(self) -> None:
-        """Stops in the middle of whatever it does, with its connections open, until `resume`."""
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None, "it does not run"
-        self._child.send(signal.SIGCONT)
 
     def ask(self, *words: Word) -> Reply:
         """One command on a connection of its own. Raises `OSError`, `Refused`."""
