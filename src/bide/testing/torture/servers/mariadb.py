@@ -131,7 +131,8 @@ class MariaDbServer(PrivateServer):
         return {
             "version": f"MariaDB {self._version}",
             "durability": "innodb_flush_log_at_trx_commit 1, sync_binlog 1, semi-synchronous replication after the "
-            "flush of the log: what was answered is on two disks",
+            "flush of the log: what was answered is on two disks, unless the replica was away for longer than 3 s; a "
+            "failover waits until it is not",
             "set-up": f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
             "the tables are on the disk that can be full",
         }
