@@ -15,6 +15,7 @@ from redis.sentinel import Sentinel
 from tests.stores.redis.conftest import OpensStore
 
 from bide.core.errors import StoreCorrupt
+from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Move, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
@@ -203,7 +204,8 @@ async def test_what_is_no_worker_does_not_stop_one(
     open_store: OpensStore, shared_url: str, back_door: BackDoor
 ) -> None:
     store = await opened(open_store, shared_url)
-    back_door.client.execute_command("HSET", back_door.layout.common("workers"), "odd", b"\xff\xfe")
+    for odd in (b"\xff\xfe", b"\x92\xcf" + b"\x7f" * 8 + b"\x91\xa1\xff"):
+        back_door.client.execute_command("HSET", back_door.layout.common("workers"), odd, odd)
     assert await store.announce("w", ["t"], until=NOW + 1, now=NOW) == {"w": ["t"]}
 
 
@@ -255,3 +257,20 @@ async def test_what_a_script_stumbles_over_is_damage(
         back_door.client.set(key, b"x")
     with pytest.raises(StoreCorrupt, match="something else"):
         await store.add([new("b")], now=NOW)
+
+
+async def test_an_event_that_cannot_be_read_hides_no_other(
+    open_store: OpensStore, shared_url: str, back_door: BackDoor
+) -> None:
+    store = await open_store(shared_url, query="&shards=1", clock="caller", events_kept=3)
+    event = Event(at=NOW, topic="t", key="k", id=new_id(), kind=EventKind.DEAD, what="bad")
+    log = back_door.layout.common("events").decode()
+    await store.record([event])
+    for fields in ({"x": "y"}, {"t": "t\0k", "e": b"\xc1"}, {"t": "t\0k", "e": b"\xa1\xff"}):
+        back_door.client.xadd(log, fields)
+    back_door.client.zadd(back_door.layout.common("event-refs").decode(), {b"t\0k\0no id": 0})
+    assert await store.events(limit=10) == [event]
+    assert await store.events(Ref("t", "k"), limit=10) == [event]
+    for _ in range(5):
+        await store.record([event])
+    assert await store.events(limit=10) == [event] * 3, "what is odd is dropped with the oldest"

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from bide.core.errors import StoreCorrupt
+from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Filter, OnConflict, Ref, Result, State
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_suite.acts import (
@@ -166,3 +167,18 @@ async def test_a_task_whose_state_was_damaged_has_a_wake(store: SqliteStore, pat
         opened.execute("UPDATE bide_task SET state = 4")
         opened.commit()
     assert (await see(store, Ref("t", "k"))).wake_at == NOW
+
+
+@pytest.mark.parametrize("damaged", ["kind = 'odd'", "what = CAST(x'ff' AS TEXT)", "topic = CAST(x'ff' AS TEXT)"])
+async def test_an_event_that_cannot_be_read_hides_no_other(store: SqliteStore, path: str, damaged: str) -> None:
+    events = [Event(at=NOW + n, topic="t", key="k", id="i", kind=EventKind.DEAD, what="bad") for n in range(3)]
+    await store.record(events)
+    change(path, f"UPDATE bide_event SET {damaged} WHERE at = {NOW + 1}")
+    assert await store.events() == [events[2], events[0]]
+    assert await store.events(Ref("t", "k")) == [events[2], events[0]]
+
+
+@pytest.mark.parametrize("topics", ["x'c1'", "x'91a1ff'", "x'05'"])
+async def test_a_worker_that_cannot_be_read_stops_no_other(store: SqliteStore, path: str, topics: str) -> None:
+    change(path, f"INSERT INTO bide_worker VALUES ('odd', {topics}, {NOW * 2})")
+    assert await store.announce("w", ["t"], NOW * 2, now=NOW) == {"w": ["t"], "odd": []}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ _MOST_SHARDS = 1024
 _AT_ONCE = 500
 """Events that are written in one call, so that nobody else waits for long."""
 
+_STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
+_log = logging.getLogger("bide.redis")
 _encode = msgspec.msgpack.encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 _decode_worker = msgspec.msgpack.Decoder(tuple[int, list[str]]).decode
@@ -34,7 +38,7 @@ end
 local over = redis.call('XLEN', KEYS[1]) - kept
 if over > 0 then
   for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', over)) do
-    redis.call('ZREM', KEYS[2], entry[2][2] .. '\\0' .. entry[1])
+    if entry[2][2] then redis.call('ZREM', KEYS[2], entry[2][2] .. '\\0' .. entry[1]) end
     redis.call('XDEL', KEYS[1], entry[1])
   end
 end
@@ -93,7 +97,7 @@ async def announce(
     for name, packed in zip(entries[::2], entries[1::2], strict=True):
         try:
             ends, its = _decode_worker(packed)
-        except msgspec.MsgspecError:  # not written by a worker
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # not written by a worker
             ends, its = 0, []
         if ends > now:
             live[name.decode(errors="replace")] = its
@@ -122,10 +126,17 @@ async def events(reader: Reader, layout: Layout, ref: Ref | None, limit: int) ->
         prefix = f"{ref.topic}\0{ref.key}\0".encode()
         bounds = (b"[" + prefix, b"(" + prefix[:-1] + b"\1")
         [members] = await reader.ask([(None, ("ZRANGEBYLEX", layout.common("event-refs"), *bounds))])
-        ids = sorted((member[len(prefix) :] for member in members), key=_stream_order, reverse=True)[:limit]
+        known = [one for one in (member[len(prefix) :] for member in members) if _STREAM_ID.fullmatch(one)]
+        ids = sorted(known, key=_stream_order, reverse=True)[:limit]
         replies = await reader.ask([(None, ("XRANGE", log, one, one)) for one in ids])
         entries = [entry for reply in replies for entry in reply]
-    return [_decode_event(fields[3]) for _, fields in entries]
+    found: list[Event] = []
+    for _, fields in entries:
+        try:
+            found.append(_decode_event(fields[3]))
+        except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            _log.warning("an event of the log cannot be read, and is passed over")
+    return found
 
 
 def _stream_order(entry: bytes) -> tuple[int, int]:

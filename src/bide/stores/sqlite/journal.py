@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
+from bide.stores.sqlite import damage
 from bide.stores.sqlite.queries import QUERIES
 from bide.stores.sqlite.work import Work
 
+_log = logging.getLogger("bide.sqlite")
+_COLUMNS = "at, topic, key, id, kind, attempt, who, what, was, wake_at"
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[str])
 
@@ -32,17 +37,31 @@ def record(work: Work, events: Sequence[Event], kept: int) -> None:
 def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:
     """The newest first; never more than the log is said to keep."""
     limit = max(0, min(limit, kept))
-    if ref is None:
-        rows = cursor.execute(QUERIES["events"], (limit,))
-    else:
-        rows = cursor.execute(QUERIES["events_by_name"], (*ref, limit))
-    return [
-        Event(
-            at=at, topic=topic, key=key, id=life, kind=EventKind(kind), attempt=attempt, who=who, what=what, was=was,
-            wake_at=wake_at,
-        )
-        for at, topic, key, life, kind, attempt, who, what, was, wake_at in rows
-    ]  # fmt: skip
+    query, arguments = ("events", (limit,)) if ref is None else ("events_by_name", (*ref, limit))
+    text = QUERIES[query]
+    try:
+        return [_event(row) for row in cursor.execute(text, arguments).fetchall()]
+    except damage.UNREADABLE as error:
+        damage.check(error)
+    found: list[Event] = []
+    for (line,) in cursor.execute(text.replace(_COLUMNS, "line", 1), arguments).fetchall():
+        try:
+            found.append(_event(cursor.execute(QUERIES["event_by_line"], (line,)).fetchone()))
+        except damage.UNREADABLE as error:
+            damage.check(error)
+            _log.warning("line %d of the log of events cannot be read, and is passed over: %s", line, error)
+    return found
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    """Raises ValueError for a row whose values are of other types than its columns declare."""
+    at, topic, key, life, kind, attempt, who, what, was, wake_at = row
+    if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):
+        raise ValueError("values of other types than the columns declare")
+    return Event(
+        at=at, topic=topic, key=key, id=life, kind=EventKind(kind), attempt=attempt, who=who, what=what, was=was,
+        wake_at=wake_at,
+    )  # fmt: skip
 
 
 def announce(work: Work, holder: str, topics: Collection[Topic], until: Millis, now: Millis) -> dict[str, list[Topic]]:
@@ -52,4 +71,12 @@ def announce(work: Work, holder: str, topics: Collection[Topic], until: Millis, 
     else:
         work.cursor.execute(QUERIES["leave"], (holder,))
     work.cursor.execute(QUERIES["forget_workers"], (now,))
-    return {name: _decoder.decode(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}
+    return {name: _topics_of(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}
+
+
+def _topics_of(packed: bytes) -> list[Topic]:
+    """None of a row that no worker wrote."""
+    try:
+        return _decoder.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+        return []

@@ -167,6 +167,9 @@ SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_even
 SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event
 WHERE topic = ? AND key = ? ORDER BY line DESC LIMIT ?
 
+-- name: event_by_line
+SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event WHERE line = ?
+
 -- name: mark_checkpoint
 -- A commit right before a checkpoint, where SQLite needs one: see `checkpoint`.
 UPDATE bide_meta SET value = value + 1 WHERE name = 'checkpoints'
