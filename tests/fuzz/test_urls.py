@@ -48,7 +48,8 @@ async def test_a_port_in_the_options_that_is_none_is_the_urls_fault() -> None:
         await store.open()
 
 
-def test_a_password_in_the_url_of_a_webhook_is_not_shown() -> None:
+@pytest.mark.parametrize("url", ["https://user:s3cret/x@host/", "x//user:s3cret@host://y"])
+def test_a_password_in_the_url_of_a_webhook_is_not_shown(url: str) -> None:
     with pytest.raises(BadInput) as caught:
-        Guard().target("https://user:s3cret/x@host/")
+        Guard().target(url)
     assert "s3cret" not in str(caught.value)

@@ -169,7 +169,7 @@ def _shown(url: object) -> str:
     if not isinstance(url, str):
         return f"a {type(url).__name__}"
     scheme, separator, _ = url.partition("://")
-    if not separator:
+    if not separator or "@" in scheme:
         return f"{len(url)} characters without ://"
     authority = _authority(url)
     if "@" in url and "@" not in authority:  # a user and password that are cut short by a "/" of the password
