@@ -17,6 +17,7 @@ from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide.testing.torture.figures import SIMPLE, Figures
 from bide.testing.torture.run import judged
+from bide.testing.torture.undone import Span
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
 OPTIONS = ("--seconds", "7", "--rate", "70", "--farthest", "3", "--workers", "2", "--pace", "2", "--seed", "11")
@@ -141,7 +142,8 @@ def test_journals_with_a_broken_promise_are_called_broken_by_both_judges(tmp_pat
     }  # fmt: skip
     for who, events in told.items():
         (tmp_path / f"{who}.jsonl").write_bytes(b"".join(ev.encode(event) for event in events))
-    figures, checked, wrong = judged(tmp_path)
+    figures, checked, aside, wrong = judged(tmp_path, "none", [])
+    assert aside == []
     assert figures.deliveries == 1
     assert not checked.ok
     assert len(wrong["delivered after cancelled"]) == 1
@@ -152,8 +154,37 @@ def test_journals_with_a_broken_promise_are_called_broken_by_both_judges(tmp_pat
 
 def test_recovery_counts_from_the_end_of_a_fault_to_the_next_delivery() -> None:
     figures = Figures([NEW, CREATED, *DELIVERED, *AGAIN, END])
-    assert figures.recovery([("reset", 2 * MS), ("reset", 103 * MS), ("kill", 2_704 * MS)]) == {
+    assert figures.recovery([("reset", 0, 2 * MS), ("reset", 0, 103 * MS), ("kill", 0, 2_704 * MS)]) == {
         "reset": {"p50": 2.6, "most": 2.6}
     }
     assert figures.silence() == 2.6
     assert figures.again == 1
+
+
+TWICE: list[Event] = [
+    ev.Leasing(5, "worker-1.1", 900 * MS, 900, {"steady": 5}, 3_400),
+    ev.Leased(5, 902 * MS, 902, [ev.Held("steady", "k", replace(HELD, wake_at=3_400, token=40))], None),
+]
+"""The same life is given out once more, as if for the first time, while the first lease goes on."""
+
+
+@pytest.mark.parametrize(
+    ("name", "spans", "excused"),
+    [
+        ("postgres", [("failover", 600 * MS, 850 * MS)], True),
+        ("postgres", [("failover", 1_200 * MS, 1_300 * MS)], False),  # the lease was older than a second then
+        ("postgres", [("clock jump", 600 * MS, 850 * MS)], False),
+        ("postgres", [], False),
+        ("mariadb", [("failover", 600 * MS, 850 * MS)], False),  # which waits for the disk and for the replica
+    ],
+)
+def test_leases_are_undone_by_a_crash_where_the_store_says_so(
+    tmp_path: Path, name: str, spans: list[Span], excused: bool
+) -> None:
+    events = [ev.Header("none"), NEW, CREATED, LEASING, LEASED, BEGAN, *TWICE, END]
+    (tmp_path / "all.jsonl").write_bytes(b"".join(ev.encode(event) for event in events))
+    _, checked, aside, wrong = judged(tmp_path, name, spans)
+    broken = {one.promise for one in checked.violations}
+    assert broken
+    assert {one.promise for one in aside} == (broken if excused else set())
+    assert not broken & {kind for kind, cases in wrong.items() if cases} if excused else broken <= set(wrong)

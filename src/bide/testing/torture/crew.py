@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -117,7 +118,7 @@ class Crew:
     async def kill(self, member: Member) -> None:
         """By SIGKILL; another takes its place at once."""
         member.expected = True
-        member.process.kill()
+        _signal(member, signal.SIGKILL)
         await member.watched
         await self._one(member.kind, member.slot)
 
@@ -141,14 +142,14 @@ class Crew:
                 await asyncio.wait_for(asyncio.shield(member.watched), _PATIENCE)
             except TimeoutError:
                 self.ended.append(f"{member.who} was told to end, and did not within {_PATIENCE:g} s")
-                member.process.kill()
+                _signal(member, signal.SIGKILL)
                 await member.watched
 
     async def abandon(self) -> None:
         """Kill what is left; nothing is judged any more."""
         for member in list(self.members):
             member.expected = True
-            member.process.kill()
+            _signal(member, signal.SIGKILL)
             await member.watched
 
     def said(self) -> list[str]:
@@ -162,7 +163,9 @@ class Crew:
 
 def _signal(member: Member, number: signal.Signals) -> None:
     if member.process.returncode is None:
-        member.process.send_signal(number)
+        # not by the process object, which looks first whether it lives, and takes its end from whoever waits for it
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.process.pid, number)
 
 
 def _without_ours() -> dict[str, str]:

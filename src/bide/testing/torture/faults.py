@@ -16,6 +16,7 @@ from bide.testing.proxy import Act, FaultProxy
 from bide.testing.torture.clock import WrongClock
 from bide.testing.torture.crew import CLIENT, WORKER, Crew, Member
 from bide.testing.torture.server import Server
+from bide.testing.torture.undone import Span
 
 LONGEST_HALT = 8.0
 """Seconds: longer than a lease, and than most patience."""
@@ -28,19 +29,20 @@ class Told:
 
     journal: Journal
     counts: Counter[str] = field(default_factory=Counter)
-    ends: list[tuple[str, int]] = field(default_factory=list)
-    """Each fault's kind, and when it was over, in nanoseconds of the monotonic clock."""
+    spans: list[Span] = field(default_factory=list)
+    """Those that are over, in that order."""
 
     @asynccontextmanager
     async def during(self, kind: str, what: str) -> AsyncIterator[None]:
         """Around one fault. One that the end of all faults cuts short has been one all the same."""
-        self.journal.say(Fault(time.monotonic_ns(), what))
+        begun = time.monotonic_ns()
+        self.journal.say(Fault(begun, what))
         self.counts[kind] += 1
         try:
             yield
         finally:
             at = time.monotonic_ns()
-            self.ends.append((kind, at))
+            self.spans.append((kind, begun, at))
             self.journal.say(Fault(at, f"over: {what}"))
 
 

@@ -16,6 +16,7 @@ from bide.core.instants import Millis
 from bide.core.records import Result, State, Token, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
+from bide.testing.torture.undone import Span
 from bide.testing.trial import percentiles
 
 LOST, EARLY, AFTER_CANCEL, STALE, LEFT = SIMPLE = (
@@ -80,10 +81,10 @@ class Figures:
         self.lateness.sort()
         self.lateness_again.sort()
 
-    def recovery(self, ends: Sequence[tuple[str, int]]) -> dict[str, dict[str, float]]:
+    def recovery(self, spans: Sequence[Span]) -> dict[str, dict[str, float]]:
         """Of each kind of fault: seconds from its end to the next delivery."""
         lengths: dict[str, list[float]] = defaultdict(list)
-        for kind, at in ends:
+        for kind, _, at in spans:
             place = bisect_left(self.moments, at)
             if place < len(self.moments):
                 lengths[kind].append((self.moments[place] - at) / 1e9)

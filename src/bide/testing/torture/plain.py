@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -125,7 +126,7 @@ class SqliteFile:
                 await asyncio.sleep(seconds)
         finally:
             if holder.returncode is None:
-                holder.kill()
+                os.kill(holder.pid, signal.SIGKILL)
             await holder.wait()
         return (
             f"another process held the write lock for {seconds:.1f} s" if held else "the write lock was not to be had"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from bide.core.errors import StoreError, StoreMismatch
 from bide.core.records import State
-from bide.testing.history.check import Report, check
+from bide.testing.history.check import Report, Violation, check
 from bide.testing.history.events import End, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
 from bide.testing.torture.clock import SLACK, SharedClock, WrongClock, library
@@ -23,6 +23,7 @@ from bide.testing.torture.faults import Faults, Told
 from bide.testing.torture.figures import Figures, counts_of
 from bide.testing.torture.server import Server
 from bide.testing.torture.topics import CAP, KEPT, LEASE, LOSSES, TOPICS, app_on
+from bide.testing.torture.undone import Span, undone
 from bide.testing.trial import WrongByKind, percentiles
 
 _DRAIN = 90.0
@@ -91,7 +92,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         await _look(server, journal, drained=drained is not None)
         about = server.about()
         ended, said = crew.ended, crew.said()
-    figures, checked, wrong = judged(folder)
+    figures, checked, aside, wrong = judged(folder, server.name, told.spans)
     wrong["process ended"] = list(ended)
     wrong["error logged"] = list(said)
     wrong["not drained"] = [] if drained is not None else [f"something was live {_DRAIN:g} s after all was mended"]
@@ -110,10 +111,11 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         "delivered_again": figures.again,
         "wrong": counts_of(wrong),
         "checked": checked.summary(),
+        "leases_undone_by_crashes": len(aside),
         "lateness_ms": percentiles(figures.lateness),
         "lateness_ms_after_lost_leases": percentiles(figures.lateness_again),
         "longest_silence_seconds": figures.silence(),
-        "recovery_seconds": figures.recovery(told.ends),
+        "recovery_seconds": figures.recovery(told.spans),
     }
     return report, wrong
 
@@ -123,14 +125,18 @@ def journals(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jsonl"))
 
 
-def judged(folder: Path) -> tuple[Figures, Report, dict[str, list[object]]]:
-    """What the journals there add up to, what the checker says, and what is wrong by either."""
+def judged(
+    folder: Path, name: str, spans: Sequence[Span]
+) -> tuple[Figures, Report, list[Violation], dict[str, list[object]]]:
+    """What the journals there add up to, what the checker says, what of that is put aside, and all that is wrong."""
     figures = Figures(read_all(journals(folder)))
     checked = check(read_all(journals(folder)))
     wrong: dict[str, list[object]] = {kind: list(cases) for kind, cases in figures.wrong.items()}
+    aside = undone(name, checked.violations, read_all(journals(folder)), spans)
     for violation in checked.violations:
-        wrong.setdefault(violation.promise, []).append(violation)
-    return figures, checked, wrong
+        if violation not in aside:
+            wrong.setdefault(violation.promise, []).append(violation)
+    return figures, checked, aside, wrong
 
 
 def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
