@@ -3,9 +3,9 @@
 P7, *a worker holds only what it runs*, is read off its own questions. A worker asks for as many as it has room for, and
 begins with nothing in its hands; so it never has more at once, of all topics together, than the sum over topics of the
 most that it ever asked for. With `Header.room` that is the bound instead. A delivery counts from the answer that leased
-it to its last line, or where nobody told of that, to its settle; what was given back without being begun does not count,
-and no answer may hold more than was asked for. For holders that ask for more while they wait for what they hold (a
-consumer without a worker), it does not apply.
+it to its last line, or where nobody told of that, to its settle; what was given back without being begun does not
+count, and no answer may hold more than was asked for. For holders that ask for more while they wait for what they hold
+(a consumer without a worker), it does not apply.
 """
 
 from __future__ import annotations
