@@ -80,8 +80,12 @@ async def answers(client: RecordedClient, step: Ask, token: Token | None) -> Seq
     topic, key, delay = step.topic, step.keys[0], timedelta(milliseconds=step.delay)
     if step.verb in ("schedule", "many"):
         deadline = None if step.deadline is None else timedelta(milliseconds=max(step.deadline, step.delay + 2))
-        how: dict[str, Any] = {"group": step.group, "delay": delay, "on_conflict": step.conflict, "deadline": deadline}
-        new = [client.new(topic, {"does": step.does}, key=one, **how) for one in step.keys]
+        how: dict[str, Any] = {"group": step.group, "on_conflict": step.conflict, "deadline": deadline}
+        new = [
+            # of several each is due before the one ahead of it
+            client.new(topic, {"does": step.does}, key=one, delay=delay // place, **how)
+            for place, one in enumerate(step.keys, 1)
+        ]
         return [await client.schedule(new[0])] if len(new) == 1 else await client.schedule_many(new)
     if step.verb == "move":
         return [await client.reschedule(topic, key, delay=delay, if_token=token)]

@@ -3,12 +3,14 @@
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
 - P3: in the calm no lease is lost while its holder lives.
+- P7: nothing is asked for that there is no room for.
 - P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -31,15 +33,17 @@ class Owed(Struct, frozen=True):
     events: list[Event]
 
 
-def owed(history: Sequence[Event], *, calm: int, alone: Topic, late: Millis) -> Iterator[Owed]:
+def owed(history: Sequence[Event], *, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
     """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
 
-    Of the topic `alone` every worker has room for one delivery; it may take so long from a free slot to the next one.
+    A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
+    from a free slot to the next delivery.
     """
     yield from _undone(history)
     yield from _given_up(history)
     yield from _lost(history, calm)
-    yield from _waited(history, calm, alone, late)
+    yield from _waited(history, calm, room, late)
+    yield from _too_many(history, room)
 
 
 def _undone(history: Sequence[Event]) -> Iterator[Owed]:
@@ -93,8 +97,8 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Owed]:
                 holders[held.topic, held.key] = who[event.call], event
 
 
-def _waited(history: Sequence[Event], calm: int, alone: Topic, late: Millis) -> Iterator[Owed]:
-    """Due, and somebody was free to deliver it, and yet it waited."""
+def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
+    """Due, and somebody was free to deliver it, and yet it waited. Of the one topic that has room for one."""
     who: dict[int, str] = {}
     free: dict[str, int] = {}
     was_free: dict[str, int] = {}
@@ -107,9 +111,9 @@ def _waited(history: Sequence[Event], calm: int, alone: Topic, late: Millis) -> 
                 free[event.who] = was_free[event.who] = event.at
         elif isinstance(event, Leased):
             lost |= {held.task.token for held in event.tasks if held.task.losses}
-            if any(held.topic == alone for held in event.tasks):
+            if any(room(held.topic) == 1 for held in event.tasks):
                 was_free[who[event.call]] = free.pop(who[event.call], event.at)
-        elif isinstance(event, Ended) and event.topic == alone and event.who not in ends:
+        elif isinstance(event, Ended) and room(event.topic) == 1 and event.who not in ends:
             free[event.who] = event.at
         elif isinstance(event, Died):
             free.pop(event.who, None)
@@ -118,12 +122,28 @@ def _waited(history: Sequence[Event], calm: int, alone: Topic, late: Millis) -> 
             if event.what.endswith(_END):
                 ends.add(event.what.removesuffix(_END))
                 free.pop(event.what.removesuffix(_END), None)
-        elif isinstance(event, Began) and event.topic == alone and event.token not in lost:
+        elif isinstance(event, Began) and room(event.topic) == 1 and event.token not in lost:
             due = event.at - (event.clock - event.planned_at) * 1_000_000
             since = max(due, calm, min((was_free[event.who], *free.values())))
             if event.at - since > late * 1_000_000:
                 what = f"began {(event.at - since) // 1_000_000} ms after it was due and there was room for it"
                 yield Owed("P6", what, event.topic, event.key, [event])
+
+
+def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterator[Owed]:
+    """Asked for, though what runs already leaves no room for so many."""
+    running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
+    for event in history:
+        if isinstance(event, Began):
+            running[event.who, event.topic].add(event.token)
+        elif isinstance(event, Ended):
+            running[event.who, event.topic].discard(event.token)
+        elif isinstance(event, Leasing):
+            for topic, want in event.wants.items():
+                runs = len(running[event.who, topic])
+                if want + runs > room(topic):
+                    what = f"{event.who} runs {runs} of {topic}, has room for {room(topic)}, and asks for {want}"
+                    yield Owed("P7", what, topic, "", [event])
 
 
 def _ends(history: Sequence[Event]) -> set[str]:

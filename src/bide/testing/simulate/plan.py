@@ -15,11 +15,14 @@ from bide.core.instants import Millis
 
 TOPICS = ("work", "flaky", "slow", "beat")
 """With a handler in every worker; `slow` has room for one delivery at a time."""
+ALONE = "slow"
 UNHANDLED = "orphan"
 """Nobody works on it until the end."""
 MINUTE: Millis = 60_000
 _CALM = 0.75
 """The part of the time after which nothing breaks any more."""
+_DEAF = 0.25
+"""The part of the plans in whose calm no wake-up arrives: which may cost the longest sleep, and nothing else."""
 _LAST_ASK = 0.88
 """The part after which nothing is asked for any more."""
 
@@ -136,6 +139,11 @@ class Plan(Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
+def room_of(topic: str) -> int:
+    """How many deliveries of a topic a worker has room for at once."""
+    return 1 if topic == ALONE else 20
+
+
 def plan_from(text: str | bytes) -> Plan:
     """The reverse of `Plan.text`. Raises msgspec.ValidationError, msgspec.DecodeError."""
     return msgspec.json.decode(text, type=Plan)
@@ -162,6 +170,8 @@ def plan_of(seed: int, minutes: float = 6) -> Plan:
     asks = [_ask(chance, setup, int(length * _LAST_ASK)) for _ in range(int(chance.uniform(20, 50) * minutes))]
     faults = [_fault(chance, setup) for _ in range(int(chance.uniform(0, 7) * minutes))]
     steps: list[Step] = [*(step for some in asks for step in some), *faults]
+    if chance.random() < _DEAF:
+        steps.append(Storm(setup.calm + 1_000, length - setup.calm, deaf=True))
     return Plan(seed, setup, sorted(steps, key=lambda step: step.at))
 
 

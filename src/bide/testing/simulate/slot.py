@@ -21,7 +21,7 @@ from bide.testing.history.recording import RecordedClient, Recording
 from bide.testing.simulate.acts import TIMEOUT, answers, behave
 from bide.testing.simulate.link import Link, PartedLink, Weather
 from bide.testing.simulate.loop import Process
-from bide.testing.simulate.plan import TOPICS, Ask, Kill
+from bide.testing.simulate.plan import TOPICS, Ask, Kill, room_of
 from bide.testing.simulate.server import WallClock
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Slot:
         for topic in self.topics:
             app.handler(
                 topic, retry=Fixed("800ms", tries=3), timeout=timedelta(milliseconds=TIMEOUT),
-                concurrency=1 if topic == "slow" else 20, losses=LOSSES,
+                concurrency=room_of(topic), losses=LOSSES,
             )(self._handle)  # fmt: skip
         await self._open(app)
         worker = app.worker(name=self._process.who)

@@ -115,15 +115,15 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "polls", "P8", "A worker asks its store twenty times a second.",
-        Waker.sleep, "asked_at) + self._cap", "asked_at) + 0.05",
+        Waker.sleep, "asked_at) + self._cap", "asked_at) + 0.05", minutes=0.5,
     ),
     Mutant(
         "sleeps-by-its-own-clock", "P8", "A client goes by its machine's clock though its store has one.",
-        Client.open, "self.clock = store.clock() or self._own_clock", "self.clock = self._own_clock",
+        Client.open, "self.clock = store.clock() or self._own_clock", "self.clock = self._own_clock", minutes=0.5,
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        capacity.wants, "if count > 0:", "if count >= 0:", minutes=1,
+        capacity.wants, "if count > 0:", "if count >= 0:", minutes=2,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",

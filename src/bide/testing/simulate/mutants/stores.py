@@ -70,7 +70,7 @@ OF_STORES = (
         "record.wake_at > earliest.get(record.topic, record.wake_at - 1)",
     ),
     Mutant(
-        "leases-by-the-workers-clock", "P1", "What is due is decided by the worker's clock, not by the earlier of both.",
+        "leases-by-the-workers-clock", "P1", "What is due is decided by the worker's clock, not by the earlier one.",
         link._lease, "min(now, there)", "now",
     ),
     Mutant(

@@ -33,10 +33,13 @@ class Caught(Struct, frozen=True):
     """How many of the first 20 seeds catch it."""
 
 
-def wrongs(name: str, seed: int) -> list[Wrong]:
-    """What the judge finds wrong with this seed of this mutant; "": with bide as it is."""
+def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
+    """What the judge finds wrong with this seed of this mutant, which knows how long it plays.
+
+    With no name: of bide as it is, in so many virtual minutes.
+    """
     if not name:
-        plan = plan_of(seed)
+        plan = plan_of(seed, minutes)
         return judged(plan, play(plan)).wrong
     plan = plan_of(seed, MUTANTS[name].minutes)
     with applied(name):

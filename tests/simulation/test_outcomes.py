@@ -1,0 +1,85 @@
+"""What a worker owes its deliveries: each rule with a history that keeps it and one that does not."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from bide.core.records import State, Verdict
+from bide.testing.history.events import Began, Died, Ended, Event, Failed, Fault, Held, Leased, Leasing, Seen, Settling
+from bide.testing.simulate.outcomes import owed
+
+SECOND = 1_000_000_000
+WHO, OTHER = "worker-0.1", "worker-1.1"
+
+
+def broken(*history: Event) -> list[str]:
+    return [one.promise for one in owed(history, calm=0, room=lambda topic: 1 if topic == "slow" else 20, late=60)]
+
+
+def leasing(call: int, at: float, who: str = WHO) -> Leasing:
+    return Leasing(call, who, round(at * SECOND), round(at * 1000), {"slow": 1, "work": 20}, 0)
+
+
+def leased(call: int, at: float, topic: str, token: int, losses: int = 0) -> Leased:
+    task = Seen("id", State.LEASED, 0, 0, 0, 1, 0, losses, token, 0)
+    return Leased(call, round(at * SECOND), round(at * 1000), [Held(topic, "k", task)], None)
+
+
+def began(at: float, topic: str, token: int, planned: float, who: str = WHO) -> Began:
+    return Began(who, round(at * SECOND), round(at * 1000), topic, "k", "id", token, 1, round(planned * 1000))
+
+
+def ended(at: float, topic: str, token: int, how: str = "returned", who: str = WHO) -> Ended:
+    return Ended(who, round(at * SECOND), topic, "k", token, how)
+
+
+def settling(call: int, at: float, token: int, verdict: Verdict = Verdict.DONE) -> Settling:
+    return Settling(call, WHO, round(at * SECOND), round(at * 1000), "work", "k", token, verdict)
+
+
+def test_done_is_what_a_handler_has_said() -> None:
+    assert broken(ended(1, "work", 7), settling(1, 1, 7)) == []
+    assert broken(ended(1, "work", 7, "Done('done')"), settling(1, 1, 7)) == []
+    assert broken(ended(1, "work", 7, "OSError('it fails')"), settling(1, 1, 7, Verdict.RETRY)) == []
+    assert broken(ended(1, "work", 7, "OSError('it fails')"), settling(1, 1, 7)) == ["P2"]
+    assert broken(settling(1, 1, 7), ended(2, "work", 7)) == ["P2"]
+
+
+def test_an_outcome_is_told_until_the_store_has_it() -> None:
+    failed = Failed(2, 2 * SECOND, True, "OutcomeUnknown")
+    first, again = settling(2, 1, 7, Verdict.RETRY), settling(3, 3, 7, Verdict.RETRY)
+    assert broken(first, failed, again) == []
+    assert broken(first, failed) == ["P2"]
+    assert broken(first, failed, Died(WHO, 3 * SECOND)) == []
+    assert broken(first, failed, Fault(3 * SECOND, f"{WHO} is asked to end")) == []
+
+
+def test_who_lives_keeps_its_leases() -> None:
+    first = [leasing(1, 1), leased(1, 1.01, "work", 7)]
+    taken = [leasing(2, 3, OTHER), leased(2, 3.01, "work", 8, losses=1)]
+    assert broken(*first, *taken) == ["P3"]
+    assert broken(*first, Died(WHO, 2 * SECOND), *taken) == []
+    assert broken(*first, leasing(2, 3, OTHER), leased(2, 3.01, "work", 8)) == []
+
+
+def test_who_has_room_begins_what_is_due() -> None:
+    first = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
+    second = [leasing(2, 4.01), leased(2, 4.02, "slow", 8), began(4.02, "slow", 8, 2)]
+    late = [leasing(2, 5.01), leased(2, 5.02, "slow", 8), began(5.02, "slow", 8, 2)]
+    assert broken(*first, ended(4, "slow", 7), *second) == []
+    assert broken(*first, ended(4, "slow", 7), *late) == ["P6"]
+    assert broken(*first, leasing(3, 2.5, OTHER), ended(4, "slow", 7), *second) == ["P6"], "somebody else had room"
+    gone = Fault(2_600_000_000, f"{OTHER} is asked to end")
+    assert broken(*first, leasing(3, 2.5, OTHER), gone, ended(4, "slow", 7), *second) == []
+    assert broken(*first, ended(4, "slow", 7), leasing(2, 5.01), leased(2, 5.02, "slow", 8, losses=1), late[-1]) == [
+        "P3"  # how late what was lost is, is not this rule's business
+    ]
+    planned_later = replace(late[-1], planned_at=5_000)
+    assert broken(*first, ended(4, "slow", 7), *late[:2], planned_later) == []
+
+
+def test_nobody_asks_for_more_than_there_is_room_for() -> None:
+    first = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
+    assert broken(*first, leasing(2, 2)) == ["P7"]
+    assert broken(*first, ended(2, "slow", 7), leasing(2, 2)) == []
+    assert broken(*first, leasing(2, 2, OTHER)) == []
