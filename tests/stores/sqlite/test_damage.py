@@ -182,3 +182,11 @@ async def test_an_event_that_cannot_be_read_hides_no_other(store: SqliteStore, p
 async def test_a_worker_that_cannot_be_read_stops_no_other(store: SqliteStore, path: str, topics: str) -> None:
     change(path, f"INSERT INTO bide_worker VALUES ('odd', {topics}, {NOW * 2})")
     assert await store.announce("w", ["t"], NOW * 2, now=NOW) == {"w": ["t"], "odd": []}
+
+
+async def test_a_topic_that_is_no_text_is_said_to_be_damage(store: SqliteStore, path: str) -> None:
+    await put(store, new("a"), new("b", topic="u"))
+    change(path, "UPDATE bide_task SET topic = CAST(x'ff' AS TEXT) WHERE key = 'a'")
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        await store.tally()
+    assert keys((await lease(store, 1, topic="u")).tasks) == ["b"], "and the other topics go on"

@@ -12,7 +12,7 @@ _FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
 _DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
 
 
-_PART_IS_GONE = re.compile("no such (table|index|column)|has no column|malformed")
+_PART_IS_GONE = re.compile("no such (table|index|column)|has no column|malformed|Could not decode")
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
 """What is raised for a value of a wrong type, or one that is too large for SQLite."""
 
