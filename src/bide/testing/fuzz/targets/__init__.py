@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide.testing.fuzz.running import Target
-from bide.testing.fuzz.targets import answers, cursors, files, requests, stored, text, urls, values
+from bide.testing.fuzz.targets import answers, cursors, files, given, requests, stored, text, urls, values
 
 TARGETS: Sequence[Target] = (
     *text.TARGETS,
     *urls.TARGETS,
+    *given.TARGETS,
     *stored.TARGETS,
     *cursors.TARGETS,
     *requests.TARGETS,

@@ -1,7 +1,7 @@
 """Answers of a service, damaged on the way, as the HTTP store reads them.
 
-Each call comes back with what it promises, or with an error of bide's: an answer that cannot be read is asked for again,
-and then its outcome is unknown. No other exception, and nothing without an end.
+Each call comes back with what it promises, or with an error of bide's: an answer that cannot be read is asked for
+again, and then its outcome is unknown. No other exception, and nothing without an end.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """SQLite files that were damaged after everybody had let go of them, or while the newest was still in the log.
 
-**What is accepted.** Each call either answers, or raises StoreCorrupt or StoreMismatch. What it answers is compared with
-what SQLite itself reads out of the same bytes, row by row and past every index, if it finds them sound
+**What is accepted.** Each call either answers, or raises StoreCorrupt or StoreMismatch. What it answers is compared
+with what SQLite itself reads out of the same bytes, row by row and past every index, if it finds them sound
 (`PRAGMA integrity_check`): every task that is there is found, those that are due are leased or set aside as dead, and
 each is as its row says. So nothing is lost *by bide*.
 
 **What nobody can see.** SQLite keeps no checksum of a page: a bit that flips within a payload, a time or a name is read
 as it now is, and a log that is gone, or ends early, takes the newest transactions along. Such cases are counted as
 `altered` (SQLite calls the file sound, and it does not hold what was acknowledged). Where `integrity_check` complains
-and the calls still worked, the case is counted as `survived`; `bide doctor` runs `quick_check`, which sees most of that.
+and the calls still worked, the case is counted as `survived`; `bide doctor` runs `quick_check`, which sees most of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bide.core.errors import BideError, StoreCorrupt, StoreMismatch
+from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Move, NewTask, Page, Record, Ref, Settlement, State, Verdict
 from bide.stores.sqlite import SqliteStore
@@ -45,7 +46,9 @@ _SQL = (
     "UPDATE bide_task SET attempt = {number} WHERE row = {row}",
     "UPDATE bide_task SET topic = CAST(x'ff' AS TEXT) WHERE row = {row}", "UPDATE bide_token SET last = {number}",
     "DELETE FROM bide_token",
-    "DELETE FROM bide_meta", "UPDATE bide_meta SET value = 2", "DROP TABLE bide_event", "DROP TABLE bide_token",
+    "UPDATE bide_event SET kind = 'odd'", "UPDATE bide_event SET what = CAST(x'ff' AS TEXT) WHERE line = 2",
+    "UPDATE bide_worker SET topics = x'91a1ff'", "DELETE FROM bide_meta", "UPDATE bide_meta SET value = 2",
+    "DROP TABLE bide_event", "DROP TABLE bide_token",
     "DROP INDEX bide_task_time",
     "DROP TABLE bide_worker", "UPDATE bide_task SET keep_until = {number} WHERE row = {row}",
     "ALTER TABLE bide_task RENAME TO gone",
@@ -69,16 +72,20 @@ async def made(folder: Path) -> list[dict[str, bytes]]:
     path = folder / "sound.db"
     store = SqliteStore(path)
     await store.open()
+    groups = itertools.cycle((None, "g", "h"))
     tasks = [
-        NewTask(topic, f"{topic}{number}", new_id(), At(NOW + (number % 7) * 1_000), payload_of(f"{topic}{number}"), group)
-        for topic in ("t", "u") for number, group in zip(range(TASKS // 2), itertools.cycle((None, "g", "h")), strict=False)
-    ]  # fmt: skip
+        NewTask(topic, key, new_id(), At(NOW + (number % 7) * 1_000), payload_of(key), next(groups))
+        for topic in ("t", "u")
+        for number, key in enumerate(f"{topic}{number}" for number in range(TASKS // 2))
+    ]
     for first in range(0, TASKS, 6):
         await store.add(tasks[first : first + 6], now=NOW)
     leased = await store.lease({"t": 4}, now=NOW, until=NOW + 10_000, holder="w")
     ended = leased.tasks[0]
     dead = Settlement(ended.topic, ended.key, ended.token, Verdict.DEAD, keep_until=_LATER * 2, error="bad")
     await store.settle([dead], now=NOW)
+    await store.record([Event(at=NOW, topic="t", key="t1", id="i", kind=EventKind.DEAD, what="bad")] * 3)
+    await store.announce("w", ["t"], _LATER * 2, now=NOW)
     with_log = _bytes(folder)
     await store.close()
     return [_bytes(folder), with_log]
@@ -205,6 +212,8 @@ async def play(store: SqliteStore, draw: Draw, seen: Seen, known: set[Ref], *, f
     [another] = await store.get([Ref("t", "another")])
     check(another is not None and another.payload == b"{}", "what was just added is not there")
     await store.events(limit=10)
+    await store.events(Ref("t", "t1"))
+    await store.announce("x", ["t"], _LATER * 2, now=NOW)
     await store.purge(now=_LATER, limit=100)
 
 
@@ -233,8 +242,7 @@ async def case(folder: Path, sound: list[dict[str, bytes]], draw: Draw) -> None:
     foreign = draw.chance(0.2)
     files = sound[0] if foreign else damage(draw, draw.choice(sound))
     try:
-        for suffix, data in files.items():
-            Path(f"{path}{suffix}").write_bytes(data)
+        _write(path, files)
         if foreign:
             changed_by_sql(draw, path)
         seen = read_raw(path)
@@ -249,8 +257,17 @@ async def case(folder: Path, sound: list[dict[str, bytes]], draw: Draw) -> None:
                 ended = type(told).__name__
         draw.count(ended)
     finally:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        _remove(path)
+
+
+def _write(path: Path, files: dict[str, bytes]) -> None:
+    for suffix, data in files.items():
+        Path(f"{path}{suffix}").write_bytes(data)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 async def doctor(store: SqliteStore) -> None:

@@ -1,9 +1,10 @@
 """The keys of a namespace in a real Redis, changed at random by somebody else.
 
-**What is accepted.** Damage to entries (a body, a field, a member, a score) is the matter of that task alone: every call
-goes on, whatever is sound and due is leased, and after that the next wake lies ahead, so that no worker asks again and
-again. Damage to a key (another type, text for a number) may fail the calls that need it, with StoreCorrupt or
-StoreMismatch, and the tasks of the other shards are still leased. Nothing else is raised.
+**What is accepted.** Damage to entries (a body, a field, a member, a score) is the matter of that task alone: every
+call goes on, whatever is sound and due is leased, and after that the next wake lies ahead, so that no worker asks again
+and again. Damage to a key (another type, text for a number) may fail the calls that need it, with StoreCorrupt or
+StoreMismatch, and the tasks of the other shards are still leased. Of what is remembered of a caller's last call it may
+be said that the outcome is not known. Nothing else is raised.
 
 **What nobody can see.** A body whose bytes were changed into those of another sound body is that other task from then
 on; a deleted key, or one with fewer fields, is a task that is not there. Tasks that were touched are left out of what
@@ -24,6 +25,7 @@ from typing import Any
 import redis
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreCorrupt, StoreError, StoreMismatch
+from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Move, NewTask, Page, Record, Redrive, Ref, Settlement, State, Verdict
 from bide.stores.redis import RedisStore
@@ -145,6 +147,9 @@ def _entry(draw: Draw, client: Any, key: bytes, kind: bytes, done: Damage, layou
         else:
             client.zadd(key, {draw.of(odd, member, b"g\0t\0k1", b"t\0gone"): draw.of(0, NOW, float("-inf"), 1e300)})
         return f"index {what}"
+    if kind == b"stream":
+        client.xadd(key, {draw.of(b"t", odd): odd, draw.of(b"e", b"x"): draw.randbytes(9)})
+        return "event put in"
     if kind == b"set":
         client.sadd(key, odd)
         return "topics put in"
@@ -245,6 +250,7 @@ async def play(draw: Draw, store: RedisStore, done: Damage) -> None:
     await may(store.purge(now=_LATER + 30 * _HOUR, limit=100))
     await may(store.announce("w", ["t"], _LATER, now=NOW))
     await may(store.events(limit=10))
+    await may(store.events(Ref("t", "k1"), limit=10))
     for finding in await may(store.diagnose()) or ():
         check(finding.what, "what was found")
 
@@ -275,6 +281,8 @@ async def case(url: str, client: Any, draw: Draw) -> None:
             if one.key == "k0" and one.topic == "t":
                 dead = Settlement(one.topic, one.key, one.token, Verdict.DEAD, keep_until=_LATER * 2, error="bad")
                 await store.settle([dead], now=NOW + 5)
+        await store.record([Event(at=NOW, topic="t", key="k1", id="i", kind=EventKind.DEAD, what="bad")] * 2)
+        await store.announce("v", ["t"], _LATER, now=NOW)
         if draw.chance(0.3):
             await store.close()
         done = damaged(draw, client, Layout("f", SHARDS))
