@@ -6,6 +6,8 @@ import io
 from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 
 from bide.ports.wire import CONTENT_TYPE
 from bide.stores.http.address import Address
@@ -29,6 +31,20 @@ class Reply(NamedTuple):
     body: bytes
 
 
+class _NewestFirst(aiohttp.TCPConnector):
+    """Takes the connection that was used last, so that those end that only a busy moment needed.
+
+    aiohttp takes the one that has rested for longest. While calls go on, none then ever rests until it is idle, and
+    there are for ever as many as there were calls at once in the busiest moment, here and at the service.
+    """
+
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        rested = self._conns.get(key)
+        if rested and rested[-1][0] is protocol:
+            rested.rotate(1)
+
+
 class Link:
     """Belongs to one event loop. The token goes into a header of every call, and nowhere else."""
 
@@ -40,7 +56,7 @@ class Link:
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE),
+            connector=_NewestFirst(limit=0, keepalive_timeout=_IDLE),
             headers=headers,
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
             cookie_jar=aiohttp.DummyCookieJar(),
