@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,13 @@ from bide.app import Bide
 from bide.cli.bench.place import Place
 from bide.cli.bench.plan import rounded
 from bide.core.events import Event, EventKind
+from bide.core.names import new_id
 from bide.core.records import State, Verdict
 from bide.engine.sweeper import PAGE, PURGE_EVERY
 from bide.ports import KeepsEvents
 from bide.settings import Settings
 from bide.testing.soak import slopes
-from bide.testing.soak.crew import FAILING, KEPT, TOPICS, Crew, Ids, Terms
+from bide.testing.soak.crew import FAILING, KEPT, ON_PURPOSE, TOPICS, Crew, Ids, Terms
 from bide.testing.soak.load import Load
 from bide.testing.soak.measure import StoreWatch, process
 from bide.testing.soak.remains import EVENTS, remains, too_much
@@ -264,15 +266,21 @@ def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, slopes.Slope]:
 
 
 async def _fill_events(app: Bide) -> None:
-    """The log of events to its cap, so that it does not grow any more."""
+    """The log of events to its cap, with such as handlers will cause, so that it does not grow any more."""
     store = app.store
     if isinstance(store, KeepsEvents):
+        who = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"  # as a worker is called
         for _ in range(EVENTS // 500):
-            event = Event(
-                at=app.clock.now(), topic=TOPICS[0], key="before", id="", kind=EventKind.RETRY, who="soak",
-                what="the log is filled",
+            now = app.clock.now()
+            await store.record(
+                [
+                    Event(
+                        at=now, topic=FAILING, key=new_id(), id=new_id(), kind=EventKind.RETRY, attempt=1, who=who,
+                        what=ON_PURPOSE, was=now, wake_at=now + 200,
+                    )
+                    for _ in range(500)
+                ]
             )  # fmt: skip
-            await store.record([event] * 500)
 
 
 async def _number(app: Bide, *, live: bool) -> int:
