@@ -46,6 +46,7 @@ class Game:
         self.now = START
         self.placed: list[tuple[int, int, ev.Event]] = []
         """Events with the time at which they are told, and a number that keeps those of one time in order."""
+        self.tell(0, ev.Header(room=1_000_000))  # who leases here asks for two, whatever it holds
         self.calls = 0
         self.held: list[tuple[Record, int]] = []
         """What was leased, and when that was answered."""
@@ -112,7 +113,7 @@ class Game:
         if self.chance.random() < 0.3:
             [known] = await self.store.get([Ref(TOPIC, key)])
             token = None if known is None else known.token - (self.chance.random() < 0.3)
-        due, call, asked, done = self.due(), *self.around()
+        due, (call, asked, done) = self.due(), self.around(START if token is None else self.now)
         keep = self.now + self.chance.choice((-1, 300))
         change: Move | Cancel | Redrive
         if lot < 0.5:
@@ -150,7 +151,15 @@ class Game:
         held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
         self.told(call, done, ev.Leased(call, done * 1_000_000, self.now, held, leased.next_wake))
         if done:
-            self.held += [(task, done) for task in leased.tasks]
+            for task in leased.tasks:
+                self.held.append((task, done))
+                self.tell(
+                    done,
+                    ev.Began(
+                        "worker", done * 1_000_000, done, TOPIC, task.key, task.id, task.token, task.attempt,
+                        task.planned_at,
+                    ),
+                )  # fmt: skip
 
     async def outcome(self) -> None:
         """Extends or settles something that is held, or was."""
@@ -173,17 +182,9 @@ class Game:
                 *lease, verdict, self.due() if again else None, self.now + self.chance.choice((-1, 400)),
                 "holder lost: often" if verdict is Verdict.DEAD else None, new_id(),
             )  # fmt: skip
-            began = max(asked - 1, since)
-            self.tell(
-                began,
-                ev.Began(
-                    "worker", began * 1_000_000, began, TOPIC, task.key, task.id, task.token, task.attempt,
-                    task.planned_at,
-                ),
-            )  # fmt: skip
             self.held = [held for held in self.held if held[0] is not task]
             self.tell(
-                max(asked, began),
+                asked,
                 ev.Settling(
                     call, "worker", at, asked, *lease, verdict, one.wake, one.keep_until, one.error, one.next_id
                 ),

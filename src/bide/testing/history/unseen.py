@@ -78,13 +78,14 @@ class Unseen:
 
     def _leads_on(self, made: Task | None, call: int, token: int, used: frozenset[int]) -> bool:
         """Whether the life that is shown next can come of this."""
-        for op in self._versions.get(token, ()):
-            seen = op.seen
-            assert seen is not None
-            if op.kind == SCHEDULED or op.kind == REDRIVEN or (made is not None and same(made.id, seen.id)):
-                return True
-            return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for _, lost in self._lost)
-        return True
+        shown = self._versions.get(token)
+        if shown is None or any(op.kind == SCHEDULED or op.kind == REDRIVEN for op in shown):
+            return True
+        seen = shown[0].seen
+        assert seen is not None
+        if made is not None and same(made.id, seen.id):
+            return True
+        return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for _, lost in self._lost)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
         """Whether what is to come next would still not be right."""
