@@ -33,7 +33,8 @@ class Process:
         self.stopped = False
         self.held: list[Any] = []
         """What became ready while it was stopped."""
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: list[tuple[asyncio.Task[Any], Context]] = []
+        """All that it ever began, each with the context in which it runs."""
         self.context: Context = copy_context()
         self.context.run(_process.set, self)
         loop.processes.append(self)
@@ -88,10 +89,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> Any:
+        context = copy_context() if context is None else context
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
-        process = _process.get() if context is None else context.get(_process)
+        process = context.get(_process)
         if process is not None:
-            process.tasks.append(task)
+            process.tasks.append((task, context))
         return task
 
     def _run_once(self) -> None:
@@ -163,16 +165,18 @@ def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any,
     finally:
         asyncio.set_event_loop(None)
         loop.set_exception_handler(lambda loop, context: None)  # what is torn down now may well complain
-        _throw_away([task for process in loop.processes for task in process.tasks])
+        for process in loop.processes:
+            process.kill()
+            _throw_away(process.tasks)
         loop.close()
 
 
-def _throw_away(tasks: list[asyncio.Task[Any]]) -> None:
+def _throw_away(tasks: list[tuple[asyncio.Task[Any], Context]]) -> None:
     """Close the coroutines that will never go on. What their clean-up would still ask of anybody is not done."""
-    for task in tasks:
+    for task, context in tasks:  # clean-up may begin tasks: they come to the end of this list
         if not task.done():
             setattr(task, _NOT_MISSED, False)
             work = task.get_coro()
             if work is not None:
-                with suppress(RuntimeError, Exception):
-                    work.close()
+                with suppress(Exception):
+                    context.run(work.close)
