@@ -209,12 +209,17 @@ class Search:
                     self.left = self.groups[self.group][1]
 
     def _extend(self, extends: list[Op]) -> bool:
-        """One of several that came at once, of which any may have been first."""
-        if len(extends) > 1 and len({op.ask.until for op in extends}) > 1:  # type: ignore[union-attr]
-            extends.sort(key=lambda op: -op.ask.until)  # type: ignore[union-attr]
-            shown = [op.seen.wake_at for op in self.active if op.kind == SHOWN and op.seen is not None]
-            extends.sort(key=lambda op: op.ask.until not in shown)  # type: ignore[union-attr]
-            self.choices.append((self._snapshot(), [*extends[1:]]))
+        """One of several that came at once, of which any may have been first; or one whose answer was lost."""
+        assert self.task is not None
+        if len(extends) > 1 or self.unseen.any:
+            shown = {
+                op.seen.wake_at for op in self.active if op.token == self.task.token and op.seen is not None
+            }  # fmt: skip
+            if shown and self.unseen.any:
+                self._push()
+            if len(extends) > 1:
+                extends.sort(key=lambda op: (op.ask.until not in shown, -op.ask.until))  # type: ignore[union-attr]
+                self.choices.append((self._snapshot(), extends[1:]))
         self._extended(extends[0])
         return True
 
