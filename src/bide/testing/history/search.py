@@ -36,6 +36,8 @@ from bide.testing.history.unseen import Unseen, Way
 _LEASED = State.LEASED
 _PATIENCE = 20_000
 """Steps that are tried beyond the operations there are, before a task is called undecided."""
+_IN_A_ROW = (2, 4, 8, 16)
+"""So many unseen things may have been done between two that were seen: tried one after the other."""
 
 
 class Undecided(Exception):
@@ -88,10 +90,27 @@ class Search:
         self.group = 0
         self.left = self.groups[0][1] if self.groups else 0
         self.used: frozenset[int] = frozenset()
+        self.in_a_row = 0
+        """How many unseen things were done since the last that was seen."""
         self.done = 0
+        self.most = 0
+        self.given_up = False
+        """Whether there were more ways than were tried."""
         self.choices: list[tuple[Any, Iterator[Way] | list[Any]]] = []
 
     def run(self) -> Stuck | None:
+        """Few unseen things in a row are likelier than many, and far fewer are their orders: so those come first."""
+        start = self._snapshot()
+        for self.most in _IN_A_ROW:
+            self.given_up = False
+            stuck = self._run()
+            if stuck is None or not self.given_up:
+                return stuck
+            self.stuck = None
+            self._restore(start)
+        raise Undecided
+
+    def _run(self) -> Stuck | None:
         ops, active, count = self.ops, self.active, len(self.ops)
         budget = 8 * count + _PATIENCE
         tried: set[Any] = set()
@@ -111,7 +130,7 @@ class Search:
                 continue
             # stuck: something unseen, or an earlier choice was wrong
             state = (
-                self.next, self.group, self.left, tuple(map(id, active)), self.used,
+                self.next, self.group, self.left, tuple(map(id, active)), self.used, self.in_a_row,
                 self.task.known if type(self.task) is Unsure else id(self.task),
             )  # fmt: skip
             if state not in tried:
@@ -197,6 +216,7 @@ class Search:
         active = self.active
         active.remove(op)
         self.done += 1
+        self.in_a_row = 0
         if op.answered <= self.soonest:
             self.soonest = min([one.answered for one in active], default=NEVER)
         if op.kind <= SHOWN:
@@ -237,12 +257,13 @@ class Search:
     def _snapshot(self) -> Any:
         return (
             self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used,
-            self.done,
+            self.in_a_row, self.done,
         )  # fmt: skip
 
     def _restore(self, snapshot: Any) -> None:
         (
-            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used, self.done
+            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used,
+            self.in_a_row, self.done,
         ) = snapshot  # fmt: skip
         self.active = list(active)
 
@@ -259,7 +280,9 @@ class Search:
     def _push(self) -> None:
         """What may have been done unseen, here: each in turn, when the search comes back."""
         ways = self.unseen.ways(self)
-        if ways:
+        if ways and self.in_a_row >= self.most:
+            self.given_up = True
+        elif ways:
             self.choices.append((self._snapshot(), iter(ways)))
 
     def _back(self) -> bool:
@@ -276,6 +299,7 @@ class Search:
             for number, task in ways:
                 self._restore(snapshot)
                 self.task = task
+                self.in_a_row += 1
                 if number:
                     self.used |= {number}
                 return True

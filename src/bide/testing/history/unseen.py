@@ -158,9 +158,12 @@ class Unseen:
                 shown.add(op.answer.was)
             if op.kind == SHOWN and op.seen is not None and op.seen.state is _LEASED:
                 shown.add(op.seen.wake_at)
+        again = task.state is _LEASED and task.token is ANY
         taken: list[Way] = []
         for leasings in self._leasings:
-            soonest = True  # whatever it explains, one that ends later does no better, unless just that was shown
+            # whatever it explains, one that ends later does no better, unless just that was shown; and a second one
+            # after one that nobody was told of is thought of for that alone, or where attempts were counted
+            soonest = not again or self._counted(task, token)
             for place, leasing in leasings:
                 if place > at.soonest or leasing.call in at.used or leasing.call in self._gave:
                     continue
@@ -178,18 +181,25 @@ class Unseen:
             planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
         )  # fmt: skip
 
+    def _counted(self, task: Task, token: int) -> bool:
+        """Whether what comes next is of this life, with more attempts than there were."""
+        for op in self._versions.get(token, ()):
+            assert op.seen is not None
+            if same(task.id, op.seen.id) and op.seen.attempt - (op.kind == LEASED) > task.attempt:
+                return True
+        return False
+
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """Whether what comes next tells of a lease between: of as many as attempts were counted, or of one."""
+        """Whether what comes next tells of a lease between."""
+        if self._counted(task, token):
+            return True
         taken = task.state is _LEASED and task.token is ANY
         for op in self._versions.get(token, ()):
-            seen, answer, ask = op.seen, op.answer, op.ask
-            assert seen is not None
-            if same(task.id, seen.id):
-                if seen.attempt - (op.kind == LEASED) > task.attempt:
+            answer, ask = op.answer, op.ask
+            if type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
+                if answer.was is not None and not same(task.wake_at, answer.was):
                     return True
-            elif type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
-                late = ask.on_conflict is OnConflict.LATEST
-                if not taken and (late or (answer.was is not None and not same(task.wake_at, answer.was))):
+                if ask.on_conflict is OnConflict.LATEST and not taken:
                     return True
         if taken:
             return False
