@@ -33,7 +33,7 @@ in_full = pytest.mark.skipif(not os.environ.get("TORTURE"), reason="takes minute
 async def started(name: str, folder: Path) -> AsyncIterator[Server]:
     """The server; when it is stopped nothing is left of it."""
     server = server_of(name, folder)
-    before, temporary = descendants(), set(Path("/tmp").glob("bide-server-*"))  # noqa: ASYNC240
+    began, before, temporary = time.time(), descendants(), set(Path("/tmp").glob("bide-server-*"))  # noqa: ASYNC240
     try:
         await server.start()
     except ServerMissing as error:
@@ -45,7 +45,7 @@ async def started(name: str, folder: Path) -> AsyncIterator[Server]:
     finally:
         ours |= descendants() - before
         await server.stop()
-    assert left_of(ours, folder, *homes) == []
+    assert left_of(ours, folder, *homes, since=began) == []
 
 
 def told(*words: object) -> None:

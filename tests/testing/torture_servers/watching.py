@@ -112,12 +112,20 @@ def descendants(of: int | None = None) -> set[int]:
     return found
 
 
-def left_of(pids: set[int], *folders: Path) -> list[str]:
-    """What is left of these processes, and what is mounted in these folders."""
+def left_of(pids: set[int], *folders: Path, since: float) -> list[str]:
+    """What is left of these processes, and what is mounted in these folders.
+
+    Shared memory is named by the number of its process, and so only what was made `since` then can be theirs.
+    """
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    shared = [name for name in os.listdir("/dev/shm") if name.rpartition("_")[2] in set(map(str, pids))]
+    numbers = set(map(str, pids))
+    shared = [
+        one
+        for one in Path("/dev/shm").iterdir()
+        if one.name.rpartition("_")[2] in numbers and one.exists() and one.stat().st_mtime >= since
+    ]
     return [
         *(f"process {pid}" for pid in pids & descendants()),
         *(f"mounted {place}" for place in mounted if any(Path(place).is_relative_to(one) for one in folders)),
-        *(f"shared memory {name}" for name in shared),
+        *(f"shared memory {one}" for one in shared),
     ]

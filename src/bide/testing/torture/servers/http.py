@@ -12,7 +12,7 @@ from bide.core.instants import Millis
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.private import PrivateServer, remove_all
 from bide.testing.torture.servers.processes import HOST
 
 _PATIENCE = 2.0
@@ -67,9 +67,10 @@ class HttpServer(PrivateServer):
         self.cannot = self.store.cannot
 
     async def stop(self) -> None:
-        for instance in self.instances:
-            await instance.remove()
-        await self.store.stop()
+        try:
+            await remove_all(self.instances)
+        finally:
+            await self.store.stop()
 
     async def clock(self) -> Millis:
         """Milliseconds, by the store behind."""

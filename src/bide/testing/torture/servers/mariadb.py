@@ -15,7 +15,7 @@ from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.mariadb_node import CONNECTIONS, DATABASE, USER, MariaDbNode
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.private import PrivateServer, remove_all
 from bide.testing.torture.servers.processes import HOST
 
 _LONGEST_AWAY = 1.0
@@ -58,8 +58,7 @@ class MariaDbServer(PrivateServer):
         }
 
     async def stop(self) -> None:
-        for node in self.nodes:
-            await node.remove()
+        await remove_all(self.nodes)
 
     async def clock(self) -> Millis:
         """Milliseconds, by the primary."""

@@ -118,7 +118,7 @@ class MariaDbNode(Node):
             return await asyncmy.connect(
                 host=HOST, port=self.port, user=ADMINISTRATOR, autocommit=True, connect_timeout=10, **options
             )
-        except MySQLError as error:
+        except (MySQLError, EOFError) as error:
             raise OSError(f"{self.name}: {error}") from error
 
     async def ask(self, *statements: str) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class MariaDbNode(Node):
                     await cursor.execute(statement)
                     found = list(await cursor.fetchall() or ()) if cursor.description else []
             return found
-        except MySQLError as error:
+        except (MySQLError, EOFError) as error:
             raise OSError(f"{self.name}: {error}") from error
         finally:
             connection.close()

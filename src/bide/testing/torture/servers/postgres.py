@@ -15,7 +15,7 @@ from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.node import Node
 from bide.testing.torture.servers.postgres_node import CONNECTIONS, DATABASE, USER, PostgresNode
-from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.private import PrivateServer, remove_all
 from bide.testing.torture.servers.processes import HOST
 
 _LONGEST_AWAY = 1.0
@@ -64,8 +64,7 @@ class PostgresServer(PrivateServer):
 
     async def stop(self) -> None:
         # the standby first: a primary that ends in order waits for it
-        for node in (self.standby, self.primary):
-            await node.remove()
+        await remove_all((self.standby, self.primary))
 
     async def clock(self) -> Millis:
         """Milliseconds, by the primary."""

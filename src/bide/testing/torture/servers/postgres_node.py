@@ -99,10 +99,13 @@ class PostgresNode(Node):
             return False
 
     async def connect(self) -> Any:
-        """A connection of asyncpg, past the proxy."""
+        """A connection of asyncpg, past the proxy. Raises OSError."""
         import asyncpg
 
-        return await asyncpg.connect(self.url, timeout=10, command_timeout=60)
+        try:
+            return await asyncpg.connect(self.url, timeout=10, command_timeout=60)
+        except asyncpg.PostgresError as error:  # it starts, or ends
+            raise OSError(f"{self.name}: {error}") from error
 
     async def ask(self, *statements: str) -> Any:
         """The first value that the last of them finds. Raises OSError where nobody answers, and asyncpg's errors."""

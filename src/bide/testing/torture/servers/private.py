@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,19 @@ from bide.core.instants import Millis
 from bide.testing.proxy import FaultProxy
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers.clocks import FakeClock
+from bide.testing.torture.servers.node import Node
+
+
+async def remove_all(nodes: Iterable[Node]) -> None:
+    """Each is removed, whatever becomes of the others. Raises what the first has failed with."""
+    errors: list[Exception] = []
+    for node in nodes:
+        try:
+            await node.remove()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 class PrivateServer:
@@ -49,8 +62,11 @@ class PrivateServer:
         """As `Server`."""
         try:
             await self._start()
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            try:
+                await self.stop()
+            except Exception as more:  # noqa: BLE001 - what came first says why
+                error.add_note(f"and then it could not be stopped: {more!r}")
             raise
 
     async def _start(self) -> None:

@@ -17,7 +17,7 @@ from bide.core.instants import Millis
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.private import PrivateServer, remove_all
 from bide.testing.torture.servers.processes import HOST, until
 from bide.testing.torture.servers.redis import memory_full, shared_cannot
 from bide.testing.torture.servers.redis_node import DURABILITY, RedisNode
@@ -119,8 +119,7 @@ class RedisCluster(PrivateServer):
             await replica.ask("CLUSTER", "REPLICATE", await master.id())
 
     async def stop(self) -> None:
-        for node in self.nodes:
-            await node.remove()
+        await remove_all(self.nodes)
 
     async def clock(self) -> Millis:
         """Milliseconds, by the nodes, which go by one clock."""

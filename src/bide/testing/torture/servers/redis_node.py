@@ -113,8 +113,8 @@ class RedisNode(Node):
         self.disk.remove()
 
 
-class Refused(Exception):
-    """An error reply; the message is the server's."""
+class Refused(OSError):
+    """An error reply, such as LOADING; the message is the server's."""
 
 
 class Asking:

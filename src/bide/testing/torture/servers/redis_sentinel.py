@@ -17,7 +17,7 @@ from bide.core.instants import Millis
 from bide.testing.torture.server import Trouble
 from bide.testing.torture.servers import suffering
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.private import PrivateServer
+from bide.testing.torture.servers.private import PrivateServer, remove_all
 from bide.testing.torture.servers.processes import HOST, ServerFailed, until
 from bide.testing.torture.servers.redis import memory_full, shared_cannot
 from bide.testing.torture.servers.redis_node import DURABILITY, RedisNode, Refused
@@ -168,9 +168,8 @@ class RedisSentinel(PrivateServer):
         }
 
     async def stop(self) -> None:
-        for node in (*self.sentinels, *self.servers):
-            await node.remove()
         self._teller.close()
+        await remove_all((*self.sentinels, *self.servers))
 
     async def clock(self) -> Millis:
         """Milliseconds, by the servers, which go by one clock."""
