@@ -190,3 +190,12 @@ async def test_a_topic_that_is_no_text_is_said_to_be_damage(store: SqliteStore, 
     with pytest.raises(StoreCorrupt, match="is damaged"):
         await store.tally()
     assert keys((await lease(store, 1, topic="u")).tasks) == ["b"], "and the other topics go on"
+
+
+@pytest.mark.parametrize("column", ["attempt", "failures", "losses"])
+async def test_a_count_that_cannot_go_on_is_set_aside(store: SqliteStore, path: str, column: str) -> None:
+    await put(store, *(new(name) for name in "abc"))
+    change(path, f"UPDATE bide_task SET {column} = {2**63 - 1} WHERE key = 'b'")
+    assert keys((await lease(store, 3)).tasks) == ["a", "c"]
+    [dead] = await listed(store, Filter(topic="t", state=State.DEAD))
+    assert dead.key == "b"

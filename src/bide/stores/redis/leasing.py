@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from bide.core.errors import StoreError
+from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.redis.bodies import record_of, text_of
@@ -128,8 +128,12 @@ class Leaser:
                     for topic in call.topics:
                         self._heads[topic].answered(call.shard, self._now(now) + _AGAIN, -1, clock, plenty=False)
                 else:
-                    since.setdefault(call.shard, reply[2] + 1)
-                    self._read(call, asked[call.shard], reply, room, taken, empty, clock)
+                    try:
+                        since.setdefault(call.shard, reply[2] + 1)
+                        self._read(call, asked[call.shard], reply, room, taken, empty, clock)
+                    except (AttributeError, IndexError, TypeError, ValueError) as error:
+                        where = f"{self._layout.namespace}, shard {call.shard}"
+                        failed = StoreCorrupt(f"{where}: a remembered answer to a lease cannot be read: {error}")
         if failed is not None and not taken:
             raise failed
         taken.sort(key=_woke)

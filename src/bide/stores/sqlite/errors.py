@@ -12,7 +12,9 @@ _FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
 _DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
 
 
-_PART_IS_GONE = re.compile("no such (table|index|column)|has no column|malformed|Could not decode")
+_PART_IS_GONE = re.compile(
+    "no such (table|index|column)|has no column|malformed|Could not decode|unsupported file format"
+)
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
 """What is raised for a value of a wrong type, or one that is too large for SQLite."""
 
@@ -71,6 +73,8 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
         return error
     if isinstance(error, UnicodeEncodeError):
         return BadInput("text", error.object, "text that UTF-8 can hold: no lone surrogates")
+    if isinstance(error, UnicodeDecodeError):  # SQLite quotes what it has read in its message, whatever that is
+        return _damaged(path, error)
     if isinstance(error, OverflowError):
         return BadInput("number", str(error), "integers of at most 64 bits")
     if isinstance(error, OSError):

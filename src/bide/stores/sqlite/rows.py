@@ -27,6 +27,8 @@ _TYPES: tuple[type, ...] = (
 )  # fmt: skip
 _NULLABLE = frozenset({3, 12, 15, 16, 18, 19})
 _NONE = type(None)
+_MOST = 2**62
+"""What can still be counted on from, within 64 bits."""
 _ENDED = 2
 """The first code of a state in which nothing is still to happen."""
 
@@ -60,6 +62,8 @@ def check(row: Row) -> None:
     page, or a file of an SQLite without STRICT, may have them."""
     if not _declared(tuple(map(type, row))) or not 0 <= row[STATE] < len(STATES):
         raise ValueError("values of other types than the columns declare")
+    if max(row[8:11]) >= _MOST:
+        raise ValueError("more deliveries than there can have been")
 
 
 @lru_cache(maxsize=256)
@@ -82,6 +86,8 @@ def mended(row: Row) -> Record:
             fields[position] = bytes(value).decode("utf-8", "backslashreplace")
         elif position in TEXTS and position not in _NULLABLE:
             fields[position] = ""
+    for position in (8, 9, 10):
+        fields[position] = min(fields[position], _MOST - 1)
     if fields[STATE] not in range(len(STATES)) or row[STATE] is None:
         fields[STATE] = CODES[State.DEAD]
     return record_of(fields)
