@@ -14,7 +14,7 @@ from bide.testing.fuzz.running import Target, Wrong, check, pure, refusals, run
 from bide.testing.fuzz.targets import TARGETS
 
 SEED = 20_270_115
-CASES = {"requests": 150, "answers": 60, "files": 12, "values": 12}
+CASES = {"config": 60, "arguments": 150, "requests": 150, "answers": 60, "files": 12, "values": 12}
 """Of the targets whose cases cost milliseconds."""
 
 

@@ -155,7 +155,7 @@ def read_raw(path: Path) -> Seen:
             seen.sound = opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             for row in opened.execute(_ROWS):
                 seen[Ref(row[0], row[1])] = row
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         seen.sound = False
     finally:
         for suffix in ("", "-wal", "-shm"):

@@ -20,11 +20,12 @@ from bide.testing.fuzz.running import Case, Target, check, clear
 from bide.testing.fuzz.targets.text import length_text
 
 _LINES = (
-    "schedule t --key k --delay 15m --payload {}", "schedule t --at 2030-01-01T00:00:00Z --group g",
+    "schedule t {} --key k --delay 15m", "schedule t --at 2030-01-01T00:00:00Z --group g",
     "ls --topic t --limit 3",
     "ls --state dead --json", "show t k --json", "move t k --delay 1h", "fire t k", "cancel t k", "shift g --by -2h",
-    "redrive t k", "tally --json", "pause t", "resume t", "cancel --group g", "tally --every 1h", "redrive --all-dead",
+    "redrive t k", "tally --json", "pause t", "resume t", "cancel --group g", "redrive --all-dead",
     "ls --group g --before 1h", "move t k --at 2030-01-01T00:00:00Z", "--version", "--help", "nothing", "migrate",
+    "tally --ahead 24h --step 1h",
     "token ls",
 )  # fmt: skip
 _TOML = """\

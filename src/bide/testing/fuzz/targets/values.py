@@ -50,6 +50,8 @@ class Damage:
     def __init__(self) -> None:
         self.shards: set[int] = set()
         self.common = False
+        self.unordered = False
+        """An index by name, in which all scores have to be the same, has several: then it has no order."""
         self.answers = False
         """What is remembered of a caller's last call: whether it was done cannot be known then, and is not said."""
         self.refs: set[Ref] = set()
@@ -143,8 +145,10 @@ def _entry(draw: Draw, client: Any, key: bytes, kind: bytes, done: Damage, layou
         if what == "lost":
             client.zrem(key, member)
         elif what == "score":
+            done.unordered = done.unordered or letter == b"g"
             client.zadd(key, {member: draw.of(0, -1, NOW, 1e18, float("inf"), float("-inf"), 0.5, draw.number())})
         else:
+            done.unordered = done.unordered or letter == b"g"
             client.zadd(key, {draw.of(odd, member, b"g\0t\0k1", b"t\0gone"): draw.of(0, NOW, float("-inf"), 1e300)})
         return f"index {what}"
     if kind == b"stream":
@@ -207,7 +211,7 @@ async def play(draw: Draw, store: RedisStore, done: Damage) -> None:
     ):
         await may(_listed(store, where))
     await may(store.tally([0, NOW, _LATER]))
-    if not done.of_keys:
+    if not done.of_keys and not done.unordered:
         await page(store, draw)
     taken: dict[Ref, Record] = {}
     quiet = 0
