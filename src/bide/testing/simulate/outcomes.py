@@ -4,6 +4,7 @@
   it, as long as the worker lives.
 - P3: in the calm no lease is lost while its holder lives.
 - P7: nothing is asked for that there is no room for.
+- P11: nobody asks again and again while nothing happens.
 - P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
 """
 
@@ -20,6 +21,9 @@ from bide.testing.history.events import Began, Died, Ended, Event, Failed, Fault
 
 Delivery = tuple[Topic, str, Token]
 _DONE = ("returned", "Done(")
+_AGAIN = 25_000_000_000
+"""Nanoseconds within which an outcome is told again, also by who stands still for a while."""
+_SPIN = 12
 _END = " is asked to end"
 
 
@@ -44,6 +48,7 @@ def owed(history: Sequence[Event], *, calm: int, room: Callable[[Topic], int], l
     yield from _lost(history, calm)
     yield from _waited(history, calm, room, late)
     yield from _too_many(history, room)
+    yield from _spins(history)
 
 
 def _undone(history: Sequence[Event]) -> Iterator[Owed]:
@@ -75,7 +80,7 @@ def _given_up(history: Sequence[Event]) -> Iterator[Owed]:
             ask = asked[event.call]
             failed[ask.topic, ask.key, ask.token] = ask, event
     for ask, failure in failed.values():
-        if ask.who not in ends:
+        if ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
             what = f"the outcome of token {ask.token} was given up when the store could not be reached"
             yield Owed("P2", what, ask.topic, ask.key, [ask, failure])
 
@@ -108,7 +113,9 @@ def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], l
         if isinstance(event, Leasing):
             who[event.call] = event.who
             if event.who not in was_free:
-                free[event.who] = was_free[event.who] = event.at
+                was_free[event.who] = event.at
+                if event.who not in ends:
+                    free[event.who] = event.at
         elif isinstance(event, Leased):
             lost |= {held.task.token for held in event.tasks if held.task.losses}
             if any(room(held.topic) == 1 for held in event.tasks):
@@ -146,10 +153,32 @@ def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterato
                     yield Owed("P7", what, topic, "", [event])
 
 
-def _ends(history: Sequence[Event]) -> set[str]:
-    """Those who died, or were asked to end, at some time."""
-    ends = {event.who for event in history if isinstance(event, Died)}
-    ends |= {
-        event.what.removesuffix(_END) for event in history if isinstance(event, Fault) and event.what.endswith(_END)
-    }
+def _spins(history: Sequence[Event]) -> Iterator[Owed]:
+    """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
+    who: dict[int, str] = {}
+    empty: dict[str, list[Leasing]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, Leasing):
+            who[event.call] = event.who
+            asks = empty[event.who]
+            asks.append(event)
+            if len(asks) > _SPIN and asks[-1].at - asks[-1 - _SPIN].at < 1_000_000_000:
+                what = f"{event.who} leased {_SPIN} times within a second, and there was nothing to lease"
+                yield Owed("P11", what, "", "", list(asks[-_SPIN:]))
+                return
+        elif isinstance(event, Leased):
+            if event.tasks:
+                empty.pop(who[event.call], None)
+        else:
+            empty.clear()
+
+
+def _ends(history: Sequence[Event]) -> dict[str, int]:
+    """Those who died or were asked to end, and when."""
+    ends: dict[str, int] = {}
+    for event in history:
+        if isinstance(event, Died):
+            ends.setdefault(event.who, event.at)
+        elif isinstance(event, Fault) and event.what.endswith(_END):
+            ends.setdefault(event.what.removesuffix(_END), event.at)
     return ends
