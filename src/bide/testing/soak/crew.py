@@ -136,6 +136,7 @@ async def _work() -> None:
     @app.handler(THREADED)
     def threaded(task: Task[bytes]) -> None:
         counted.began(task.record)
+        time.sleep(0.005)  # so that all threads of its pool are needed while the maximum is measured, and no more later
 
     async with app, app.worker(observe=Reporter(counted).observe):
         say(working=True)
