@@ -152,7 +152,7 @@ def test_journals_with_a_broken_promise_are_called_broken_by_both_judges(tmp_pat
 def test_recovery_counts_from_the_end_of_a_fault_to_the_next_delivery() -> None:
     figures = Figures([NEW, CREATED, *DELIVERED, *AGAIN, END])
     assert figures.recovery([("reset", 0, 2 * MS), ("reset", 0, 103 * MS), ("kill", 0, 2_704 * MS)]) == {
-        "reset": {"p50": 2.6, "most": 2.6}
+        "reset": {"p50": 2.6, "most": 2.6, "longest_pause": 2.6}
     }
     assert figures.silence() == 2.6
     assert figures.again == 1

@@ -16,6 +16,7 @@ from bide.core.errors import BideError
 from bide.testing.torture.plain import server_at
 from bide.testing.torture.run import Plan, tortured
 from bide.testing.torture.server import Server
+from bide.testing.torture.servers.processes import ServerFailed, ServerMissing
 from bide.testing.trial import WrongByKind, not_in_memory, parser_of
 
 _SHOWN = 5
@@ -56,7 +57,7 @@ def _run(given: argparse.Namespace) -> int:
         try:
             server = server_at(given.url, folder) if given.server is None else _server_of(given.server, folder)
             report, wrong = asyncio.run(tortured(server, plan, folder))
-        except BideError as error:
+        except (BideError, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
         if any(wrong.values()) and given.keep is not None:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from bide.core.instants import Millis
@@ -82,22 +83,24 @@ class Figures:
         self.lateness_again.sort()
 
     def recovery(self, spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-        """Of each kind of fault: seconds from its end to the next delivery."""
+        """Of each kind of fault: seconds from its end to the next delivery, and the longest pause between two
+        deliveries of which it, or another at the same time, may be the cause."""
         lengths: dict[str, list[float]] = defaultdict(list)
-        for kind, _, at in spans:
-            place = bisect_left(self.moments, at)
+        pauses: dict[str, float] = defaultdict(float)
+        for kind, begun, over in spans:
+            first, place = bisect_left(self.moments, begun), bisect_left(self.moments, over)
             if place < len(self.moments):
-                lengths[kind].append((self.moments[place] - at) / 1e9)
+                lengths[kind].append((self.moments[place] - over) / 1e9)
+            pauses[kind] = max(pauses[kind], _longest_pause(self.moments[max(0, first - 1) : place + 1]))
         shown = {}
         for kind, those in sorted(lengths.items()):
             parts = percentiles(sorted(those))
-            shown[kind] = {"p50": parts["p50"], "most": parts["most"]}
+            shown[kind] = {"p50": parts["p50"], "most": parts["most"], "longest_pause": pauses[kind]}
         return shown
 
     def silence(self) -> float:
         """The longest time between two deliveries, in seconds."""
-        pairs = zip(self.moments, self.moments[1:], strict=False)
-        return round(max((after - before for before, after in pairs), default=0) / 1e9, 2)
+        return _longest_pause(self.moments)
 
     def load(self) -> dict[str, Any]:
         """What was asked and done."""
@@ -230,6 +233,10 @@ class Figures:
 
     def _blame(self, kind: str, what: str) -> None:
         self.wrong[kind].append(what)
+
+
+def _longest_pause(moments: Sequence[int]) -> float:
+    return round(max((after - before for before, after in pairwise(moments)), default=0) / 1e9, 2)
 
 
 def counts_of(wrong: Mapping[str, Sequence[object]]) -> dict[str, int]:
