@@ -1,0 +1,124 @@
+"""What private servers are made of: processes that outlive nobody, disks that can be full, folders of an account's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bide.testing.torture.servers.disks import Disk
+from bide.testing.torture.servers.node import Node
+from bide.testing.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program, until
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
+
+_UNLUCKY = "libfaketime: In ft_shm_init(), sem_open failed and recreation attempts failed: Permission denied"
+_STARTS_AND_DIES = """
+import os, sys
+from pathlib import Path
+from bide.testing.torture.servers.processes import Process
+process = Process(["sleep", "60"], Path(sys.argv[1]) / "log", folder=Path(sys.argv[1]), name="sleeper")
+print(process.pid, flush=True)
+os._exit(9)
+"""
+
+
+class Script(Node):
+    """Runs one shell script at each start, and answers once it has said so."""
+
+    scripts: Sequence[str] = ()
+    starts = 0
+
+    def command(self) -> Sequence[str]:
+        self.starts += 1
+        return ["/bin/sh", "-c", self.scripts[min(self.starts, len(self.scripts)) - 1]]
+
+    async def answers(self) -> bool:
+        return "ready" in self.log.read_text()
+
+
+async def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) -> None:
+    node = Script("the script", tmp_path, {})
+    node.scripts = [f"echo '{_UNLUCKY}'; exit 1", f"echo '{_UNLUCKY}'; exit 1", "echo ready; sleep 60"]
+    await node.start()
+    assert node.starts == 3
+    await node.remove()
+    assert not node.running
+
+
+async def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
+    node = Script("the script", tmp_path, {})
+    node.scripts = ["echo no such luck; exit 3"]
+    with pytest.raises(ServerFailed, match=r"the script ended with 3(.|\n)*no such luck"):
+        await node.start()
+    await node.remove()
+
+
+async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
+    process = Process(["/bin/sh", "-c", "sleep 60 & sleep 60"], tmp_path / "log", folder=tmp_path, name="two")
+
+    async def both() -> bool:
+        return len(process.family()) == 3
+
+    await until(both, "two children")
+    pids = process.family()
+    process.send_all(signal.SIGSTOP)
+    await process.end(signal.SIGKILL)
+    assert process.code == -signal.SIGKILL
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)  # noqa: ASYNC240
+
+
+async def test_a_process_does_not_outlive_who_started_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _STARTS_AND_DIES, str(tmp_path)]
+    pid = int(subprocess.run(words, capture_output=True, text=True, check=False).stdout)  # noqa: ASYNC221
+
+    async def gone() -> bool:
+        return not Path(f"/proc/{pid}/exe").exists()  # noqa: ASYNC240
+
+    await until(gone, "the guard to kill it", patience=10)
+
+
+def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:
+    guard = Guard('touch "$1"', str(tmp_path / "touched"))
+    guard.dismiss()
+    assert not (tmp_path / "touched").exists()
+
+
+async def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk", size=8 << 20)
+    disk.make()
+    try:
+        if not disk.mounted:
+            assert "small file system" in disk.refused
+            pytest.skip(disk.refused)
+        file = disk.place / "file"
+        file.write_bytes(bytes(1 << 20))
+        assert 1 << 20 <= await disk.fill() < 2 << 20
+        with pytest.raises(OSError, match="No space left"):
+            (disk.place / "more").write_bytes(bytes(1 << 20))
+        disk.free()
+        (disk.place / "more").write_bytes(bytes(1 << 20))
+        assert len(file.read_bytes()) == 1 << 20
+    finally:
+        disk.remove()
+    assert os.listdir(disk.place) == [] or not disk.mounted
+
+
+async def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk", size=8 << 20)
+    disk.make()
+    if not disk.mounted:
+        pytest.skip(disk.refused)
+    with (disk.place / "open").open("w"), pytest.raises(ServerFailed, match="was in use"):
+        disk.remove()
+    assert str(disk.place) not in Path("/proc/self/mounts").read_text()  # noqa: ASYNC240
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(ServerMissing, match="apt-get install oracle"):
+        program("oracle-server", "oracle")
