@@ -155,7 +155,7 @@ def a_settle_that_was_refused(events: list[Event], chance: Random) -> bool:
     ("corruption", "share"),
     [
         (another_attempt, 1.0), (another_life, 1.0), (an_earlier_wake, 1.0), (an_older_token, 1.0), (another_due, 1.0),
-        (a_task_that_is_gone, 0.9), (another_word, 0.9), (a_settle_that_was_refused, 1.0),
+        (a_task_that_is_gone, 0.9), (another_word, 0.9), (a_settle_that_was_refused, 0.9),
         (a_change_that_was_not_done, 0.9), (a_change_that_nobody_asked_for, 0.9),
     ],
 )  # fmt: skip

@@ -15,7 +15,9 @@ other way on: the search is there, so to speak, only for lost answers. Each such
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from bide.core.records import State
@@ -36,8 +38,6 @@ from bide.testing.history.unseen import Unseen, Way
 _LEASED = State.LEASED
 _PATIENCE = 20_000
 """Steps that are tried beyond the operations there are, before a task is called undecided."""
-_IN_A_ROW = (2, 4, 8, 16)
-"""So many unseen things may have been done between two that were seen: tried one after the other."""
 
 
 class Undecided(Exception):
@@ -93,30 +93,17 @@ class Search:
         self.in_a_row = 0
         """How many unseen things were done since the last that was seen."""
         self.done = 0
-        self.most = 0
-        self.given_up = False
-        """Whether there were more ways than were tried."""
-        self.choices: list[tuple[Any, Iterator[Way] | list[Any]]] = []
+        self.choices: list[tuple[int, int, int, Any, Way | Op]] = []
+        """Other ways to go on, those first that come after most that was seen, and then after the fewest unseen."""
+        self.ways = count()
 
     def run(self) -> Stuck | None:
-        """Few unseen things in a row are likelier than many, and far fewer are their orders: so those come first."""
-        start = self._snapshot()
-        for self.most in _IN_A_ROW:
-            self.given_up = False
-            stuck = self._run()
-            if stuck is None or not self.given_up:
-                return stuck
-            self.stuck = None
-            self._restore(start)
-        raise Undecided
-
-    def _run(self) -> Stuck | None:
-        ops, active, count = self.ops, self.active, len(self.ops)
-        budget = 8 * count + _PATIENCE
-        tried: set[Any] = set()
+        ops, active, most = self.ops, self.active, len(self.ops)
+        budget = 8 * most + _PATIENCE
+        tried: dict[Any, list[frozenset[int]]] = {}
         while True:
             active = self.active
-            while self.next < count and (op := ops[self.next]).asked <= self.soonest:
+            while self.next < most and (op := ops[self.next]).asked <= self.soonest:
                 active.append(op)
                 if op.answered < self.soonest:
                     self.soonest = op.answered
@@ -128,13 +115,14 @@ class Search:
                 raise Undecided
             if self._step():
                 continue
-            # stuck: something unseen, or an earlier choice was wrong
+            # stuck: something unseen, or an earlier choice was wrong. What failed before with less used up fails again
             state = (
-                self.next, self.group, self.left, tuple(map(id, active)), self.used, self.in_a_row,
+                self.next, self.group, self.left, tuple(map(id, active)),
                 self.task.known if type(self.task) is Unsure else id(self.task),
             )  # fmt: skip
-            if state not in tried:
-                tried.add(state)
+            before = tried.setdefault(state, [])
+            if not any(used <= self.used for used in before):
+                before.append(self.used)
                 self._push()
             if not self._back():
                 return self.stuck
@@ -239,7 +227,7 @@ class Search:
                 self._push()
             if len(extends) > 1:
                 extends.sort(key=lambda op: (op.ask.until not in shown, -op.ask.until))  # type: ignore[union-attr]
-                self.choices.append((self._snapshot(), extends[1:]))
+                self._choose(extends[1:])
         self._extended(extends[0])
         return True
 
@@ -279,32 +267,29 @@ class Search:
 
     def _push(self) -> None:
         """What may have been done unseen, here: each in turn, when the search comes back."""
-        ways = self.unseen.ways(self)
-        if ways and self.in_a_row >= self.most:
-            self.given_up = True
-        elif ways:
-            self.choices.append((self._snapshot(), iter(ways)))
+        self._choose(self.unseen.ways(self))
+
+    def _choose(self, ways: Sequence[Way | Op]) -> None:
+        """Keep these for when the search comes back."""
+        if ways:
+            snapshot = self._snapshot()
+            for way in ways:
+                heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), snapshot, way))
 
     def _back(self) -> bool:
-        """Take back the last choice that leaves another way."""
-        while self.choices:
-            snapshot, ways = self.choices[-1]
-            if type(ways) is list:
-                self.choices.pop()
-                self._restore(snapshot)
-                if len(ways) > 1:
-                    self.choices.append((snapshot, ways[1:]))
-                self._extended(ways[0])
-                return True
-            for number, task in ways:
-                self._restore(snapshot)
-                self.task = task
-                self.in_a_row += 1
-                if number:
-                    self.used |= {number}
-                return True
-            self.choices.pop()
-        return False
+        """Go the best of the ways that are left."""
+        if not self.choices:
+            return False
+        *_, snapshot, way = heappop(self.choices)
+        self._restore(snapshot)
+        if isinstance(way, Op):
+            self._extended(way)
+            return True
+        number, self.task = way
+        self.in_a_row += 1
+        if number:
+            self.used |= {number}
+        return True
 
 
 def _asked(op: Op) -> int:
