@@ -43,7 +43,7 @@ class Script(Node):
 
 
 async def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) -> None:
-    node = Script("the script", tmp_path, {})
+    node = Script("the script", tmp_path)
     node.scripts = [f"echo '{_UNLUCKY}'; exit 1", f"echo '{_UNLUCKY}'; exit 1", "echo ready; sleep 60"]
     await node.start()
     assert node.starts == 3
@@ -52,7 +52,7 @@ async def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) 
 
 
 async def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
-    node = Script("the script", tmp_path, {})
+    node = Script("the script", tmp_path)
     node.scripts = ["echo no such luck; exit 3"]
     with pytest.raises(ServerFailed, match=r"the script ended with 3(.|\n)*no such luck"):
         await node.start()

@@ -61,6 +61,10 @@ async def test_each_trouble_is_survived(name: str, tmp_path: Path) -> None:
         assert server.about()["version"]
         assert not set(server.cannot) & set(server.troubles())
         await load.works()
+        if isinstance(server, PrivateServer) and server.farthest:
+            for ahead in (server.farthest, -server.farthest, 0.0):
+                server.ahead = ahead
+                assert abs(await server.clock() - (time.time() + ahead) * 1000) < 500
         told(f"{name}: started after {time.monotonic() - began:.1f} s; cannot {dict(server.cannot)}")
         for kind, trouble in server.troubles().items():
             acknowledged, failed, at = len(load.acknowledged), len(load.errors), time.monotonic()

@@ -52,7 +52,7 @@ class HttpServer(PrivateServer):
         self.store = store
         self._clock = store.shared_clock
         self.farthest = store.farthest
-        self.instances = [_Instance(f"instance {number}", folder / f"instance-{number}", {}) for number in (1, 2)]
+        self.instances = [_Instance(f"instance {number}", folder / f"instance-{number}") for number in (1, 2)]
         self.direct = _url(self.instances[0].port)
 
     async def _start(self) -> None:

@@ -54,7 +54,7 @@ class MariaDbNode(Node):
     account = "mysql"
 
     def __init__(self, number: int, folder: Path, clock: FakeClock) -> None:
-        super().__init__(f"server {number}", folder, clock.environment)
+        super().__init__(f"server {number}", folder, clock)
         self.leads = number == 1
         """Whether it may be written to, and waits for who follows it."""
         self._number = number

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bide.testing.proxy import FaultProxy
+from bide.testing.torture.servers.clocks import FakeClock
 from bide.testing.torture.servers.processes import (
     HOST,
     Process,
@@ -64,12 +65,13 @@ class Node:
     """Where it listens."""
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
 
-    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, clock: FakeClock | None = None) -> None:
         self.name = name
         self.home = Home(folder, self.account)
         self.port = free_port(bus=self.bus)
         self.proxy = FaultProxy(self.host, self.port)
-        self._environment = environment
+        self._clock = clock
+        self._environment: Mapping[str, str] = {}
         self._process: Process | None = None
         self._ending = False
 
@@ -103,7 +105,8 @@ class Node:
         assert self._process is None, "it runs already"
         # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
         forgotten = (f"--unset={name}" for name in os.environ if name.startswith("BIDE_"))
-        environment = ["env", *forgotten, *(f"{name}={value}" for name, value in self._environment.items())]
+        given = {**self._environment, **({} if self._clock is None else self._clock.environment(self.home.path))}
+        environment = ["env", *forgotten, *(f"{name}={value}" for name, value in given.items())]
         words = [*as_account(self.account), *environment, *self.command()]
         self._process = Process(words, self.log, folder=self.home.path, name=self.name)
 

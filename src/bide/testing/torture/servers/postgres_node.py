@@ -49,7 +49,7 @@ class PostgresNode(Node):
     halts_by = signal.SIGINT
 
     def __init__(self, name: str, folder: Path, clock: FakeClock) -> None:
-        super().__init__(name, folder, clock.environment)
+        super().__init__(name, folder, clock)
         self.disk = Disk(folder, size=_DISK, account=self.account)
 
     @property

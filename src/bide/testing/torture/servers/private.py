@@ -37,7 +37,7 @@ class PrivateServer:
         self.proxies: Sequence[FaultProxy] = ()
         self.cannot: Mapping[str, str] = {}
         self.environment: Mapping[str, str] = {}
-        self._clock = FakeClock(folder / "clock")
+        self._clock = FakeClock()
         self.farthest = self._clock.farthest
 
     @property

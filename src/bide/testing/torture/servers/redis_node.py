@@ -24,7 +24,7 @@ class RedisNode(Node):
     """With its append-only file on a disk of its own."""
 
     def __init__(self, name: str, folder: Path, clock: FakeClock | None = None) -> None:
-        super().__init__(name, folder, {} if clock is None else clock.environment)
+        super().__init__(name, folder, clock)
         self.disk = Disk(folder / "disk", size=_DISK)
 
     async def prepare(self) -> None:
