@@ -77,6 +77,7 @@ NEW = ev.Asked(1, "client-0.1/0", 9 * MS, 9, Asks.SCHEDULE, "steady", "k", "one"
 CREATED = ev.Answered(1, 10 * MS, 10, Result.CREATED, WAITS)
 LEASING = ev.Leasing(2, "worker-0.1", 99 * MS, 99, {"steady": 5}, 2_600)
 LEASED = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", HELD)], None)
+TOO_EARLY = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", replace(HELD, wake_at=2_599))], None)
 BEGAN = ev.Began("worker-0.1", 102 * MS, 102, "steady", "k", "one", 101_000, 1, 100)
 SETTLING = ev.Settling(3, "worker-0.1", 103 * MS, 103, "steady", "k", 101_000, Verdict.DONE)
 TOLD = ev.Told(3, 104 * MS, 104, True)
@@ -115,7 +116,7 @@ def test_what_may_be_is_not_blamed(events: Sequence[Event]) -> None:
     [
         ("lost", [NEW, CREATED, END]),
         ("lost", [NEW, CREATED, LEASING, LEASED, END]),
-        ("early", [NEW, CREATED, LEASING, replace(LEASED, clock=99), BEGAN, SETTLING, TOLD, END]),
+        ("early", [NEW, CREATED, LEASING, TOO_EARLY, BEGAN, SETTLING, TOLD, END]),
         ("early", [NEW, CREATED, LEASING, LEASED, replace(BEGAN, clock=99), SETTLING, TOLD, END]),
         ("delivered after cancelled", [NEW, CREATED, CANCEL, CANCELLED, *DELIVERED, END]),
         ("stale token accepted", [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN, *SETTLED_LATE, END]),
