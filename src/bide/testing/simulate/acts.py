@@ -28,7 +28,7 @@ async def behave(
     again: Callable[[Task[Any]], int],
     delivery: int,
     lease: Millis,
-    die: Callable[[], None],
+    die: Callable[[], bool],
 ) -> Done | None:
     """What a handler does with `task` at this delivery of its life: the word of its payload, with its milliseconds."""
     does = task.payload["does"]
@@ -57,8 +57,8 @@ async def behave(
     elif word == "long":
         await asyncio.sleep(min(TIMEOUT, 1.5 * lease) / 1000 - 0.05)
     elif word == "kill":
-        die()
-        await asyncio.get_running_loop().create_future()
+        if die():
+            await asyncio.get_running_loop().create_future()
     elif word == "again":
         if again(task) <= _MOST_AGAIN:
             return Done(again_in=pause)

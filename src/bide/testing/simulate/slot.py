@@ -204,8 +204,12 @@ class Slot:
         self.world.again[task.topic, task.key] += 1
         return self.world.again[task.topic, task.key]
 
-    def _die_here(self) -> None:
-        self._die(_BACK, "killed by its handler")
+    def _die_here(self) -> bool:
+        """Whether it does: in the calm nobody dies."""
+        dies = self.world.loop.time() * 1000 < self.world.plan.setup.calm
+        if dies:
+            self._die(_BACK, "killed by its handler")
+        return dies
 
     def ask(self, step: Ask) -> None:
         """What a client asks, if it is there."""
