@@ -20,8 +20,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import pytest
 from tests.servers.child import ServerMissing
 from tests.servers.keyspace import delete_keys
-from tests.servers.mariadb_server import MariaDbServer
-from tests.servers.mariadb_server import ask as ask_mysql
+from tests.servers.mariadb_server import MariaDbServer, drop_databases
 from tests.servers.postgres_server import PostgresServer, ask
 from tests.servers.rabbitmq_server import RabbitMqServer
 from tests.servers.redis_cluster import RedisCluster
@@ -180,8 +179,7 @@ def mysql_schema(mysql_url: str) -> Iterator[str]:
     """What the names of a test's databases begin with, nobody else's; they are dropped after it."""
     name = "t" + secrets.token_hex(5)
     yield name
-    for (one,) in ask_mysql(mysql_url, f"SHOW DATABASES LIKE '{name}%'"):
-        ask_mysql(mysql_url, f"DROP DATABASE `{one}`")
+    drop_databases(mysql_url, name)
 
 
 @pytest.fixture

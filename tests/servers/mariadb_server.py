@@ -7,16 +7,18 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tests.servers.child import Child, ServerFailed, ServerMissing
 from tests.servers.own_server import HOST as HOST
 from tests.servers.own_server import OwnServer
 
+T = TypeVar("T")
 PACKAGES = "mariadb-server"
 USER = "bide"
 ADMINISTRATOR = "root"
@@ -138,20 +140,46 @@ def ask(url: str, statement: str) -> list[Any]:
     """The rows of one statement, on a connection of its own; in a thread, since the caller may be on a loop."""
 
     async def asking() -> list[Any]:
-        import asyncmy
+        async with _connected(url) as run:
+            return await run(statement)
 
-        parts = urlsplit(url)
-        connection = await asyncmy.connect(
-            host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
-            password=parts.password or "", database=parts.path.removeprefix("/"), autocommit=True,
-            init_command="SET SESSION lock_wait_timeout = 20",  # for a table that an open transaction has used
-        )  # fmt: skip
-        try:
-            async with connection.cursor() as cursor:
-                await cursor.execute(statement)
-                return list(await cursor.fetchall() or ()) if cursor.description else []
-        finally:
-            await connection.ensure_closed()
+    return _in_thread(asking)
 
+
+def drop_databases(url: str, beginning: str) -> None:
+    """All whose names begin so."""
+
+    async def dropping() -> None:
+        async with _connected(url) as run:
+            for (name,) in await run(f"SHOW DATABASES LIKE '{beginning}%'"):
+                await run(f"DROP DATABASE `{name}`")
+
+    _in_thread(dropping)
+
+
+def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(asking())).result()
+        return thread.submit(lambda: asyncio.run(work())).result()
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Callable[[str], Awaitable[list[Any]]]]:
+    """What runs one statement after another."""
+    import asyncmy
+
+    parts = urlsplit(url)
+    connection = await asyncmy.connect(
+        host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
+        password=parts.password or "", database=parts.path.removeprefix("/"), autocommit=True,
+        init_command="SET SESSION lock_wait_timeout = 20",  # for a table that an open transaction has used
+    )  # fmt: skip
+
+    async def run(statement: str) -> list[Any]:
+        async with connection.cursor() as cursor:
+            await cursor.execute(statement)
+            return list(await cursor.fetchall() or ()) if cursor.description else []
+
+    try:
+        yield run
+    finally:
+        await connection.ensure_closed()
