@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from bide.core.records import State, Verdict
-from bide.testing.history.events import Began, Died, Ended, Event, Failed, Fault, Held, Leased, Leasing, Seen, Settling
+from bide.core.records import Result, State, Verdict
+from bide.testing.history.events import (
+    Answered,
+    Asked,
+    Asks,
+    Began,
+    Died,
+    Ended,
+    Event,
+    Failed,
+    Fault,
+    Held,
+    Leased,
+    Leasing,
+    Seen,
+    Settling,
+)
 from bide.testing.simulate.outcomes import owed
 
 SECOND = 1_000_000_000
@@ -51,6 +66,7 @@ def test_an_outcome_is_told_until_the_store_has_it() -> None:
     assert broken(first, failed, again) == []
     assert broken(first, failed) == ["P2"]
     assert broken(first, failed, Died(WHO, 3 * SECOND)) == []
+    assert broken(first, failed, Died(WHO, 60 * SECOND)) == ["P2"], "it had time enough"
     assert broken(first, failed, Fault(3 * SECOND, f"{WHO} is asked to end")) == []
 
 
@@ -83,3 +99,23 @@ def test_nobody_asks_for_more_than_there_is_room_for() -> None:
     assert broken(*first, leasing(2, 2)) == ["P7"]
     assert broken(*first, ended(2, "slow", 7), leasing(2, 2)) == []
     assert broken(*first, leasing(2, 2, OTHER)) == []
+
+
+def test_nobody_asks_again_and_again_while_nothing_happens() -> None:
+    def asks(pause: float, *between: Event) -> list[Event]:
+        nothing = [Leased(call, round(call * pause * SECOND), 0, [], None) for call in range(30)]
+        return [event for one in nothing for event in (leasing(one.call, one.call * pause), one, *between)]
+
+    assert broken(*asks(0.01)) == ["P11"]
+    assert broken(*asks(0.5)) == []
+    assert broken(*asks(0.01, Fault(0, "something happens"))) == []
+
+
+def test_whoever_asks_is_answered() -> None:
+    ask = Asked(1, WHO, 0, 0, Asks.CANCEL, "work", "k")
+    later = Fault(60 * SECOND, "something happens")
+    assert broken(ask, later) == ["P4"]
+    assert broken(ask, Answered(1, SECOND, 0, Result.NOT_FOUND), later) == []
+    assert broken(ask, Failed(1, SECOND, True, "OutcomeUnknown"), later) == []
+    assert broken(ask, Died(WHO, SECOND), later) == []
+    assert broken(ask, Fault(SECOND, "something happens")) == [], "it may be answered yet"

@@ -2,6 +2,7 @@
 
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
+- P4: whoever asks is answered.
 - P3: in the calm no lease is lost while its holder lives.
 - P7: nothing is asked for that there is no room for.
 - P11: nobody asks again and again while nothing happens.
@@ -17,7 +18,19 @@ from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic, Verdict
-from bide.testing.history.events import Began, Died, Ended, Event, Failed, Fault, Leased, Leasing, Settling
+from bide.testing.history.events import (
+    Answered,
+    Asked,
+    Began,
+    Died,
+    Ended,
+    Event,
+    Failed,
+    Fault,
+    Leased,
+    Leasing,
+    Settling,
+)
 
 Delivery = tuple[Topic, str, Token]
 _DONE = ("returned", "Done(")
@@ -49,6 +62,7 @@ def owed(history: Sequence[Event], *, calm: int, room: Callable[[Topic], int], l
     yield from _waited(history, calm, room, late)
     yield from _too_many(history, room)
     yield from _spins(history)
+    yield from _unanswered(history)
 
 
 def _undone(history: Sequence[Event]) -> Iterator[Owed]:
@@ -171,6 +185,21 @@ def _spins(history: Sequence[Event]) -> Iterator[Owed]:
                 empty.pop(who[event.call], None)
         else:
             empty.clear()
+
+
+def _unanswered(history: Sequence[Event]) -> Iterator[Owed]:
+    """Never answered, and never said to have failed, though whoever asked lived to the end."""
+    asked: dict[int, Asked] = {}
+    for event in history:
+        if isinstance(event, Asked):
+            asked[event.call] = event
+        elif isinstance(event, Answered | Failed):
+            asked.pop(event.call, None)
+    ends = _ends(history)
+    for ask in asked.values():
+        if ask.who not in ends and history[-1].at - ask.at > _AGAIN:
+            what = f"{ask.who} asked to {ask.asks} it, and was never answered"
+            yield Owed("P4", what, ask.topic, ask.key, [ask])
 
 
 def _ends(history: Sequence[Event]) -> dict[str, int]:

@@ -123,7 +123,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        capacity.wants, "if count > 0:", "if count >= 0:", minutes=2,
+        capacity.wants, "if count > 0:", "if count >= 0:", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bide.stores.memory import MemoryStore
-from bide.stores.memory.lines import Line, TopicTasks
+from bide.stores.memory.lines import Line
 from bide.stores.memory.listings import Listings
 from bide.stores.memory.tidings import Ears
 from bide.testing.simulate import link
@@ -59,10 +59,6 @@ OF_STORES = (
         "wakes = [wake for topic in self._topics.values() if (wake := topic.next_wake()) is not None]\n"
         "    return Leased(taken, min(wakes, default=None), now)",
         minutes=0.5,
-    ),
-    Mutant(
-        "next-wake-ignores-what-is-held", "P8", "The end of a lease is not among the next wakes.",
-        TopicTasks.next_wake, "(self.waits.front(), self.held.front())", "(self.waits.front(),)",
     ),
     Mutant(
         "tells-of-the-latest", "P8", "Of several new tasks the wake of the last is told, and not of the first.",
