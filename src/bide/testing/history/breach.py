@@ -8,9 +8,10 @@ from bide.core.records import State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
 from bide.testing.history.gathered import ABSENT, EXTENDED, LAST_WRITE, LEASED, REFUSED, SETTLED, SHOWN, Op
-from bide.testing.history.moves import NOBODY, Moves, differs, earliest, sentence
+from bide.testing.history.moves import Moves
 from bide.testing.history.report import Violation
 from bide.testing.history.search import Search, Stuck
+from bide.testing.history.unsure import NOBODY, differs, earliest, sentence
 
 _BEFORE = 3
 """So many operations before the one that is wrong are told with it."""

@@ -77,15 +77,15 @@ class Told:
 
 
 class Leasings:
-    """Who asked to lease tasks of one topic."""
+    """Who asked to lease tasks of one topic, with the places of the questions, by when the leases would end."""
 
-    __slots__ = ("answered", "lost")
+    __slots__ = ("by_until", "in_order")
 
-    def __init__(self, lost: list[tuple[int, ev.Leasing]], answered: list[tuple[int, ev.Leasing]]) -> None:
-        self.lost = lost
-        """Those that were never answered, with their places, by when their leases would end."""
-        self.answered = answered
-        """The others, likewise."""
+    def __init__(self, those: list[tuple[int, ev.Leasing]]) -> None:
+        self.in_order = sorted(those, key=_until)
+        self.by_until: dict[Millis, list[tuple[int, ev.Leasing]]] = {}
+        for one in self.in_order:
+            self.by_until.setdefault(one[1].until, []).append(one)
 
 
 class Clocks:
@@ -127,7 +127,7 @@ class Gathered:
         """Who asked to lease, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
         """The calls of those that were never answered."""
-        self._by_topic: dict[Topic, Leasings] = {}
+        self._by_topic: dict[Topic, tuple[Leasings, Leasings]] = {}
         self.leased: list[tuple[int, ev.Leasing, ev.Leased]] = []
         """Leases that gave something, with their place in the history."""
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
@@ -143,17 +143,15 @@ class Gathered:
         self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
         self.settled = self.refused = 0
 
-    def leasings_of(self, topic: Topic) -> Leasings:
-        """Who asked for tasks of a topic."""
+    def leasings_of(self, topic: Topic) -> tuple[Leasings, Leasings]:
+        """Who asked for tasks of a topic: those that were never answered, and the others."""
         known = self._by_topic.get(topic)
         if known is None:
             lost: list[tuple[int, ev.Leasing]] = []
             answered: list[tuple[int, ev.Leasing]] = []
             for one in self.leasings.get(topic, ()):
                 (lost if one[1].call in self.lost_leasings else answered).append(one)
-            lost.sort(key=_until)
-            answered.sort(key=_until)
-            known = self._by_topic[topic] = Leasings(lost, answered)
+            known = self._by_topic[topic] = Leasings(lost), Leasings(answered)
         return known
 
 

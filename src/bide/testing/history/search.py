@@ -32,8 +32,9 @@ from bide.testing.history.gathered import (
     Op,
     Told,
 )
-from bide.testing.history.moves import ANY, EXPLAIN, Moves, Task, Unsure, Wrong
+from bide.testing.history.moves import EXPLAIN, Moves
 from bide.testing.history.unseen import Unseen, Way
+from bide.testing.history.unsure import ANY, Task, Unsure, Wrong
 
 _LEASED = State.LEASED
 _PATIENCE = 20_000
@@ -63,7 +64,7 @@ class Stuck:
 class Search:
     """For one task. `run` says None if there is an order, else where the longest one stops."""
 
-    def __init__(self, told: Told, moves: Moves, leasings: Leasings, exact: bool) -> None:
+    def __init__(self, told: Told, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
         self.told = told
         self.moves = moves
         self.unseen = Unseen(told, moves, leasings, exact)

@@ -6,6 +6,8 @@ other way on, and here only of what could lead to what was shown next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bide.core.records import OnConflict, Result, State
@@ -24,12 +26,14 @@ from bide.testing.history.gathered import (
     Op,
     Told,
 )
-from bide.testing.history.moves import ANY, EXPLAIN, NOBODY, Moves, Task, Unsure, due_between, earliest, same
+from bide.testing.history.moves import EXPLAIN, Moves, due_between
+from bide.testing.history.unsure import ANY, NOBODY, Task, Unsure, earliest, same
 
 if TYPE_CHECKING:
     from bide.testing.history.search import Search
 
 _WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
+_NONE: frozenset[int] = frozenset()
 Way: TypeAlias = tuple[int, Task | None]
 """The number of a call (0: the purge), and what it makes of the task."""
 
@@ -37,17 +41,23 @@ Way: TypeAlias = tuple[int, Task | None]
 class Unseen:
     """Of one task."""
 
-    def __init__(self, told: Told, moves: Moves, leasings: Leasings, exact: bool) -> None:
+    def __init__(self, told: Told, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
         self._lost = told.lost
         self._moves = moves
-        self._leasings = (leasings.lost, leasings.answered)
+        self._leasings = leasings
         self._exact = exact
         self._versions: dict[int, list[Op]] = {}
         for op in told.ops:
             if op.kind <= SHOWN:
                 self._versions.setdefault(op.token, []).append(op)
+        self._begun: dict[str, set[int]] = {}
+        """By the id of a life, the lost questions that would begin it; with "", those that leave the id to others."""
+        for _, lost in told.lost:
+            life = lost.id if type(lost) is ev.Asked else lost.next_id if type(lost) is ev.Settling else None
+            if life is not None and (life or (type(lost) is ev.Asked and lost.asks is Asks.REDRIVE)):
+                self._begun.setdefault(life, set()).add(lost.call)
         self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
-        self.any = bool(told.lost or leasings.lost)
+        self.any = bool(told.lost or leasings[0].in_order)
         """Whether anything was lost at all."""
 
     def until(self, ask: Event) -> Any:
@@ -85,7 +95,8 @@ class Unseen:
         assert seen is not None
         if made is not None and same(made.id, seen.id):
             return True
-        return any(lost.call != call and lost.call not in used and _begins(lost, seen.id) for _, lost in self._lost)
+        begun = self._begun.get(seen.id, _NONE) | self._begun.get("", _NONE)
+        return any(one != call and one not in used for one in begun)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
         """Whether what is to come next would still not be right."""
@@ -163,23 +174,22 @@ class Unseen:
         for leasings in self._leasings:
             # whatever it explains, one that ends later does no better, unless just that was shown; and a second one
             # after one that nobody was told of is thought of for that alone, or where attempts were counted
-            soonest = not again or self._counted(task, token)
-            for place, leasing in leasings:
-                if place > at.soonest or leasing.call in at.used or leasing.call in self._gave:
-                    continue
-                if soonest or leasing.until in shown:
-                    taken.append((leasing.call, self._hold(task, leasing)))
-                    soonest = False
-                if not shown:
-                    break
+            if not again or self._counted(task, token):
+                taken += islice(self._held(task, leasings.in_order, at), 1)
+            for until in shown:
+                taken += self._held(task, leasings.by_until.get(until, ()), at)
         return taken
 
-    def _hold(self, task: Task, leasing: ev.Leasing) -> Task:
+    def _held(self, task: Task, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[Way]:
         lost = task.state is _LEASED
-        return Unsure(
-            task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
-            planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1, losses=task.losses + lost,
-        )  # fmt: skip
+        for place, leasing in leasings:
+            if place <= at.soonest and leasing.call not in at.used and leasing.call not in self._gave:
+                held = Unsure(
+                    task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
+                    planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1,
+                    losses=task.losses + lost,
+                )  # fmt: skip
+                yield leasing.call, held
 
     def _counted(self, task: Task, token: int) -> bool:
         """Whether what comes next is of this life, with more attempts than there were."""
@@ -216,13 +226,6 @@ class Unseen:
                 if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
                     return True
         return False
-
-
-def _begins(lost: Any, life: str) -> bool:
-    """Whether a lost question would begin the life with this id."""
-    if type(lost) is ev.Asked:
-        return lost.id == life or (lost.asks is Asks.REDRIVE and not lost.id)
-    return type(lost) is ev.Settling and lost.next_id == life
 
 
 def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
