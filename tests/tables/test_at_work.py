@@ -150,7 +150,7 @@ async def test_firing_and_taking_back_at_once_a_thousand_times(place: Place) -> 
     async with watching(app, watch):
         for number in range(1, count + 1):
             ahead = begin + number // 2 - now() + random.uniform(-3, 3)
-            # also when it is late already: a file's connection answers at once, and the worker would have no turn at all
+            # also when late: a file answers at once, and the worker would have no turn at all
             await asyncio.sleep(max(ahead, 0) / 1000)
             if await place.changed(f"UPDATE {place.table} SET status = 1 WHERE id = $1 AND status = 2", number):
                 taken_back.add(number)
