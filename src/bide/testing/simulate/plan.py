@@ -172,9 +172,11 @@ def plan_of(seed: int, minutes: float = 6) -> Plan:
     steps: list[Step] = [*(step for some in asks for step in some), *faults]
     if chance.random() < _DEAF:
         steps.append(Storm(setup.calm + 1_000, length - setup.calm, deaf=True))
-    for fault in faults:
-        if isinstance(fault, Down) and chance.random() < 0.5:  # a server is slow before it goes: much is on its way then
-            steps.append(Storm(fault.at - 700, 750, delay=chance.choice((0.1, 0.3))))
+    steps.extend(  # a server is slow before it goes, so that much is on its way then
+        Storm(fault.at - 700, 750, delay=chance.choice((0.1, 0.3)))
+        for fault in faults
+        if isinstance(fault, Down) and chance.random() < 0.5
+    )
     return Plan(seed, setup, sorted(steps, key=lambda step: step.at))
 
 
