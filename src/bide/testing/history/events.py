@@ -223,11 +223,13 @@ class Died(Struct, frozen=True, tag="died", gc=False):
     at: int
 
 
-class Fault(Struct, frozen=True, tag="fault", gc=False):
+class Fault(Struct, frozen=True, tag="fault", gc=False, omit_defaults=True):
     """Something was broken, or mended, here. It excuses nothing; it is told with what went wrong."""
 
     at: int
     what: str
+    clock: Millis | None = None
+    """Where the store's clock is set: what it was before. What it had done by then may be seen after it."""
 
 
 class Left(Struct, frozen=True, tag="left", gc=False):

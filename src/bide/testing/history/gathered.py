@@ -252,8 +252,13 @@ def gather(events: Iterable[Event]) -> Gathered:
             got.deaths += 1
         elif type(event) is ev.Fault:
             got.faults += 1
+            if event.clock is not None:
+                places.append(number)
+                clocks.append(event.clock)
         elif type(event) is ev.Left:
             got.left.append((number, event))
+            places.append(number)
+            clocks.append(event.clock)
         elif type(event) is ev.End:
             got.end = event
             places.append(number)

@@ -152,7 +152,7 @@ class World:
             self.loop.call_later(step.lasts / 1000, self._room)
         else:
             assert isinstance(step, Jump)
-            self.fault(f"the store's clock jumps by {step.by} s")
+            self.say(Fault(self.time_ns(), f"the store's clock jumps by {step.by} s", self.clock.now()))
             self.clock.jump(step.by)
 
     def _over(self, storm: Storm) -> None:
