@@ -113,7 +113,7 @@ class Deliveries:
         if any(one.id == seen.id for _, one in began.values()):
             return None
         if error.startswith(_DEADLINE):
-            latest = max(ask.clock, settle.answer.clock) + self.slack  # type: ignore[union-attr]
+            latest = (max(ask.clock, settle.answer.clock) if type(settle.answer) is ev.Told else ask.clock) + self.slack
             if seen.deadline is not None and latest > seen.deadline:
                 return None
             what = f"dead by its deadline, {seen.deadline}, at {ask.clock}, and it never ran"
