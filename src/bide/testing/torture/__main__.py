@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -60,6 +61,8 @@ def _run(given: argparse.Namespace) -> int:
         except (BideError, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
         if any(wrong.values()) and given.keep is not None:
             _keep(folder, given.keep, wrong)
     _tell(report, wrong, given.results)

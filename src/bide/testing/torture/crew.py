@@ -22,6 +22,8 @@ from bide.testing.torture.child import READY, Duty
 CLIENT, WORKER = "client", "worker"
 _CALLS = 10_000_000
 """Numbers of calls that each process has for itself."""
+_AGAIN = 0.5
+"""Seconds after which one is replaced that ended by itself: it may not be able to live at all."""
 _PATIENCE = 60.0
 """Seconds within which a process has to end that was told to: its store may be away."""
 
@@ -72,6 +74,7 @@ class Crew:
         self._wrong_environment = wrong_environment
         self._lives: dict[tuple[str, int], int] = {}
         self._numbers = count()
+        self._abandoned = False
 
     async def start(self, kind: str, slots: int, patience: float = 30.0) -> None:
         """So many of a kind, and wait until all of them work."""
@@ -112,7 +115,8 @@ class Crew:
         self._journal.say(Died(member.who, time.monotonic_ns()))
         if not member.expected or code not in (0, -signal.SIGKILL):
             self.ended.append(f"{member.who} ended with {code}")
-        if not member.expected:
+        if not member.expected and not self._abandoned:
+            await asyncio.sleep(_AGAIN)
             await self._one(member.kind, member.slot)
 
     async def kill(self, member: Member) -> None:
@@ -147,6 +151,7 @@ class Crew:
 
     async def abandon(self) -> None:
         """Kill what is left; nothing is judged any more."""
+        self._abandoned = True
         for member in list(self.members):
             member.expected = True
             _signal(member, signal.SIGKILL)

@@ -100,9 +100,11 @@ class Figures:
             shown[kind] = {"p50": parts["p50"], "most": parts["most"], "longest_pause": pauses[kind]}
         return shown
 
-    def silence(self) -> float:
-        """The longest time between two deliveries, in seconds."""
-        return _longest_pause(self.moments)
+    def silence(self, spans: Sequence[Span]) -> dict[str, Any]:
+        """The longest time between two deliveries, in seconds, and what went on meanwhile."""
+        before, after = max(pairwise(self.moments), key=lambda pair: pair[1] - pair[0], default=(0, 0))
+        meanwhile = Counter(kind for kind, begun, over in spans if begun < after and over > before)
+        return {"seconds": round((after - before) / 1e9, 2), "meanwhile": dict(sorted(meanwhile.items()))}
 
     def load(self) -> dict[str, Any]:
         """What was asked and done."""

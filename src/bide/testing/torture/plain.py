@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,11 +17,12 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
 from bide.testing.torture.server import Server, Trouble
+from bide.testing.torture.servers.disks import Disk
 from bide.testing.trial import own_namespace
 from bide.wiring import without_secrets
 
-_SIZE = 96
-"""MiB of the filesystem that is filled."""
+_SIZE = 48 * 1024 * 1024
+"""Bytes of the filesystem that is filled."""
 _BELOW_RESERVE = 6 * 1024 * 1024
 """Bytes left free when it is nearly full: fewer than the 16 MiB that are kept for what is there."""
 FARTHEST = 2.0
@@ -55,18 +55,16 @@ class SqliteFile:
         self._folder = folder
         self._path = path
         self._file = ""
-        self._mount: Path | None = None
+        self._disk: Disk | None = None
 
     async def start(self) -> None:
         cannot = dict.fromkeys(("connections reset", "half-open", "server restart", "failover", "OOM"), _NO_SERVER)
         if self._path is None:
-            place = self._folder / "disk"
-            place.mkdir()
-            problem = await asyncio.to_thread(_mounted, place)
-            if problem is None:
-                self._mount = place
-            else:
-                cannot["disk full"] = f"no filesystem of its own could be mounted: {problem}"
+            self._disk = Disk(self._folder / "disk", size=_SIZE)
+            self._disk.make()
+            place = self._disk.place
+            if self._disk.refused:
+                cannot["disk full"] = self._disk.refused
         else:
             cannot["disk full"] = "the file is where it was asked for; without a path it gets a filesystem of its own"
             place = self._path.parent
@@ -80,38 +78,43 @@ class SqliteFile:
             "another process holds the write lock": self._locked,
             "clock jump": self._jump,
         }
-        if self._mount is not None:
+        if self._disk is not None and self._disk.mounted:
             troubles |= {"disk nearly full": self._nearly_full, "disk full": self._full}
         return troubles
 
     async def stop(self) -> None:
-        if self._mount is not None:
-            await asyncio.to_thread(subprocess.run, ["umount", "--lazy", str(self._mount)], check=True)
-            self._mount = None
+        if self._disk is not None:
+            self._disk.remove()
 
     def about(self) -> dict[str, Any]:
         return {
             "version": sqlite3.sqlite_version,
             "durability": "synchronous=FULL: what is acknowledged survives a power cut; leases and extensions NORMAL",
-            "filesystem": f"tmpfs of {_SIZE} MiB" if self._mount is not None else "that of the path",
+            "filesystem": "that of the path"
+            if self._disk is None or self._disk.refused
+            else f"tmpfs of {_SIZE >> 20} MiB",
         }
 
     async def _nearly_full(self, chance: random.Random) -> str:
-        return await self._fill(_BELOW_RESERVE, chance.uniform(1, 4))
-
-    async def _full(self, chance: random.Random) -> str:
-        return await self._fill(0, chance.uniform(0.5, 3))
-
-    async def _fill(self, left: int, seconds: float) -> str:
-        assert self._mount is not None
-        ballast = self._mount / "ballast"
+        assert self._disk is not None
+        ballast, seconds = self._disk.place / "ballast", chance.uniform(1, 4)
         try:
-            await asyncio.to_thread(_write_until, ballast, left)
-            found = os.statvfs(self._mount)
+            await asyncio.to_thread(_write_until, ballast, _BELOW_RESERVE)
+            found = os.statvfs(self._disk.place)
             await asyncio.sleep(seconds)
         finally:
             ballast.unlink(missing_ok=True)
         return f"the disk had {found.f_bavail * found.f_frsize} bytes left for {seconds:.1f} s"
+
+    async def _full(self, chance: random.Random) -> str:
+        assert self._disk is not None
+        seconds = chance.uniform(0.5, 3)
+        try:
+            used = await self._disk.fill()
+            await asyncio.sleep(seconds)
+        finally:
+            self._disk.free()
+        return f"the disk was full for {seconds:.1f} s with {used} bytes on it"
 
     async def _locked(self, chance: random.Random) -> str:
         seconds = chance.uniform(0.2, 8)
@@ -136,18 +139,6 @@ class SqliteFile:
         before, self.ahead = self.ahead, chance.choice((0.0, chance.uniform(-FARTHEST, FARTHEST)))
         await asyncio.sleep(chance.uniform(0.5, 3))
         return f"the clock of every process went from {before:+.1f} s to {self.ahead:+.1f} s"
-
-
-def _mounted(place: Path) -> str | None:
-    """Mounts a small filesystem there; what was in the way, if anything was."""
-    try:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}m", "tmpfs", str(place)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError as error:
-        return str(error)
-    return None if done.returncode == 0 else done.stderr.strip() or f"mount ended with {done.returncode}"
 
 
 def _write_until(ballast: Path, left: int) -> None:
