@@ -3,7 +3,7 @@
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help run test contract lint bench lab import-time generate clean
+.PHONY: help run test contract lint bench lab simulate mutants model torture soak fuzz import-time generate clean
 
 ARGS ?=
 SETUP := sh scripts/setup
@@ -40,6 +40,18 @@ lab: ## measure the classic strategies beside bide: make lab, or make lab ARGS="
 	@$(SETUP) test
 	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: strategies whose servers are missing are passed over"; }
 	@.venv/bin/python scripts/lab.py $(ARGS)
+
+simulate: ## 10,000 seeds of six virtual minutes: make simulate ARGS="--hours 10", or --seed 42 --seeds 1 for a story
+	@$(SETUP) test
+	@.venv/bin/python -m bide.testing.simulate --hours 1000 $(ARGS)
+
+mutants: ## break bide on purpose, in each way, and see that the simulation notices
+	@$(SETUP) test
+	@.venv/bin/python -m bide.testing.simulate.mutants $(ARGS)
+
+model: ## visit every state of the small model
+	@$(SETUP) test
+	@.venv/bin/python -m bide.testing.model $(ARGS)
 
 import-time: ## how long `import bide` takes, in fresh processes
 	@$(SETUP) run
