@@ -144,6 +144,17 @@ async def _work() -> None:
             say(look=counted.look())
 
 
+def environment() -> dict[str, str]:
+    """Of the processes that are looked at: the shipped defaults, and one heap for all threads.
+
+    glibc gives threads heaps of their own, and a block that moves between threads takes new pages from one after the
+    other: with 32 threads resident memory creeps up by a megabyte a minute while the objects stay the same.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+    environ.setdefault("MALLOC_ARENA_MAX", "1")
+    return environ
+
+
 class Crew:
     """The worker processes, as the client sees them."""
 
@@ -162,7 +173,7 @@ class Crew:
 
     async def start(self, count: int) -> None:
         """So many, and wait until all of them work. Raises BenchFault."""
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+        environ = environment()
         for _ in range(count):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-c", "from bide.testing.soak.crew import work; work()"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from bide.cli.bench.crew import BenchFault
+from bide.testing.soak.crew import environment
 
 _PATIENCE = 30.0
 _TAIL = 2_000
@@ -33,11 +33,10 @@ class Service:
 
     async def __aenter__(self) -> Self:
         """Until it answers. Raises BenchFault where it does not."""
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bide", "serve", "--port", str(self._port), "--log-level", "warning"),
-                env={**environ, "BIDE_STORE": self._store},
+                env={**environment(), "BIDE_STORE": self._store},
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         until = time.monotonic() + _PATIENCE
