@@ -20,7 +20,7 @@ from bide.testing.torture.run import judged
 from bide.testing.torture.undone import Span
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
-OPTIONS = ("--seconds", "7", "--rate", "70", "--farthest", "3", "--workers", "2", "--pace", "2", "--seed", "11")
+OPTIONS = ("--seconds", "6", "--rate", "70", "--farthest", "3", "--workers", "2", "--pace", "2", "--seed", "11")
 
 
 def torture(url: str) -> subprocess.Popen[str]:

@@ -18,6 +18,7 @@ import msgspec
 from bide.testing.history.events import Died
 from bide.testing.history.journal import Journal
 from bide.testing.torture.child import READY, Duty
+from bide.testing.torture.servers.processes import Guard
 
 CLIENT, WORKER = "client", "worker"
 _CALLS = 10_000_000
@@ -128,11 +129,14 @@ class Crew:
 
     async def halt(self, member: Member, seconds: float) -> None:
         """By SIGSTOP, and SIGCONT after so long."""
+        # one that stands still would not notice that the run is no more
+        guard = Guard('kill -KILL "$1"', str(member.process.pid))
         try:
             _signal(member, signal.SIGSTOP)
             await asyncio.sleep(seconds)
         finally:
             _signal(member, signal.SIGCONT)
+            guard.dismiss()
 
     async def end(self, kind: str) -> None:
         """Tell all of a kind to come to an end, and wait for it. One that does not is killed, and told of."""
