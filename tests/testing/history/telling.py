@@ -218,11 +218,14 @@ class Story:
             failures=held.failures + (not deferred), error=held.error if deferred else details.get("error"),
         )  # fmt: skip
 
-    def extend(self, held: Seen, by: Millis = 1_000, *, ok: bool = True) -> Seen:
+    def extend(self, held: Seen, by: Millis = 1_000, *, ok: bool = True, skew: Millis = 0) -> Seen:
+        """`skew`: by how much the holder's clock is ahead of the store's."""
         self._calls += 1
-        until = self.clock + by
+        until, now = self.clock + by, self.clock + skew
         self.say(
-            ev.Extending(self._calls, "worker", self.at, self.clock, self.topic, KEY, held.token, until)
+            ev.Extending(
+                self._calls, "worker", self.at, self.clock, self.topic, KEY, held.token, until + skew, now
+            )
         )  # fmt: skip
         self.now += 1
         self.told(self._calls, ok=ok)

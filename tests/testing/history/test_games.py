@@ -160,9 +160,11 @@ def a_settle_that_was_refused(events: list[Event], chance: Random) -> bool:
     ],
 )  # fmt: skip
 def test_what_is_changed_afterwards_is_found(corruption: Corruption, share: float) -> None:
-    """Of 60 histories in which calls overlap a little and no answer is lost, at least that share. What is not found
-    could have been so: a get that came while the task was made may have come before, and what was kept long enough may be
-    gone or be replaced."""
+    """Of 60 histories in which calls overlap a little and no answer is lost, at least that share.
+
+    What is not found could have been so: a get that came while the task was made may have come before, and what was
+    kept long enough may be gone or be replaced.
+    """
     tried = found = 0
     missed = []
     for seed in range(60):

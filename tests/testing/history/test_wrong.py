@@ -188,6 +188,16 @@ def leased_in_spite_of_an_extension(story: Story, wrong: bool) -> None:
     story.settle_run(story.lease(held, lost=True, who="other"), who="other")
 
 
+@found("P3", "two live leases at once")
+def leased_in_spite_of_an_extension_by_a_clock_that_is_wrong(story: Story, wrong: bool) -> None:
+    """The store has a clock of its own, and the holder's is an hour ahead."""
+    held = story.run(story.schedule(), until=1_000, wake_at=story.now + 1_102)
+    story.pass_(500)
+    held = story.extend(held, skew=3_600_000)
+    story.pass_(600 if wrong else 1_010)
+    story.settle_run(story.lease(held, lost=True, who="other"), who="other")
+
+
 @found("P3", "a settle with token", "was accepted")
 def settled_with_an_old_token(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())

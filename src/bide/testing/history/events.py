@@ -152,7 +152,7 @@ class Leased(Struct, frozen=True, tag="leased", gc=False):
     next_wake: Millis | None
 
 
-class Extending(Struct, frozen=True, tag="extending", gc=False):
+class Extending(Struct, frozen=True, tag="extending", gc=False, omit_defaults=True):
     """A holder is about to ask for more time."""
 
     call: int
@@ -163,6 +163,8 @@ class Extending(Struct, frozen=True, tag="extending", gc=False):
     key: str
     token: Token
     until: Millis
+    now: Millis | None = None
+    """What the holder's clock says, by which `until` is reckoned; None: not known."""
 
 
 class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True):

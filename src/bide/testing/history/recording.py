@@ -106,7 +106,7 @@ class Recording(Instrument):
             calls = [journal.call() for _ in leases]
             at, clock = journal.time_ns(), journal.clock()
             for call, lease in zip(calls, leases, strict=True):
-                journal.say(ev.Extending(call, self._who, at, clock, *lease, until))
+                journal.say(ev.Extending(call, self._who, at, clock, *lease, until, now))
             return await self._told(calls, extend(leases, now=now, until=until))
 
         return recorded

@@ -234,7 +234,7 @@ class Search:
 
     def _extended(self, op: Op) -> None:
         assert self.task is not None
-        self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask))
+        self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask, op.answer))
         self._take(op)
 
     # --- what nobody saw

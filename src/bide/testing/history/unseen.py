@@ -60,10 +60,16 @@ class Unseen:
         self.any = bool(told.lost or leasings[0].in_order)
         """Whether anything was lost at all."""
 
-    def until(self, ask: Event) -> Any:
+    def until(self, ask: Event, answer: Event | None) -> Any:
         """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
         assert type(ask) is ev.Extending
-        return ask.until if self._exact else ANY
+        if self._exact:
+            return ask.until
+        if ask.now is None:
+            return ANY
+        first, last = self._moves.after(ask) if answer is None else self._moves.during(ask, answer)
+        lasts = ask.until - ask.now
+        return min(first + lasts, ask.until), max(last + lasts, ask.until)
 
     def ways(self, at: Search) -> list[Way]:
         """What may have been done where the search stands; the likeliest first."""
@@ -121,7 +127,7 @@ class Unseen:
             if type(ask) is ev.Settling:
                 return self._moves.after_settle(task, ask, now)
             assert type(ask) is ev.Extending
-            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask))
+            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask, None))
         if ask.asks is Asks.SCHEDULE:
             if task is not None and not _replaceable(task, ask, now):
                 return NOBODY
