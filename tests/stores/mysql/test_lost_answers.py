@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.stores.mysql.conftest import OpensStore
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
@@ -149,6 +150,34 @@ async def test_what_is_cut_anywhere_is_done_once(story: Story, act: Act, proxy: 
     else:
         raise AssertionError("the story has no end")
     assert place >= 1, "nothing was cut"
+
+
+async def test_an_answer_that_is_repeated_shows_no_later_token(
+    proxy: FaultProxy, through: Opens, url: str, open_store: OpensStore
+) -> None:
+    """Another leases the task between the first answer, which is lost, and the second."""
+    store = await through(clock="server")
+    other = await open_store(url, migrate=False, clock="server")
+    await put(store, new("warm", topic="other"))
+    leased: list[Record] = []
+    for place in range(3):
+        await proxy.refuse()
+        lost = proxy.fault(Act.LOSE_REPLY, skip=place)
+        adding = asyncio.create_task(store.add([new(f"{place}", due=In(0))], now=NOW))
+        held: list[Record] = []
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            held = (await lease(other)).tasks
+            leased += held
+            if held or adding.done():
+                break
+        await proxy.heal()
+        [answer] = await adding
+        if held and lost.hits:
+            assert answer.record is not None
+            assert answer.record.state is State.WAITING
+            assert answer.record.token < held[0].token
+    assert leased, "the answer came first each time"
 
 
 async def test_a_server_that_is_away_is_told_in_time(proxy: FaultProxy, through: Opens) -> None:

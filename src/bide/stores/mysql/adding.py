@@ -13,7 +13,7 @@ from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, NewTask, Result, Token, Topic
+from bide.core.records import At, NewTask, Result, State, Token, Topic
 from bide.stores.batches import Conflicts, rounds
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.errors import Again, Taken, meaning
@@ -218,7 +218,8 @@ async def _complete(
 ) -> list[Answer]:
     """The answers of a call that was done before: those that it created are looked up.
 
-    One that has gone meanwhile had a token that nobody can use any more: any that is old enough will do.
+    One that has gone meanwhile, or was leased or moved, had a token that nobody can use any more: any that is old
+    enough will do. Its present one is another's, and the caller was shown none of that.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]
     there = {
@@ -228,7 +229,10 @@ async def _complete(
     for place in missing:
         new = tasks[place]
         old = there.get((new.topic, new.key))
-        token = old.record.token if old is not None and old.record.id == new.id else row.micros
+        token = row.micros  # the highest that the call gave out
+        if old is not None and old.record.id == new.id:
+            untouched = old.record.state is State.WAITING and old.record.token <= token
+            token = old.record.token if untouched else min(token, old.record.token - 1)
         completed[place] = lifecycle.schedule(new, None, row.now, token)
     return completed
 
