@@ -53,6 +53,19 @@ model: ## visit every state of the small model
 	@$(SETUP) test
 	@.venv/bin/python -m bide.testing.model $(ARGS)
 
+soak: ## work each store at half of its maximum, 15 minutes each, an hour on Redis: nothing may grow
+	@$(SETUP) test
+	@.venv/bin/python scripts/services run redis postgres mysql -- sh -c 'code=0; \
+	soak() { .venv/bin/python -m bide.testing.soak "$$@" --results docs/reliability/soak.jsonl $(ARGS) || code=1; }; \
+	soak sqlite: --minutes 15; soak "$$TEST_POSTGRES_URL" --minutes 15; soak "$$TEST_MYSQL_URL" --minutes 15; \
+	soak sqlite: --minutes 15 --service; soak "$$TEST_REDIS_URL" --minutes 60; exit $$code'
+	@.venv/bin/python scripts/generate.py
+
+fuzz: ## feed everything that reads what nobody meant: ten minutes, or make fuzz ARGS="--target urls --seconds 60"
+	@$(SETUP) test
+	@.venv/bin/python -m bide.testing.fuzz --seconds 600 --results docs/reliability/fuzz.jsonl $(ARGS)
+	@.venv/bin/python scripts/generate.py
+
 import-time: ## how long `import bide` takes, in fresh processes
 	@$(SETUP) run
 	@.venv/bin/python scripts/import_time.py
