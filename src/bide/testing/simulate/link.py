@@ -189,7 +189,7 @@ class Link:
         room, taken, wakes = dict(wants), [], []
         failed: StoreError | None = None
         first, number = int(self._chance.random() * len(self._server.shards)), len(self._server.shards)
-        clock = now
+        clock = 0  # the latest that any of them told: the clock may be set between two
         for step in range(number):
             place = (first + step) % number
             asked = dict(room)
@@ -199,7 +199,7 @@ class Link:
                 continue
             leased: Leased = reply
             taken += leased.tasks
-            clock = leased.now
+            clock = max(clock, leased.now)
             for task in leased.tasks:
                 room[task.topic] -= 1
             if leased.next_wake is not None:
