@@ -31,11 +31,11 @@ class Deliveries:
 
     def wrong(self, told: Told) -> Iterator[Violation]:
         """What is wrong with those of one task."""
-        cancels = [
-            op
-            for op in told.ops
-            if op.kind == CANCELLED and op.answer.result is Result.CANCELLED  # type: ignore[union-attr]
-        ]
+        cancels: dict[str, Op] = {}
+        """Of each life, the cancel that found it waiting."""
+        for op in told.ops:
+            if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED:  # type: ignore[union-attr]
+                cancels[op.seen.id] = op
         settles = [op for op in told.ops if op.kind == SETTLED]
         began: dict[int, tuple[int, ev.Began]] = {}
         for place, one in told.began:
@@ -50,16 +50,16 @@ class Deliveries:
             began[one.token] = place, one
             if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
                 yield wrong
-            for cancel in cancels:
-                # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its
-                # delivery is under way, whether it has reached its handler or not, and its settle is refused
-                if cancel.token > one.token and cancel.answered < place and _same_life(cancel, one):
-                    what = (
-                        f"a delivery with token {one.token} began {(one.at - cancel.answer.at) / 1e6:.3f} ms after the "
-                        f"answer `cancelled`, which has token {cancel.token}"
-                    )
-                    yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
-                    break
+            # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its delivery
+            # is under way, whether it has reached its handler or not, and its settle is refused
+            cancel = cancels.get(one.id)
+            if cancel is not None and cancel.token > one.token and cancel.answered < place:
+                after = (one.at - cancel.answer.at) / 1e6
+                what = (
+                    f"a delivery with token {one.token} began {after:.3f} ms after the answer `cancelled`, which has "
+                    f"token {cancel.token}"
+                )
+                yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
         for settle in settles:
             if (wrong := self._unbegun(told, settle, began)) is not None:
                 yield wrong
@@ -213,7 +213,3 @@ def _last(told: Told) -> list[Event]:
 
 def _violation(promise: str, told: Told, what: str, events: list[Event]) -> Violation:
     return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))
-
-
-def _same_life(op: Op, one: ev.Began) -> bool:
-    return op.seen is not None and op.seen.id == one.id
