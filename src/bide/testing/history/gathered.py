@@ -7,7 +7,7 @@ These are places in the history, and no times: much may happen at one time, and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from bide.core.instants import Millis
@@ -155,6 +155,20 @@ class Gathered:
         return known
 
 
+def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, ends: Millis, place: int) -> int:
+    """The place of the question, `place` or one before it, that a lease was the answer to which ends so early.
+
+    A store of several servers does not wait long for one of them; what that one leased all the same comes with the
+    answer to a later question of the same holder. The lease ends no earlier than its own question asked for.
+    """
+    for number, one in reversed(asked):
+        if one.who == who:
+            place = number
+            if one.until <= ends:
+                break
+    return place
+
+
 def gather(events: Iterable[Event]) -> Gathered:
     """Take a history apart."""
     got = Gathered()
@@ -228,7 +242,10 @@ def gather(events: Iterable[Event]) -> Gathered:
                 for held in event.tasks:
                     task = held.task
                     its = told(held.topic, held.key)
-                    op = Op(LEASED, ask, event, place, number, task.token, task)
+                    since = place
+                    if task.wake_at < ask.until:
+                        since = min(place, _made_since(leasings.get(held.topic, ()), ask.who, task.wake_at, place))
+                    op = Op(LEASED, ask, event, since, number, task.token, task)
                     its.ops.append(op)
                     its.leases[task.token] = op
                     if task.wake_at != ask.until:

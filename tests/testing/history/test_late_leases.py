@@ -1,0 +1,38 @@
+"""A store of several servers gives out with one answer what it has leased for an earlier question of the holder."""
+
+from __future__ import annotations
+
+import pytest
+
+from bide.core.records import In, Result, State
+from bide.testing.history import events as ev
+from bide.testing.history.check import check
+from bide.testing.history.events import Asks, Event
+
+MS = 1_000_000
+WAITS = ev.Seen("one", State.WAITING, 100, 100, 0, 0, 0, 0, 10_000, 10)
+HELD = ev.Seen("one", State.LEASED, 100, 2_605, 100, 1, 0, 0, 105_000, 10)
+"""Leased at 105 for 2,500 milliseconds."""
+
+
+def history(first_holder: str) -> list[Event]:
+    """It is leased for the question that was asked at 100, seen to be so at 150, and given out with the next answer."""
+    return [
+        ev.Asked(1, "client-0/0", 9 * MS, 9, Asks.SCHEDULE, "steady", "k", "one", In(90), 1),
+        ev.Answered(1, 10 * MS, 10, Result.CREATED, WAITS),
+        ev.Leasing(2, first_holder, 100 * MS, 100, {"steady": 5}, 2_600),
+        ev.Leased(2, 120 * MS, 105, [], None),
+        ev.Asked(3, "client-0/0", 150 * MS, 150, Asks.GET, "steady", "k"),
+        ev.Answered(3, 151 * MS, 151, None, HELD),
+        ev.Leasing(4, "worker-0", 200 * MS, 200, {"steady": 5}, 2_700),
+        ev.Leased(4, 210 * MS, 205, [ev.Held("steady", "k", HELD)], None),
+    ]
+
+
+def test_what_comes_late_was_leased_for_an_earlier_question_of_its_holder() -> None:
+    assert check(history("worker-0")).violations == []
+
+
+@pytest.mark.parametrize("first_holder", ["worker-1", "worker-00"])
+def test_it_was_not_leased_for_the_question_of_another(first_holder: str) -> None:
+    assert [one.promise for one in check(history(first_holder)).violations] != []
