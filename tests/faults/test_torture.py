@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from msgspec.structs import replace
 from bide.core.records import In, Result, State, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
+from bide.testing.torture.clock import SharedClock
 from bide.testing.torture.figures import SIMPLE, Figures
 from bide.testing.torture.run import judged
 from bide.testing.torture.undone import Span
@@ -187,3 +190,20 @@ def test_leases_are_undone_by_a_crash_where_the_store_says_so(
     assert [one.promise for one in checked.violations] == ["P3"]
     assert [one.promise for one in aside] == (["P3"] if excused else [])
     assert ("P3" in wrong) is not excused
+
+
+async def test_the_shared_clock_is_what_it_is_told_to_be_and_says_when_it_jumps(tmp_path: Path) -> None:
+    clock, ahead, jumps = SharedClock(tmp_path / "clock"), [0.0], list[int]()
+    clock.set(0.0)
+    assert abs(clock.now() - time.time_ns() // 1_000_000) <= 1
+    following = asyncio.create_task(clock.follow(lambda: ahead[0], jumps.append))
+    await asyncio.sleep(0)
+    ahead[0] = 100.0
+    while not jumps:  # noqa: ASYNC110 - it looks twenty times a second
+        await asyncio.sleep(0.01)
+    assert abs(jumps[0] - time.time_ns() // 1_000_000) < 5_000
+    other = SharedClock(tmp_path / "clock")  # as another process would see it
+    assert abs(other.now() - time.time_ns() // 1_000_000 - 100_000) < 5_000
+    following.cancel()
+    for one in (clock, other):
+        one.close()

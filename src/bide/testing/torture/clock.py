@@ -41,10 +41,18 @@ class SharedClock:
         """The store's clock, in milliseconds, rounded down."""
         return self._now_ns() // 1_000_000
 
-    async def follow(self, ahead: Callable[[], float]) -> None:
-        """Keep it at this machine's clock and `ahead` seconds more, until cancelled."""
+    async def follow(self, ahead: Callable[[], float], jumped: Callable[[Millis], None]) -> None:
+        """Keep it at this machine's clock and `ahead` seconds more, until cancelled.
+
+        `jumped` is told, each time that this has changed, what the clock was before.
+        """
+        last = ahead()
         while True:
-            self.set(ahead())
+            seconds, before = ahead(), self.now()
+            self.set(seconds)
+            if seconds != last:
+                last = seconds
+                jumped(before)
             await asyncio.sleep(_EVERY)
 
     def set(self, ahead: float) -> None:

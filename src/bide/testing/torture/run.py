@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from bide.core.errors import StoreError, StoreMismatch
+from bide.core.instants import Millis
 from bide.core.records import State
 from bide.testing.history.check import Report, Violation, check
-from bide.testing.history.events import End, Header, Left, seen
+from bide.testing.history.events import End, Fault, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
 from bide.testing.torture.clock import SLACK, SharedClock, WrongClock, library
 from bide.testing.torture.crew import CLIENT, WORKER, Crew
@@ -69,7 +70,11 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         cannot = {**server.cannot, **why_not}
         clock.set(server.ahead)
         await _empty(server)
-        following = asyncio.create_task(clock.follow(lambda: server.ahead))
+
+        def jumped(before: Millis) -> None:
+            journal.say(Fault(time.monotonic_ns(), "the store's clock was set", before))
+
+        following = asyncio.create_task(clock.follow(lambda: server.ahead, jumped))
         entered.callback(following.cancel)
         journal.say(
             Header(
