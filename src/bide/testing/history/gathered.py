@@ -155,16 +155,17 @@ class Gathered:
         return known
 
 
-def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, ends: Millis, place: int) -> int:
-    """The place of the question, `place` or one before it, that a lease was the answer to which ends so early.
+def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis, place: int) -> int:
+    """The place of the question, before the one at `place`, that a lease made at that time was the answer to.
 
     A store of several servers does not wait long for one of them; what that one leased all the same comes with the
-    answer to a later question of the same holder. The lease ends no earlier than its own question asked for.
+    answer to a later question of the same holder. A lease's token is the store's clock, so it tells when it was made.
+    O(the questions since then).
     """
     for number, one in reversed(asked):
         if one.who == who:
-            place = number
-            if one.until <= ends:
+            place = min(place, number)
+            if one.clock <= clock:
                 break
     return place
 
@@ -243,8 +244,9 @@ def gather(events: Iterable[Event]) -> Gathered:
                     task = held.task
                     its = told(held.topic, held.key)
                     since = place
-                    if task.wake_at < ask.until:
-                        since = min(place, _made_since(leasings.get(held.topic, ()), ask.who, task.wake_at, place))
+                    made_at = task.token // 1000 + got.header.slack
+                    if made_at < ask.clock:
+                        since = _made_since(leasings.get(held.topic, ()), ask.who, made_at, place)
                     op = Op(LEASED, ask, event, since, number, task.token, task)
                     its.ops.append(op)
                     its.leases[task.token] = op
