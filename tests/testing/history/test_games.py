@@ -24,7 +24,7 @@ def game(seed: int, steps: int, *, lossy: float, slow: int) -> list[Event]:
     return asyncio.run(Game(Random(seed), lossy=lossy, slow=slow).play(steps))
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32), steps=st.integers(1, 120), lossy=st.sampled_from([0.0, 0.1, 0.3]),
     slow=st.sampled_from([0, 3, 40, 200]),
