@@ -13,6 +13,7 @@ from bide.testing.history.events import (
     Died,
     Ended,
     Event,
+    Extending,
     Failed,
     Fault,
     Held,
@@ -28,7 +29,11 @@ WHO, OTHER = "worker-0.1", "worker-1.1"
 
 
 def broken(*history: Event) -> list[str]:
-    return [one.promise for one in owed(history, calm=0, room=lambda topic: 1 if topic == "slow" else 20, late=60)]
+    return [one.promise for one in owed(history, calm=0, lease=2_000, room=_room, late=60)]
+
+
+def _room(topic: str) -> int:
+    return 1 if topic == "slow" else 20
 
 
 def leasing(call: int, at: float, who: str = WHO) -> Leasing:
@@ -116,6 +121,17 @@ def test_whoever_asks_is_answered() -> None:
     later = Fault(60 * SECOND, "something happens")
     assert broken(ask, later) == ["P4"]
     assert broken(ask, Answered(1, SECOND, 0, Result.NOT_FOUND), later) == []
+    in_the_calm = replace(ask, at=1)
+    assert broken(in_the_calm, Answered(1, SECOND, 0, Result.NOT_FOUND)) == []
+    assert broken(in_the_calm, Answered(1, 3 * SECOND, 0, Result.NOT_FOUND)) == ["P4"]
     assert broken(ask, Failed(1, SECOND, True, "OutcomeUnknown"), later) == []
     assert broken(ask, Died(WHO, SECOND), later) == []
     assert broken(ask, Fault(SECOND, "something happens")) == [], "it may be answered yet"
+
+
+def test_nothing_begins_whose_lease_has_run_out() -> None:
+    first = [leasing(1, 1), leased(1, 2.9, "work", 7)]
+    assert broken(*first, began(2.9, "work", 7, 1)) == []
+    assert broken(*first, began(3.1, "work", 7, 1)) == ["P3"]
+    extending = Extending(2, WHO, 2 * SECOND, 0, "work", "k", 7, 0)
+    assert broken(*first, extending, began(3.1, "work", 7, 1)) == []

@@ -57,7 +57,7 @@ def judged(plan: Plan, played: Played) -> Judgement:
     wrong += [*_late(plan, played), *_busy(plan, played), *_refused(played), *_kept(played)]
     wrong += [
         Wrong(one.promise, one.what, one.topic, one.key, one.events)
-        for one in owed(played.history, calm=_settled(plan), room=room_of, late=_may_take(plan))
+        for one in owed(played.history, calm=_settled(plan), lease=plan.setup.lease, room=room_of, late=_may_take(plan))
     ]
     wrong += [Wrong("defect", what) for what in played.defects]
     return Judgement(wrong, report)

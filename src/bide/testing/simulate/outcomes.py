@@ -2,8 +2,8 @@
 
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
-- P4: whoever asks is answered.
-- P3: in the calm no lease is lost while its holder lives.
+- P4: whoever asks is answered, and in the calm at once.
+- P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives.
 - P7: nothing is asked for that there is no room for.
 - P11: nobody asks again and again while nothing happens.
 - P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
@@ -25,6 +25,7 @@ from bide.testing.history.events import (
     Died,
     Ended,
     Event,
+    Extending,
     Failed,
     Fault,
     Leased,
@@ -36,6 +37,8 @@ Delivery = tuple[Topic, str, Token]
 _DONE = ("returned", "Done(")
 _AGAIN = 25_000_000_000
 """Nanoseconds within which an outcome is told again, also by who stands still for a while."""
+_PATIENCE = 1_000_000_000
+"""Nanoseconds within which everybody is answered where nothing is broken."""
 _SPIN = 12
 _END = " is asked to end"
 
@@ -50,7 +53,9 @@ class Owed(Struct, frozen=True):
     events: list[Event]
 
 
-def owed(history: Sequence[Event], *, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
+def owed(
+    history: Sequence[Event], *, calm: int, lease: Millis, room: Callable[[Topic], int], late: Millis
+) -> Iterator[Owed]:
     """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
 
     A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
@@ -59,10 +64,11 @@ def owed(history: Sequence[Event], *, calm: int, room: Callable[[Topic], int], l
     yield from _undone(history)
     yield from _given_up(history)
     yield from _lost(history, calm)
+    yield from _begun_too_late(history, lease)
     yield from _waited(history, calm, room, late)
     yield from _too_many(history, room)
     yield from _spins(history)
-    yield from _unanswered(history)
+    yield from _unanswered(history, calm)
 
 
 def _undone(history: Sequence[Event]) -> Iterator[Owed]:
@@ -114,6 +120,24 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Owed]:
                     what = f"{before[0]} lost its lease, though it lived and nothing was broken"
                     yield Owed("P3", what, held.topic, held.key, [before[1], event])
                 holders[held.topic, held.key] = who[event.call], event
+
+
+def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Owed]:
+    """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
+    leasings: dict[int, Leasing] = {}
+    asks: dict[Delivery, Leasing] = {}
+    for event in history:
+        if isinstance(event, Leasing):
+            leasings[event.call] = event
+        elif isinstance(event, Leased):
+            asks |= {(held.topic, held.key, held.task.token): leasings[event.call] for held in event.tasks}
+        elif isinstance(event, Extending):
+            asks.pop((event.topic, event.key, event.token), None)
+        elif isinstance(event, Began):
+            ask = asks.get((event.topic, event.key, event.token))
+            if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
+                what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
+                yield Owed("P3", what, event.topic, event.key, [ask, event])
 
 
 def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
@@ -187,14 +211,17 @@ def _spins(history: Sequence[Event]) -> Iterator[Owed]:
             empty.clear()
 
 
-def _unanswered(history: Sequence[Event]) -> Iterator[Owed]:
-    """Never answered, and never said to have failed, though whoever asked lived to the end."""
+def _unanswered(history: Sequence[Event], calm: int) -> Iterator[Owed]:
+    """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
     asked: dict[int, Asked] = {}
     for event in history:
         if isinstance(event, Asked):
             asked[event.call] = event
         elif isinstance(event, Answered | Failed):
-            asked.pop(event.call, None)
+            ask = asked.pop(event.call, None)
+            if ask is not None and ask.at > calm and event.at - ask.at > _PATIENCE:
+                what = f"{ask.who} asked to {ask.asks} it, and was answered {(event.at - ask.at) // 1_000_000} ms later"
+                yield Owed("P4", what, ask.topic, ask.key, [ask, event])
     ends = _ends(history)
     for ask in asked.values():
         if ask.who not in ends and history[-1].at - ask.at > _AGAIN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bide.stores.memory import MemoryStore
-from bide.stores.memory.lines import Line
+from bide.stores.memory.lines import Line, TopicTasks
 from bide.stores.memory.listings import Listings
 from bide.stores.memory.tidings import Ears
 from bide.testing.simulate import link
@@ -29,8 +29,8 @@ OF_STORES = (
         Line.front, "if held(first.key) is first:", "if held(first.key) is not None:",
     ),
     Mutant(
-        "lost-leases-stay-lost", "P2", "What the holder left when it died is never given to anybody else.",
-        MemoryStore._take, "if lost is not None and (", "if lost is not None and lost.losses and (",
+        "lost-leases-stay-lost", "P2", "What is leased does not stand in line for when its lease ends.",
+        TopicTasks.place, "self.held.push(record)", "pass",
     ),
     Mutant(
         "purge-takes-what-lives-again", "P2", "What is forgotten is not checked to be what had ended.",

@@ -17,6 +17,8 @@ from bide.testing.simulate.world import play
 
 FIRST = 20
 """So many seeds are played of each mutant in any case: how many of them catch it says how easily it is caught."""
+_BLOCK = 10
+"""Seeds that a process plays before it tells how they went, of a mutant that the first ones did not catch."""
 
 
 class Caught(Struct, frozen=True):
@@ -30,7 +32,9 @@ class Caught(Struct, frozen=True):
     what: str
     """In the judge's words."""
     first: int
-    """How many of the first 20 seeds catch it."""
+    """How many of the first so many seeds catch it."""
+    of: int
+    """So many."""
 
 
 def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
@@ -47,34 +51,39 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
     return judged(plan, played).wrong
 
 
-def trial(names: Sequence[str], seeds: int, processes: int) -> Iterator[tuple[str, Caught | None]]:
-    """Each of these mutants, as soon as it is known: how it was caught; None: not within so many seeds."""
+def trial(names: Sequence[str], seeds: int, processes: int, first: int = FIRST) -> Iterator[tuple[str, Caught | None]]:
+    """Each of these mutants, as soon as it is known: how it was caught; None: not within so many seeds.
+
+    The `first` seeds are played of each in any case.
+    """
     for name in names:
         MUTANTS[name].code()  # before the processes are forked
     with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
-        found = pool.map(_block, names, [1] * len(names), [FIRST] * len(names))
+        found = pool.map(_block, names, [1] * len(names), [first] * len(names))
         left = []
         for name, seen in zip(names, found, strict=True):
             if seen:
-                yield name, _caught(name, seen, len(seen))
+                yield name, _caught(name, seen, len(seen), first)
             else:
                 left.append(name)
         for name in left:
-            yield name, _later(pool, name, seeds, processes)
+            yield name, _later(pool, name, seeds, processes, first)
 
 
-def _later(pool: ProcessPoolExecutor, name: str, seeds: int, processes: int) -> Caught | None:
-    for begin in range(FIRST + 1, seeds + 1, FIRST * processes):
-        blocks = range(begin, min(begin + FIRST * processes, seeds + 1), FIRST)
-        seen = [one for found in pool.map(_block, [name] * len(blocks), blocks, [FIRST] * len(blocks)) for one in found]
+def _later(pool: ProcessPoolExecutor, name: str, seeds: int, processes: int, first: int) -> Caught | None:
+    for begin in range(first + 1, seeds + 1, _BLOCK * processes):
+        blocks = range(begin, min(begin + _BLOCK * processes, seeds + 1), _BLOCK)
+        seen = [
+            one for found in pool.map(_block, [name] * len(blocks), blocks, [_BLOCK] * len(blocks)) for one in found
+        ]
         if seen:
-            return _caught(name, seen, 0)
+            return _caught(name, seen, 0, first)
     return None
 
 
-def _caught(name: str, seen: Sequence[tuple[int, Wrong]], first: int) -> Caught:
+def _caught(name: str, seen: Sequence[tuple[int, Wrong]], first: int, of: int) -> Caught:
     seed, wrong = seen[0]
-    return Caught(name, seed, wrong.promise, wrong.what, first)
+    return Caught(name, seed, wrong.promise, wrong.what, first, of)
 
 
 def _block(name: str, begin: int, many: int) -> list[tuple[int, Wrong]]:
