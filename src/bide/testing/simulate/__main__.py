@@ -25,7 +25,7 @@ from bide.testing.trial import parser_of
 
 _BLOCK = 20
 """Seeds that a process plays before it tells how they went."""
-_COUNTED = ("seeds", "deliveries", "calls", "unknown", "faults")
+_COUNTED = ("seeds", "deliveries", "calls", "unknown", "faults", "undecided")
 
 
 def main() -> int:
@@ -127,6 +127,7 @@ def _played(seeds: Iterable[int], minutes: float, mutant: str | None) -> dict[st
         block["deliveries"] += report.deliveries
         block["calls"] += report.calls
         block["unknown"] += report.unknown
+        block["undecided"] += len(report.undecided)
         block["faults"] += sum(not isinstance(step, Ask) for step in plan.steps)
         if judgement.wrong:
             block["wrong"].append({"seed": seed, "what": [str(one) for one in judgement.wrong[:5]]})

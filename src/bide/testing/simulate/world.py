@@ -25,6 +25,7 @@ from bide.testing.simulate.plan import (
     Step,
     Stop,
     Storm,
+    room_of,
 )
 from bide.testing.simulate.server import Server, WallClock
 from bide.testing.simulate.slot import LOSSES, Slot
@@ -95,7 +96,7 @@ class World:
 
     async def run(self) -> None:
         setup = self.plan.setup
-        self.say(Header("simulated", 0, setup.cap, LOSSES))
+        self.say(Header("simulated", 0, setup.cap, LOSSES, room=sum(map(room_of, TOPICS))))
         self.loop.set_exception_handler(self._defect)
         for slot in self.slots.values():
             slot.start()
