@@ -14,6 +14,7 @@ from bide.core.errors import BideError
 from bide.testing.history.events import End, Event, Fault, Header, Left, encode, seen
 from bide.testing.simulate.loop import SimulatedLoop, run_simulated
 from bide.testing.simulate.plan import (
+    TOPICS,
     UNHANDLED,
     Ask,
     Down,
