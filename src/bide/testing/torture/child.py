@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import SupportsIndex
 
 import msgspec
 
@@ -79,10 +80,14 @@ def main(run: Callable[[Child, asyncio.Event], Awaitable[None]]) -> None:
     duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=Duty)
     if CLOCK_FILE in os.environ:
         # libfaketime refuses what time.sleep asks for, which is a sleep by the monotonic clock until an instant
-        time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+        time.sleep = _sleep
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger().handlers[0].addFilter(_is_a_defect)
     asyncio.run(_lived(Child(duty), run))
+
+
+def _sleep(seconds: SupportsIndex | float, /) -> None:
+    select.select([], [], [], float(seconds))
 
 
 def _is_a_defect(record: logging.LogRecord) -> bool:
