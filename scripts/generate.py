@@ -5,7 +5,7 @@ written by hand. `--check` writes nothing and fails where a file is not what the
 
 Tables and pictures of strategies are drawn from docs/lab/results.jsonl: put another results file there and run this
 again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there. Those of
-docs/reliability.md are drawn from docs/reliability/*.jsonl.
+docs/reliability.md are drawn from docs/reliability/*.jsonl, the table of mutants from docs/correctness/mutants.jsonl.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from bide.lab.report.document import Document
 from bide.lab.report.families import FAMILIES, Family
 from bide.settings import describe
 from bide.testing.reliability import Results
+from bide.testing.simulate.mutants.table import table as mutants_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 STATES = (None, *State)
 RESULTS = ROOT / "docs" / "lab" / "results.jsonl"
+MUTANTS = ROOT / "docs" / "correctness" / "mutants.jsonl"
 
 
 def settings_table() -> str:
@@ -112,6 +114,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "reliability-cannot": lambda: trials().cannot(),
     "reliability-soak": lambda: trials().soak(),
     "reliability-fuzz": lambda: trials().fuzz(),
+    "mutants": lambda: mutants_table(MUTANTS),
     **lab_parts(),
 }
 

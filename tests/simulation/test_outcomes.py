@@ -76,17 +76,17 @@ def test_an_outcome_is_told_until_the_store_has_it() -> None:
 
 
 def test_who_lives_keeps_its_leases() -> None:
-    first = [leasing(1, 1), leased(1, 1.01, "work", 7)]
-    taken = [leasing(2, 3, OTHER), leased(2, 3.01, "work", 8, losses=1)]
+    first: list[Event] = [leasing(1, 1), leased(1, 1.01, "work", 7)]
+    taken: list[Event] = [leasing(2, 3, OTHER), leased(2, 3.01, "work", 8, losses=1)]
     assert broken(*first, *taken) == ["P3"]
     assert broken(*first, Died(WHO, 2 * SECOND), *taken) == []
     assert broken(*first, leasing(2, 3, OTHER), leased(2, 3.01, "work", 8)) == []
 
 
 def test_who_has_room_begins_what_is_due() -> None:
-    first = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
-    second = [leasing(2, 4.01), leased(2, 4.02, "slow", 8), began(4.02, "slow", 8, 2)]
-    late = [leasing(2, 5.01), leased(2, 5.02, "slow", 8), began(5.02, "slow", 8, 2)]
+    first: list[Event] = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
+    second: list[Event] = [leasing(2, 4.01), leased(2, 4.02, "slow", 8), began(4.02, "slow", 8, 2)]
+    late: list[Event] = [leasing(2, 5.01), leased(2, 5.02, "slow", 8), began(5.02, "slow", 8, 2)]
     assert broken(*first, ended(4, "slow", 7), *second) == []
     assert broken(*first, ended(4, "slow", 7), *late) == ["P6"]
     assert broken(*first, leasing(3, 2.5, OTHER), ended(4, "slow", 7), *second) == ["P6"], "somebody else had room"
@@ -100,7 +100,7 @@ def test_who_has_room_begins_what_is_due() -> None:
 
 
 def test_nobody_asks_for_more_than_there_is_room_for() -> None:
-    first = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
+    first: list[Event] = [leasing(1, 1), leased(1, 1.01, "slow", 7), began(1.01, "slow", 7, 1)]
     assert broken(*first, leasing(2, 2)) == ["P7"]
     assert broken(*first, ended(2, "slow", 7), leasing(2, 2)) == []
     assert broken(*first, leasing(2, 2, OTHER)) == []
@@ -130,8 +130,17 @@ def test_whoever_asks_is_answered() -> None:
 
 
 def test_nothing_begins_whose_lease_has_run_out() -> None:
-    first = [leasing(1, 1), leased(1, 2.9, "work", 7)]
+    first: list[Event] = [leasing(1, 1), leased(1, 2.9, "work", 7)]
     assert broken(*first, began(2.9, "work", 7, 1)) == []
     assert broken(*first, began(3.1, "work", 7, 1)) == ["P3"]
     extending = Extending(2, WHO, 2 * SECOND, 0, "work", "k", 7, 0)
     assert broken(*first, extending, began(3.1, "work", 7, 1)) == []
+
+
+def test_nothing_begins_whose_deadline_has_passed() -> None:
+    def delivered(deadline: int) -> list[Event]:
+        task = Seen("id", State.LEASED, 0, 0, 0, 1, 0, 0, 7, 0, deadline=deadline)
+        return [leasing(1, 1), Leased(1, SECOND, 1_000, [Held("work", "k", task)], None), began(1.01, "work", 7, 1)]
+
+    assert broken(*delivered(1_000)) == []
+    assert broken(*delivered(999)) == ["P4"]

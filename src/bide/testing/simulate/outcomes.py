@@ -2,7 +2,7 @@
 
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
-- P4: whoever asks is answered, and in the calm at once.
+- P4: nothing begins whose deadline has passed; whoever asks is answered, and in the calm at once.
 - P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives.
 - P7: nothing is asked for that there is no room for.
 - P11: nobody asks again and again while nothing happens.
@@ -65,6 +65,7 @@ def owed(
     yield from _given_up(history)
     yield from _lost(history, calm)
     yield from _begun_too_late(history, lease)
+    yield from _past_deadlines(history)
     yield from _waited(history, calm, room, late)
     yield from _too_many(history, room)
     yield from _spins(history)
@@ -138,6 +139,21 @@ def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Owed]:
             if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
                 what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
                 yield Owed("P3", what, event.topic, event.key, [ask, event])
+
+
+def _past_deadlines(history: Sequence[Event]) -> Iterator[Owed]:
+    """Begun though its deadline had passed when it was leased."""
+    past: dict[Delivery, Leased] = {}
+    for event in history:
+        if isinstance(event, Leased):
+            for held in event.tasks:
+                if held.task.deadline is not None and held.task.deadline < event.clock:
+                    past[held.topic, held.key, held.task.token] = event
+        elif isinstance(event, Began):
+            leased = past.get((event.topic, event.key, event.token))
+            if leased is not None:
+                what = "began though its deadline had passed when it was leased"
+                yield Owed("P4", what, event.topic, event.key, [leased, event])
 
 
 def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
