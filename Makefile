@@ -53,6 +53,14 @@ model: ## visit every state of the small model
 	@$(SETUP) test
 	@.venv/bin/python -m bide.testing.model $(ARGS)
 
+torture: ## break every store for ten minutes each: make torture SECONDS=60 SERVERS="sqlite redis"
+	@$(SETUP) test
+	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: servers that are missing are passed over"; }
+	@failed=0; for server in $${SERVERS:-sqlite redis redis-cluster redis-sentinel postgres mariadb http}; do \
+	  .venv/bin/python -m bide.testing.torture --server $$server --seconds $${SECONDS:-600} \
+	    --results docs/reliability/torture.jsonl --keep torture-$$server $(ARGS) || failed=1; done; \
+	  .venv/bin/python scripts/generate.py; exit $$failed
+
 soak: ## work each store at half of its maximum, 15 minutes each, an hour on Redis: nothing may grow
 	@$(SETUP) test
 	@.venv/bin/python scripts/services run redis postgres mysql -- sh -c 'code=0; \

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 LONG = (
+    "test_torture.py", "simulation/test_seeds.py", "simulation/test_mutants.py",
     "cli/bench/test_bench.py", "test_postgres.py::TestPostgres::", "test_mysql.py::TestMySql::",
     "redis/test_failover.py", "test_examples.py",
     "conformance/test_state_machine.py", "test_redis_strategies.py",

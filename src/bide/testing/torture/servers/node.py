@@ -162,6 +162,9 @@ class Node:
         await self.kill()  # reaped, if it has ended by itself, or somebody who was killing it was cancelled
         return await self.start()
 
+    async def has_room(self) -> None:
+        """There is room on its disk again: what whoever runs such a server does then."""
+
     def pause(self) -> None:
         """It and all its processes stand still, with their connections open, until `resume`."""
         assert self._process is not None, "it does not run"

@@ -55,6 +55,17 @@ class RedisNode(Node):
             configuration.write_text("".join(lines), encoding="utf-8")
         return [program("redis-server", "redis-server"), str(configuration)]
 
+    async def has_room(self) -> None:
+        """The append-only file is written anew: one that a full disk cut short is refused at the next start at times."""
+
+        async def written() -> bool:
+            told = await self.info("persistence")
+            return told["aof_rewrite_in_progress"] == told["aof_rewrite_scheduled"] == "0"
+
+        await until(written, f"{self.name} to be done with writing its file anew")
+        await self.ask("BGREWRITEAOF")
+        await until(written, f"{self.name} to write its file anew")
+
     async def answers(self) -> bool:
         return (await self.info("server"))["process_id"] == str(self.pid) and await self.ask("PING") == "PONG"
 

@@ -101,6 +101,7 @@ def disk_full(
             disk.free()
             ended = not node.running
             await node.mend()
+            await node.has_room()
         end = ", over which it ended, and was started again" if ended else ""
         return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"
 
