@@ -47,7 +47,10 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
         return judged(plan, play(plan)).wrong
     plan = plan_of(seed, MUTANTS[name].minutes)
     with applied(name):
-        played = play(plan)
+        try:
+            played = play(plan)
+        except Exception as error:  # noqa: BLE001 - whatever it is, bide as it is does not raise it
+            return [Wrong("defect", f"the play ended with {error!r}")]
     return judged(plan, played).wrong
 
 

@@ -56,7 +56,7 @@ class RedisNode(Node):
         return [program("redis-server", "redis-server"), str(configuration)]
 
     async def has_room(self) -> None:
-        """The append-only file is written anew: one that a full disk cut short is refused at the next start at times."""
+        """The append-only file is written anew: one that a full disk cut short may be refused at the next start."""
 
         async def written() -> bool:
             told = await self.info("persistence")
