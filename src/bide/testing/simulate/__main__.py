@@ -83,6 +83,8 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--mutant", help="break bide in this way first; --mutant ? lists them")
     parser.add_argument("--plan", type=Path, help="play this plan, and tell its story")
     given = parser.parse_args()
+    if given.mutant not in (None, "?", *MUTANTS):
+        parser.error(f"--mutant: {given.mutant!r} is not accepted; give one of those that `--mutant ?` lists")
     for name in ("minutes", "hours", "processes"):
         if getattr(given, name) <= 0:
             parser.error(f"--{name}: {getattr(given, name)} is not accepted; give a number above 0")
@@ -108,15 +110,7 @@ def _played(seeds: Iterable[int], minutes: float, mutant: str | None) -> dict[st
     if mutant is not None:
         with applied(mutant):
             return _played(seeds, minutes, None)
-    block: dict[str, Any] = {
-        "seeds": 0,
-        "deliveries": 0,
-        "calls": 0,
-        "unknown": 0,
-        "faults": 0,
-        "done": [],
-        "wrong": [],
-    }
+    block: dict[str, Any] = {"done": [], "wrong": [], **dict.fromkeys(_COUNTED, 0)}
     for seed in seeds:
         plan = plan_of(seed, minutes)
         played = play(plan)
