@@ -8,7 +8,7 @@ import pytest
 
 from bide.core import lifecycle
 from bide.core.errors import BadInput
-from bide.testing.simulate.mutants import MUTANTS, Mutant, applied
+from bide.testing.simulate.mutants import MUTANTS, Mutant, applied, trial
 from bide.testing.simulate.mutants.trial import written, wrongs
 
 RECORD = Path(__file__).resolve().parents[2] / "docs" / "correctness" / "mutants.jsonl"
@@ -57,3 +57,13 @@ def test_a_mutant_whose_words_are_not_in_the_source() -> None:
     gone = Mutant("gone", "P1", "What it changes is not there.", lifecycle.may_lease, "no such words", "")
     with pytest.raises(BadInput, match="it is there 0 times"), gone.applied():
         pass
+
+
+def test_a_mutant_that_stops_the_play_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(plan: object) -> None:
+        raise KeyError("k1")
+
+    monkeypatch.setattr(trial, "play", play)
+    assert [str(one) for one in wrongs("keep-replaces", 1)] == ["defect: the play ended with KeyError('k1')"]
+    with pytest.raises(KeyError):
+        wrongs("", 1)
