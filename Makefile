@@ -47,7 +47,8 @@ simulate: ## 10,000 seeds of six virtual minutes: make simulate ARGS="--hours 10
 
 mutants: ## break bide on purpose, in each way, and see that the simulation notices
 	@$(SETUP) test
-	@.venv/bin/python -m bide.testing.simulate.mutants $(ARGS)
+	@.venv/bin/python -m bide.testing.simulate.mutants --results docs/correctness/mutants.jsonl $(ARGS)
+	@.venv/bin/python scripts/generate.py
 
 model: ## visit every state of the small model
 	@$(SETUP) test
