@@ -79,7 +79,7 @@ class Deliveries:
         assert seen is not None
         assert type(ask) is ev.Leasing
         assert type(answer) is ev.Leased
-        if one.clock + self.slack >= seen.planned_at:
+        if one.clock + self.slack >= seen.planned_at or seen.losses:  # one that was lost is leased for its lease's end
             return None
         # a clock that went back since it was leased, rightly, makes nothing early
         went_back = ask.clock + (one.at - ask.at) * 99 // 100_000_000 - one.clock

@@ -77,6 +77,8 @@ class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
     at: int = 0
     room: int | None = None
     """How many deliveries a worker may have at once; None: as many as it ever asked for."""
+    own_clock: bool | None = None
+    """Whether the store goes by a clock of its own, and so counts leases from that; None: as the leases look."""
 
 
 class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):

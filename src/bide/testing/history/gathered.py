@@ -250,7 +250,7 @@ def gather(events: Iterable[Event]) -> Gathered:
                     op = Op(LEASED, ask, event, since, number, task.token, task)
                     its.ops.append(op)
                     its.leases[task.token] = op
-                    if task.wake_at != ask.until:
+                    if task.wake_at != ask.until or got.header.own_clock:
                         got.exact = False
         elif type(event) is ev.Began:
             told(event.topic, event.key).began.append((number, event))

@@ -109,9 +109,12 @@ class Moves:
             return "P4", "a cancel asked between %d and %d ended the task at %s", low, high, seen.finished_at
         wake = task.wake_at if due is _WAITING else _started(task, (seen.finished_at, seen.finished_at))
         wrong = _kept(task, seen, "a cancel", _CANCELLED, wake, task.error)
-        if wrong is None and ask.keeps is not None and ask.keeps is not ((seen.keep_until or 0) > seen.finished_at):
-            wrong = ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
-                     "was to" if ask.keeps else "was not to", seen.finished_at, seen.keep_until)  # fmt: skip
+        if wrong is None and ask.keeps is not None:
+            # how long counts from when the caller asked: of a call that was on its way for longer nothing is kept
+            kept = seen.keep_until or 0
+            if (kept == 0) if ask.keeps else kept > seen.finished_at:
+                wrong = ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
+                         "was to" if ask.keeps else "was not to", seen.finished_at, seen.keep_until)  # fmt: skip
         return wrong
 
     def redriven(self, task: Task | None, op: Op) -> Wrong:
@@ -222,7 +225,7 @@ class Moves:
         if not same(planned, seen.planned_at):
             early = seen.planned_at < earliest(planned)
             return "P1" if early else "P4", "leased for %d, but it was to wake at %s", seen.planned_at, planned
-        if seen.planned_at > by:
+        if seen.planned_at > by and not lost:  # what was lost is leased for the end of that lease, and keeps its plan
             return "P1", "leased at %d, %d ms before its wake at %d", by, seen.planned_at - by, seen.planned_at
         if not same(task.attempt if task.attempt is ANY else task.attempt + 1, seen.attempt):
             return "P12", "leased as attempt %d after attempt %s", seen.attempt, task.attempt

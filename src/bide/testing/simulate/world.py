@@ -97,7 +97,8 @@ class World:
 
     async def run(self) -> None:
         setup = self.plan.setup
-        self.say(Header("simulated", 0, setup.cap, LOSSES, room=sum(map(room_of, TOPICS))))
+        room, own_clock = sum(map(room_of, TOPICS)), not setup.by_caller
+        self.say(Header("simulated", 0, setup.cap, LOSSES, room=room, own_clock=own_clock))
         self.loop.set_exception_handler(self._defect)
         for slot in self.slots.values():
             slot.start()

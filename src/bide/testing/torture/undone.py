@@ -7,7 +7,7 @@ leases, or like something shown that was over.
 
 So a breach of what a lease stands for is put aside if the same task was leased, or its lease extended, within a second
 before such a trouble, or during it. That is all: what is lost, early or left behind, and tokens that do not rise, are
-put aside for no trouble.
+put aside for no trouble. Of the counting of attempts only that is which a lease alone would explain.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ UNDONE_BY: Mapping[str, Collection[str]] = {
 }
 """By name of a server: the troubles after which its newest leases may be gone."""
 _PROMISES = ("P3", "P4", "P5")
+_UNCOUNTED = "leased as attempt "
+"""How a breach of P12 begins where a lease that was undone is not counted in the next."""
 _BEFORE = 1_000_000_000
 """Nanoseconds: of what is committed without waiting, more than this is not under way."""
 
@@ -41,14 +43,19 @@ def undone(
     windows = [(begun - _BEFORE, over) for kind, begun, over in spans if kind in kinds]
     if not windows:
         return []
-    suspects = {(one.topic, one.key) for one in violations if one.promise in _PROMISES}
+    suspects = {(one.topic, one.key) for one in violations if _of_a_lease(one)}
     held = _held(events, suspects)
     return [
         one
         for one in violations
-        if one.promise in _PROMISES
+        if _of_a_lease(one)
         and any(begun <= at <= over and _goes_on(one, at) for begun, over in windows for at in held[one.topic, one.key])
     ]
+
+
+def _of_a_lease(violation: Violation) -> bool:
+    """Whether it is of a kind that a lease which was undone can look like."""
+    return violation.promise in _PROMISES or (violation.promise == "P12" and violation.what.startswith(_UNCOUNTED))
 
 
 def _goes_on(violation: Violation, at: int) -> bool:
