@@ -336,7 +336,12 @@ class Link:
         if not self._process.alive:
             return
         weather, chance, loop = self._weather, self._chance, self._loop
-        sent_at, life, caller, fresh = loop.time(), shard.life, f"{self._process.who} {kind}", not asking.sent
+        sent_at, life, caller, fresh = (
+            loop.time(),
+            shard.life,
+            f"{self._process.who} {kind}",
+            not (asking.sent and number),
+        )
         asking.sent = True
         # by lot first, so that what is killed at this moment has drawn as many as what is not
         lost, twice, there = chance.random() < weather.loss, chance.random() < weather.twice, self._delay()
