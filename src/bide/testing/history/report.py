@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.testing.history.events import Event
+from bide.testing.history.events import Event, Leased
 
 
 class Violation(Struct, frozen=True):
@@ -27,8 +28,14 @@ class Violation(Struct, frozen=True):
     def __str__(self) -> str:
         lines = [f"{self.promise} {self.topic}/{self.key}: {self.what}"]
         first = self.events[0].at if self.events else 0
-        lines += [f"    {words(event, first)}" for event in self.events]
+        lines += [f"    {words(self._of_it(event), first)}" for event in self.events]
         return "\n".join(lines)
+
+    def _of_it(self, event: Event) -> Event:
+        """Of a lease of many tasks, only this one."""
+        if not isinstance(event, Leased) or len(event.tasks) < 2:
+            return event
+        return replace(event, tasks=[held for held in event.tasks if (held.topic, held.key) == (self.topic, self.key)])
 
 
 class Late(Struct, frozen=True):
