@@ -172,10 +172,12 @@ class Figures:
             if task.losses:
                 self.again += 1
                 self._after_loss.add((ref, task.token))
-            # The end of a lease is the store's clock and its length, so it tells that clock to the millisecond, however
-            # clocks jumped meanwhile. What comes with the answer is the earliest of the clocks of several shards.
-            if task.wake_at - _LENGTH < task.planned_at:
-                self._blame(EARLY, f"{ref} was leased at {task.wake_at - _LENGTH} for {task.planned_at}: {task}")
+            # The store's clock when it was leased: the token is that clock, and so is the end of the lease less its
+            # length, but for a store that takes the end as its holder reckons it, who may not know yet of a jump. What
+            # comes with the answer is the earliest of the clocks of several shards.
+            leased_at = max(task.wake_at - _LENGTH, task.token // 1000)
+            if leased_at < task.planned_at:
+                self._blame(EARLY, f"{ref} was leased at {leased_at} for {task.planned_at}: {task}")
             life = self._life(task.id, ref)
             life.leased.append((task.token, event.at))
             self._reign(ref, task.token, task.id)
