@@ -22,6 +22,13 @@ def test_ten_seeds_break_no_promise(first: int) -> None:
         assert judgement.report.deliveries > 10
 
 
+@pytest.mark.parametrize("seed", [2344, 2380, 2986, 3340, 4821, 4837, 5583, 8749])
+def test_what_was_called_wrong_and_was_right_still_is(seed: int) -> None:
+    """In each the store's clock is set back while a lease, an extension or a first answer is on its way."""
+    plan = plan_of(seed)
+    assert not judged(plan, play(plan)).wrong
+
+
 def test_a_plan_plays_the_same_each_time_also_from_its_text() -> None:
     plan = plan_of(3, minutes=2)
     digests = {play(plan).digest(), play(plan).digest(), play(plan_from(plan.text())).digest()}

@@ -69,7 +69,7 @@ class Results:
             late = _inner(run, "lateness_ms")
             rows.append(
                 [
-                    name, _text(run.get("version", run.get("about"))), _minutes(run), _processes(run),
+                    name, _text(_version(run)), _minutes(run), _processes(run),
                     _load(run), _number(_deliveries(run)), *(_number(_counted(run, *names)) for names in _WRONG),
                     _number(_broken(run)), _number(late.get("most")),
                 ]
@@ -240,6 +240,12 @@ def _number(value: object) -> str:
 
 def _text(value: object) -> str:
     return _UNKNOWN if value is None else str(value)
+
+
+def _version(run: Mapping[str, Any]) -> Any:
+    """Of the store: said by itself, or among what the run tells about it."""
+    about = run.get("about")
+    return run.get("version", about.get("version") if isinstance(about, Mapping) else about)
 
 
 def _minutes(run: Run) -> str:
