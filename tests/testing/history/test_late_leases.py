@@ -33,6 +33,10 @@ def test_what_comes_late_was_leased_for_an_earlier_question_of_its_holder() -> N
     assert check(history("worker-0")).violations == []
 
 
+def test_it_was_so_too_where_the_clocks_of_the_servers_are_known_by_seconds_only() -> None:
+    assert check([ev.Header(slack=4_002), *history("worker-0")]).violations == []
+
+
 @pytest.mark.parametrize("first_holder", ["worker-1", "worker-00"])
 def test_it_was_not_leased_for_the_question_of_another(first_holder: str) -> None:
     assert [one.promise for one in check(history(first_holder)).violations] != []

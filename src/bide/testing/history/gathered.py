@@ -244,7 +244,7 @@ def gather(events: Iterable[Event]) -> Gathered:
                     task = held.task
                     its = told(held.topic, held.key)
                     since = place
-                    made_at = task.token // 1000 + got.header.slack
+                    made_at = task.token // 1000 - got.header.slack  # at the earliest, by the clock of the questions
                     if made_at < ask.clock:
                         since = _made_since(leasings.get(held.topic, ()), ask.who, made_at, place)
                     op = Op(LEASED, ask, event, since, number, task.token, task)
