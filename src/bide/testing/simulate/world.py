@@ -34,6 +34,8 @@ from bide.testing.simulate.slot import LOSSES, Slot
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
 _LOOK = 1.0
+_PLACE = re.compile(r" at /\S+:\d+")
+"""Where asyncio says that a callback stands: on this machine, and not what went wrong."""
 _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -191,4 +193,5 @@ class World:
     def _defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, BideError):
-            self.played.defects.append(f"{context.get('message')}: {error!r}")
+            message = _PLACE.sub("", str(context.get("message")))
+            self.played.defects.append(f"{message}: {error!r}")
