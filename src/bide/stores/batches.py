@@ -1,10 +1,11 @@
-"""Batches of a SQL store: parts without a key twice, sorted by name, of a size that one statement takes."""
+"""Batches: parts without a key twice, sorted by name, of a size that one statement takes; and what comes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from bide.core.errors import PartlyFailed
 from bide.core.instants import Millis
 from bide.core.records import Topic
 
@@ -79,3 +80,13 @@ def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
     known = wakes.get(topic)
     if known is None or wake < known:
         wakes[topic] = wake
+
+
+def gathered(answers: list[Any]) -> list[Any]:
+    """The answers, if there is one for each; else the error that carries what there is, or that all of them are."""
+    failed = [one for one in answers if isinstance(one, Exception)]
+    if not failed:
+        return answers
+    if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
+        raise failed[0]
+    raise PartlyFailed(answers)

@@ -33,6 +33,7 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Clock, Heard, Listening, wire
 from bide.ports.wire import Failure, Told
+from bide.stores.batches import gathered
 from bide.stores.http.address import address_of
 from bide.stores.http.calls import Calls
 from bide.stores.http.errors import TooLarge, not_allowed
@@ -271,7 +272,7 @@ class HttpStore:
                     left = StoreUnavailable(f"{self._address.shown}: not sent, since what went before failed: {error}")
                     answers += [left] * sum(map(len, ahead))
                     ahead.clear()
-        return _gathered(answers)
+        return gathered(answers)
 
     async def _truths(
         self,
@@ -290,7 +291,7 @@ class HttpStore:
             wrong = [one for one in partly.answers if isinstance(one, BadInput)]
             if wrong:
                 _log.error("%s: %s of %d was refused: %s", self._address.shown, operation, len(wrong), wrong[0])
-                return _gathered([False if isinstance(one, BadInput) else one for one in partly.answers])
+                return gathered([False if isinstance(one, BadInput) else one for one in partly.answers])
             raise
 
     def _error(self, failure: Failure) -> Exception:
@@ -304,16 +305,6 @@ class HttpStore:
             return read(told.answer)
         except wire.UNREADABLE as error:
             raise OutcomeUnknown(f"{self._address.shown}: an answer that cannot be read ({error})") from error
-
-
-def _gathered(answers: list[Any]) -> list[Any]:
-    """The answers, if there is one for each; else the error that carries what there is."""
-    failed = [one for one in answers if isinstance(one, Exception)]
-    if not failed:
-        return answers
-    if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
-        raise failed[0]
-    raise PartlyFailed(answers)
 
 
 def _that_can_be_said(change: Change) -> Change:

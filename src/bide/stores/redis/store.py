@@ -30,6 +30,7 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Clock, Heard, Listening
 from bide.ports import Finding as Examined
+from bide.stores.batches import gathered
 from bide.stores.redis import diagnosis, finding, keeping, writing
 from bide.stores.redis.address import Address, address_of
 from bide.stores.redis.bodies import text_of
@@ -162,7 +163,7 @@ class RedisStore:
         answers: list[Any] = []
         for part in writing.slices(asked, layout.shards):
             answers += await write(layout, part, now)
-        return writing.gathered(answers)
+        return gathered(answers)
 
     def part_of(self, topic: Topic, key: str) -> int:
         """See `ports.Parted`: shards by their server, and those of each server in `_LINES`."""

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import (
     At,
@@ -85,16 +84,6 @@ def slices(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
     """Parts of which none gives a shard much more than it should do at once."""
     size = _MOST * shards
     return [asked[first : first + size] for first in range(0, len(asked), size)] if len(asked) > size else [asked]
-
-
-def gathered(answers: list[Any]) -> list[Any]:
-    """The answers, if there is one for each; else the error that carries what there is."""
-    failed = [one for one in answers if isinstance(one, StoreError)]
-    if not failed:
-        return answers
-    if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
-        raise failed[0]
-    raise PartlyFailed(answers)
 
 
 def when(due: Due) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from bide.core.answers import Answer
-from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreFull, StoreUnavailable
+from bide.core.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import (
     Change,
@@ -36,6 +36,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import COUNTED, Heard
+from bide.stores.batches import gathered
 from bide.stores.memory import MemoryStore
 from bide.stores.server_time import ServerTime, StoreClock
 from bide.testing.simulate.loop import Process, SimulatedLoop
@@ -277,12 +278,7 @@ class Link:
             await of_shard(number, mine)
         else:
             await asyncio.gather(*(of_shard(number, mine) for number, mine in sorted(places.items())))
-        failed = [one for one in answers if isinstance(one, StoreError)]
-        if not failed:
-            return answers
-        if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
-            raise failed[0]
-        raise PartlyFailed(answers)
+        return gathered(answers)
 
     async def _everywhere(self, kind: str, work: Work) -> list[Any]:
         return [await self._told(kind, place, work) for place in range(len(self._server.shards))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bide.stores.batches import gathered
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import Line, TopicTasks
 from bide.stores.memory.listings import Listings
@@ -95,7 +96,7 @@ OF_STORES = (
     ),
     Mutant(
         "partly-failed-is-told-as-failed", "P4", "A batch of which one shard failed is said to have failed as a whole.",
-        Link._parted, "raise PartlyFailed(answers)", "raise failed[0]",
+        gathered, "raise PartlyFailed(answers)", "raise failed[0]",
     ),
     Mutant(
         "answers-in-another-order", "P4", "The answers of a shard are dealt out in the reverse order.",
