@@ -15,7 +15,7 @@ from bide.testing.history.events import Event, decode, encode
 class Journal:
     """Takes events; knows what time it is, by the clock that orders them and by the store's.
 
-    `first_call` keeps the calls of several processes apart, each of which counts its own.
+    `calls` gives the numbers of calls: those of several processes have to be kept apart.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class Journal:
         *,
         time_ns: Callable[[], int],
         clock: Callable[[], Millis],
-        first_call: int = 1,
+        calls: Iterator[int] | None = None,
     ) -> None:
         self.say = say
         self.time_ns = time_ns
         self.clock = clock
-        self._calls = count(first_call)
+        self._calls = count(1) if calls is None else calls
 
     def call(self) -> int:
         """A number that no other call has."""

@@ -107,7 +107,7 @@ class Recording(Instrument):
             at, clock = journal.time_ns(), journal.clock()
             for call, lease in zip(calls, leases, strict=True):
                 journal.say(ev.Extending(call, self._who, at, clock, *lease, until, now))
-            return await self._told(calls, extend(leases, now=now, until=until))
+            return await _told(calls, extend(leases, now=now, until=until), self._tell)
 
         return recorded
 
@@ -123,24 +123,9 @@ class Recording(Instrument):
                     out.error, out.next_id,
                 )  # fmt: skip
                 journal.say(told)
-            return await self._told(calls, settle(outcomes, now=now))
+            return await _told(calls, settle(outcomes, now=now), self._tell)
 
         return recorded
-
-    async def _told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
-        try:
-            answers = await asked
-        except PartlyFailed as partly:
-            for call, answer in zip(calls, partly.answers, strict=True):
-                self._tell(call, answer)
-            raise
-        except BaseException as error:
-            for call in calls:
-                self._failed(call, error)
-            raise
-        for call, answer in zip(calls, answers, strict=True):
-            self._tell(call, answer)
-        return answers
 
     def _tell(self, call: int, answer: Any) -> None:
         journal = self._journal
@@ -301,19 +286,7 @@ class RecordedClient:
 
     async def told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
         """What `asked` answers, told call by call."""
-        try:
-            answers = await asked
-        except PartlyFailed as partly:
-            for call, one in zip(calls, partly.answers, strict=True):
-                self._says(call, one)
-            raise
-        except BaseException as error:
-            for call in calls:
-                self._says(call, error)
-            raise
-        for call, answer in zip(calls, answers, strict=True):
-            self._says(call, answer)
-        return answers
+        return await _told(calls, asked, self._says)
 
     # within
 
@@ -382,6 +355,20 @@ class RecordedClient:
             yield
         finally:
             _of_a_group.reset(before)
+
+
+async def _told(calls: Sequence[int], asked: Awaitable[list[Any]], tell: Callable[[int, Any], None]) -> list[Any]:
+    """What `asked` answers; `tell` is told of each call its own answer, or the error that befell it."""
+    try:
+        answers = await asked
+    except BaseException as error:
+        each = error.answers if isinstance(error, PartlyFailed) else [error] * len(calls)
+        for call, one in zip(calls, each, strict=True):
+            tell(call, one)
+        raise
+    for call, answer in zip(calls, answers, strict=True):
+        tell(call, answer)
+    return answers
 
 
 def _unknown(error: BaseException) -> bool:

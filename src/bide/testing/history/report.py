@@ -14,10 +14,10 @@ from bide.testing.history.events import Event, Leased
 
 
 class Violation(Struct, frozen=True):
-    """One promise that was broken for one task."""
+    """One promise that was broken, for one task where `topic` names one."""
 
     promise: str
-    """P1 to P12, as the README lists them."""
+    """P1 to P12, as the README lists them; "defect" for what should never happen, whatever is promised."""
     topic: Topic
     key: str
     what: str
@@ -25,8 +25,14 @@ class Violation(Struct, frozen=True):
     events: list[Event]
     """What shows it, in the order of time."""
 
+    @property
+    def headline(self) -> str:
+        """All but the events, in one line."""
+        where = f" {self.topic}/{self.key}" if self.topic else ""
+        return f"{self.promise}{where}: {self.what}"
+
     def __str__(self) -> str:
-        lines = [f"{self.promise} {self.topic}/{self.key}: {self.what}"]
+        lines = [self.headline]
         first = self.events[0].at if self.events else 0
         lines += [f"    {words(self._of_it(event), first)}" for event in self.events]
         return "\n".join(lines)

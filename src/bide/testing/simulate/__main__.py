@@ -124,7 +124,7 @@ def _played(seeds: Iterable[int], minutes: float, mutant: str | None) -> dict[st
         block["undecided"] += len(report.undecided)
         block["faults"] += sum(not isinstance(step, Ask) for step in plan.steps)
         if judgement.wrong:
-            block["wrong"].append({"seed": seed, "what": [str(one) for one in judgement.wrong[:5]]})
+            block["wrong"].append({"seed": seed, "what": [one.headline for one in judgement.wrong[:5]]})
     return block
 
 

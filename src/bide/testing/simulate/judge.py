@@ -17,7 +17,8 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.records import Token
 from bide.testing.history.check import PURGED_AFTER, Report, check
-from bide.testing.history.events import Asked, Asks, Began, Event, Failed, Fault, Leased, Left, Settling
+from bide.testing.history.events import Asked, Asks, Began, Failed, Fault, Leased, Left, Settling
+from bide.testing.history.report import Violation
 from bide.testing.simulate.outcomes import owed
 from bide.testing.simulate.plan import ALONE, UNHANDLED, Plan, Storm, room_of
 from bide.testing.simulate.world import Played
@@ -31,39 +32,21 @@ _LONGEST_KEPT: Millis = 20_000
 """What ends dead; all else is kept for a shorter time."""
 
 
-class Wrong(Struct, frozen=True):
-    """One broken promise."""
-
-    promise: str
-    what: str
-    topic: str = ""
-    key: str = ""
-    events: list[Event] = []
-
-    def __str__(self) -> str:
-        where = f" {self.topic}/{self.key}" if self.topic else ""
-        return f"{self.promise}{where}: {self.what}"
-
-
 class Judgement(Struct, frozen=True):
-    wrong: list[Wrong]
+    wrong: list[Violation]
     report: Report
 
 
 def judged(plan: Plan, played: Played) -> Judgement:
     """All that was wrong, what the history shows first."""
     report = check(played.history)
-    wrong = [Wrong(one.promise, one.what, one.topic, one.key, one.events) for one in report.violations]
-    wrong += [*_late(plan, played), *_busy(plan, played), *_refused(played), *_kept(played)]
-    wrong += [
-        Wrong(one.promise, one.what, one.topic, one.key, one.events)
-        for one in owed(played.history, calm=_settled(plan), lease=plan.setup.lease, room=room_of, late=_may_take(plan))
-    ]
-    wrong += [Wrong("defect", what) for what in played.defects]
+    wrong = [*report.violations, *_late(plan, played), *_busy(plan, played), *_refused(played), *_kept(played)]
+    wrong += owed(played.history, calm=_settled(plan), lease=plan.setup.lease, room=room_of, late=_may_take(plan))
+    wrong += [Violation("defect", "", "", what, []) for what in played.defects]
     return Judgement(wrong, report)
 
 
-def _late(plan: Plan, played: Played) -> list[Wrong]:
+def _late(plan: Plan, played: Played) -> list[Violation]:
     """What began late though nothing was broken."""
     setup = plan.setup
     settled = _settled(plan)
@@ -80,10 +63,10 @@ def _late(plan: Plan, played: Played) -> list[Wrong]:
             late = event.clock - event.planned_at
             if event.at - late * 1_000_000 > broken + pause and late > may_take:
                 what = f"began {late} ms late though nothing was broken, and there was room for it"
-                wrong.append(Wrong("P8", what, event.topic, event.key, [event]))
+                wrong.append(Violation("P8", event.topic, event.key, what, [event]))
             elif event.at > settled and late > event.at // 1_000_000 - setup.calm + may_take:
                 what = f"was due before all was mended, and began {event.at // 1_000_000 - setup.calm} ms after that"
-                wrong.append(Wrong("P6", what, event.topic, event.key, [event]))
+                wrong.append(Violation("P6", event.topic, event.key, what, [event]))
     return wrong
 
 
@@ -99,29 +82,30 @@ def _settled(plan: Plan) -> int:
     return (setup.calm + setup.cap + 4 * setup.lease + 5_000) * 1_000_000
 
 
-def _busy(plan: Plan, played: Played) -> list[Wrong]:
+def _busy(plan: Plan, played: Played) -> list[Violation]:
     """Whoever asked its store more often than it had reason to."""
     setup = plan.setup
     seconds = (setup.length - setup.calm) / 1000
     work = sum(isinstance(event, (Settling, Asked)) and event.at > setup.calm * 1_000_000 for event in played.history)
     allowed = setup.shards * (seconds * (_PER_SECOND + 1000 / setup.cap + 3000 / setup.lease) + _PER_DELIVERY * work)
+    plenty = f"within {seconds:.0f} s of calm; {allowed:.0f} is plenty"
     return [
-        Wrong("P8", f"{name} called its store {calls} times within {seconds:.0f} s of calm; {allowed:.0f} is plenty")
+        Violation("P8", "", "", f"{name} called its store {calls} times {plenty}", [])
         for name, calls in played.calls.items()
         if calls > allowed
     ]
 
 
-def _refused(played: Played) -> list[Wrong]:
+def _refused(played: Played) -> list[Violation]:
     schedules = {event.call for event in played.history if isinstance(event, Asked) and event.asks is Asks.SCHEDULE}
     return [
-        Wrong("P9", "a full store refused something else than new work", events=[event])
+        Violation("P9", "", "", "a full store refused something else than new work", [event])
         for event in played.history
         if isinstance(event, Failed) and event.call not in schedules and event.error.startswith("StoreFull")
     ]
 
 
-def _kept(played: Played) -> list[Wrong]:
+def _kept(played: Played) -> list[Violation]:
     """What should have been forgotten, by the terms that the processes go by and not by what they told the store."""
     wrong = []
     for event in played.history:
@@ -129,5 +113,5 @@ def _kept(played: Played) -> list[Wrong]:
             kept = event.clock - event.task.finished_at
             if kept > _LONGEST_KEPT + PURGED_AFTER:
                 what = f"it is left as {event.task.state}, {kept} ms after its end; {_LONGEST_KEPT} is the most"
-                wrong.append(Wrong("P10", what, event.topic, event.key, [event]))
+                wrong.append(Violation("P10", event.topic, event.key, what, [event]))
     return wrong

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import Struct
-
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic, Verdict
 from bide.testing.history.events import (
@@ -32,6 +30,7 @@ from bide.testing.history.events import (
     Leasing,
     Settling,
 )
+from bide.testing.history.report import Violation
 
 Delivery = tuple[Topic, str, Token]
 _DONE = ("returned", "Done(")
@@ -43,19 +42,9 @@ _SPIN = 12
 _END = " is asked to end"
 
 
-class Owed(Struct, frozen=True):
-    """What a worker did not do that it owed."""
-
-    promise: str
-    what: str
-    topic: str
-    key: str
-    events: list[Event]
-
-
 def owed(
     history: Sequence[Event], *, calm: int, lease: Millis, room: Callable[[Topic], int], late: Millis
-) -> Iterator[Owed]:
+) -> Iterator[Violation]:
     """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
 
     A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
@@ -72,7 +61,7 @@ def owed(
     yield from _unanswered(history, calm)
 
 
-def _undone(history: Sequence[Event]) -> Iterator[Owed]:
+def _undone(history: Sequence[Event]) -> Iterator[Violation]:
     """Settled as done, and its handler had not said so."""
     ended: dict[Delivery, Ended] = {}
     for event in history:
@@ -82,13 +71,13 @@ def _undone(history: Sequence[Event]) -> Iterator[Owed]:
             end = ended.get((event.topic, event.key, event.token))
             if end is None:
                 what = f"settled as done, by token {event.token}, before its handler had ended"
-                yield Owed("P2", what, event.topic, event.key, [event])
+                yield Violation("P2", event.topic, event.key, what, [event])
             elif not end.how.startswith(_DONE):
                 what = f"settled as done, by token {event.token}, though its handler ended with {end.how}"
-                yield Owed("P2", what, event.topic, event.key, [end, event])
+                yield Violation("P2", event.topic, event.key, what, [end, event])
 
 
-def _given_up(history: Sequence[Event]) -> Iterator[Owed]:
+def _given_up(history: Sequence[Event]) -> Iterator[Violation]:
     """Not settled in the end, though whoever had the outcome lived on."""
     asked: dict[int, Settling] = {}
     failed: dict[Delivery, tuple[Settling, Failed]] = {}
@@ -103,10 +92,10 @@ def _given_up(history: Sequence[Event]) -> Iterator[Owed]:
     for ask, failure in failed.values():
         if ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
             what = f"the outcome of token {ask.token} was given up when the store could not be reached"
-            yield Owed("P2", what, ask.topic, ask.key, [ask, failure])
+            yield Violation("P2", ask.topic, ask.key, what, [ask, failure])
 
 
-def _lost(history: Sequence[Event], calm: int) -> Iterator[Owed]:
+def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
     """Leased again, though its holder lived and nothing was broken."""
     who: dict[int, str] = {}
     holders: dict[tuple[Topic, str], tuple[str, Leased]] = {}
@@ -119,11 +108,11 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Owed]:
                 before = holders.get((held.topic, held.key))
                 if before is not None and held.task.losses and before[1].at > calm and before[0] not in ends:
                     what = f"{before[0]} lost its lease, though it lived and nothing was broken"
-                    yield Owed("P3", what, held.topic, held.key, [before[1], event])
+                    yield Violation("P3", held.topic, held.key, what, [before[1], event])
                 holders[held.topic, held.key] = who[event.call], event
 
 
-def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Owed]:
+def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Violation]:
     """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
     leasings: dict[int, Leasing] = {}
     asks: dict[Delivery, Leasing] = {}
@@ -138,10 +127,10 @@ def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Owed]:
             ask = asks.get((event.topic, event.key, event.token))
             if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
                 what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
-                yield Owed("P3", what, event.topic, event.key, [ask, event])
+                yield Violation("P3", event.topic, event.key, what, [ask, event])
 
 
-def _past_deadlines(history: Sequence[Event]) -> Iterator[Owed]:
+def _past_deadlines(history: Sequence[Event]) -> Iterator[Violation]:
     """Begun though its deadline had passed when it was leased."""
     past: dict[Delivery, Leased] = {}
     for event in history:
@@ -153,10 +142,10 @@ def _past_deadlines(history: Sequence[Event]) -> Iterator[Owed]:
             leased = past.get((event.topic, event.key, event.token))
             if leased is not None:
                 what = "began though its deadline had passed when it was leased"
-                yield Owed("P4", what, event.topic, event.key, [leased, event])
+                yield Violation("P4", event.topic, event.key, what, [leased, event])
 
 
-def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Owed]:
+def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
     """Due, and somebody was free to deliver it, and yet it waited. Of the one topic that has room for one."""
     who: dict[int, str] = {}
     free: dict[str, int] = {}
@@ -188,10 +177,10 @@ def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], l
             since = max(due, calm, min((was_free[event.who], *free.values())))
             if event.at - since > late * 1_000_000:
                 what = f"began {(event.at - since) // 1_000_000} ms after it was due and there was room for it"
-                yield Owed("P6", what, event.topic, event.key, [event])
+                yield Violation("P6", event.topic, event.key, what, [event])
 
 
-def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterator[Owed]:
+def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterator[Violation]:
     """Asked for, though what runs already leaves no room for so many."""
     running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
     for event in history:
@@ -204,10 +193,10 @@ def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterato
                 runs = len(running[event.who, topic])
                 if want + runs > room(topic):
                     what = f"{event.who} runs {runs} of {topic}, has room for {room(topic)}, and asks for {want}"
-                    yield Owed("P7", what, topic, "", [event])
+                    yield Violation("P7", topic, "", what, [event])
 
 
-def _spins(history: Sequence[Event]) -> Iterator[Owed]:
+def _spins(history: Sequence[Event]) -> Iterator[Violation]:
     """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
     who: dict[int, str] = {}
     empty: dict[str, list[Leasing]] = defaultdict(list)
@@ -218,7 +207,7 @@ def _spins(history: Sequence[Event]) -> Iterator[Owed]:
             asks.append(event)
             if len(asks) > _SPIN and asks[-1].at - asks[-1 - _SPIN].at < 1_000_000_000:
                 what = f"{event.who} leased {_SPIN} times within a second, and there was nothing to lease"
-                yield Owed("P11", what, "", "", list(asks[-_SPIN:]))
+                yield Violation("P11", "", "", what, list(asks[-_SPIN:]))
                 return
         elif isinstance(event, Leased):
             if event.tasks:
@@ -227,7 +216,7 @@ def _spins(history: Sequence[Event]) -> Iterator[Owed]:
             empty.clear()
 
 
-def _unanswered(history: Sequence[Event], calm: int) -> Iterator[Owed]:
+def _unanswered(history: Sequence[Event], calm: int) -> Iterator[Violation]:
     """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
     asked: dict[int, Asked] = {}
     for event in history:
@@ -237,12 +226,12 @@ def _unanswered(history: Sequence[Event], calm: int) -> Iterator[Owed]:
             ask = asked.pop(event.call, None)
             if ask is not None and ask.at > calm and event.at - ask.at > _PATIENCE:
                 what = f"{ask.who} asked to {ask.asks} it, and was answered {(event.at - ask.at) // 1_000_000} ms later"
-                yield Owed("P4", what, ask.topic, ask.key, [ask, event])
+                yield Violation("P4", ask.topic, ask.key, what, [ask, event])
     ends = _ends(history)
     for ask in asked.values():
         if ask.who not in ends and history[-1].at - ask.at > _AGAIN:
             what = f"{ask.who} asked to {ask.asks} it, and was never answered"
-            yield Owed("P4", what, ask.topic, ask.key, [ask])
+            yield Violation("P4", ask.topic, ask.key, what, [ask])
 
 
 def _ends(history: Sequence[Event]) -> dict[str, int]:

@@ -6,11 +6,12 @@ steps are left out, larger ones first, and what still breaks the same promise is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from bide.testing.simulate.judge import Wrong, judged
+from bide.testing.history.report import Violation
+from bide.testing.simulate.judge import judged
 from bide.testing.simulate.plan import Ask, Plan, Step
 from bide.testing.simulate.world import play
 
@@ -20,7 +21,7 @@ _MOST_TRIES = 400
 class Shrunk:
     """The smaller plan, what is wrong with it, and how many plays it took."""
 
-    def __init__(self, plan: Plan, wrong: Wrong) -> None:
+    def __init__(self, plan: Plan, wrong: Violation) -> None:
         self.plan = plan
         self.wrong = wrong
         self.tries = 0
@@ -38,23 +39,19 @@ class Shrunk:
         return False
 
 
-def shrunk(plan: Plan, wrong: Wrong) -> Shrunk:
+def shrunk(plan: Plan, wrong: Violation) -> Shrunk:
     """Some hundred plays: a minute or two."""
     small = Shrunk(plan, wrong)
     about = [step for step in plan.steps if not isinstance(step, Ask) or _touches(step, wrong)]
     if wrong.topic:
         small.accept(about)
-    _without(small, lambda step: not isinstance(step, Ask))
+    small.accept([step for step in small.plan.steps if isinstance(step, Ask)])
     _ddmin(small)
     return small
 
 
-def _touches(ask: Ask, wrong: Wrong) -> bool:
+def _touches(ask: Ask, wrong: Violation) -> bool:
     return ask.topic == wrong.topic and (wrong.key.rstrip("n") in ask.keys or ask.verb in ("shift", "cancel_group"))
-
-
-def _without(small: Shrunk, which: Callable[[Step], bool]) -> None:
-    small.accept([step for step in small.plan.steps if not which(step)])
 
 
 def _ddmin(small: Shrunk) -> None:

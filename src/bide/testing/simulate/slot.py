@@ -148,8 +148,7 @@ class Slot:
             if process.alive:
                 world.say(event)
 
-        journal = Journal(say, time_ns=world.time_ns, clock=world.clock.now)
-        journal.call = lambda: next(world.call)  # type: ignore[method-assign]
+        journal = Journal(say, time_ns=world.time_ns, clock=world.clock.now, calls=world.calls)
         app.instruments.append(Recording(journal, self._process.who))
         app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=15))
         self._client = RecordedClient(app, journal, self._process.who)

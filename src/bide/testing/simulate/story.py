@@ -31,14 +31,14 @@ from bide.testing.history.events import (
     Settling,
     Told,
 )
-from bide.testing.simulate.judge import Wrong
+from bide.testing.history.report import Violation
 from bide.testing.simulate.plan import Ask, Plan, Setup, Step
 from bide.testing.simulate.world import play
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def story(plan: Plan, wrong: Wrong) -> str:
+def story(plan: Plan, wrong: Violation) -> str:
     """What `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
     history = play(plan).history
     teller = _Teller(wrong.topic, wrong.key)

@@ -7,6 +7,7 @@ import random
 import re
 from collections import defaultdict
 from hashlib import sha256
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -80,7 +81,7 @@ class World:
         self.again: dict[tuple[str, str], int] = defaultdict(int)
         self.delivered: dict[str, int] = defaultdict(int)
         """Deliveries that began, by life: what a handler does goes by it, lest one defer for ever."""
-        self.call = iter(range(1, 10**9))
+        self.calls = count(1)
         self.slots = {
             name: Slot(self, name, number)
             for number, name in enumerate(

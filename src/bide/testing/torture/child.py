@@ -10,6 +10,7 @@ import select
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import SupportsIndex
 
@@ -56,7 +57,7 @@ class Child:
         if duty.shares_clock:
             self.clock.become_ours()
         self.journal = Journal(
-            Log(Path(duty.journal)).say, time_ns=time.monotonic_ns, clock=self.clock.now, first_call=duty.first_call
+            Log(Path(duty.journal)).say, time_ns=time.monotonic_ns, clock=self.clock.now, calls=count(duty.first_call)
         )
         self.app = app_on(duty.url)
         self.app.instruments.append(Recording(self.journal, duty.who))

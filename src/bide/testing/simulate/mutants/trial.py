@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from bide.testing.simulate.judge import Wrong, judged
+from bide.testing.history.report import Violation
+from bide.testing.simulate.judge import judged
 from bide.testing.simulate.mutants import MUTANTS, applied
 from bide.testing.simulate.plan import plan_of
 from bide.testing.simulate.world import play
@@ -37,7 +38,7 @@ class Caught(Struct, frozen=True):
     """So many."""
 
 
-def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
+def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
     """What the judge finds wrong with this seed of this mutant, which knows how long it plays.
 
     With no name: of bide as it is, in so many virtual minutes.
@@ -50,7 +51,7 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Wrong]:
         try:
             played = play(plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, bide as it is does not raise it
-            return [Wrong("defect", f"the play ended with {error!r}")]
+            return [Violation("defect", "", "", f"the play ended with {error!r}", [])]
     return judged(plan, played).wrong
 
 
@@ -84,12 +85,12 @@ def _later(pool: ProcessPoolExecutor, name: str, seeds: int, processes: int, fir
     return None
 
 
-def _caught(name: str, seen: Sequence[tuple[int, Wrong]], first: int, of: int) -> Caught:
+def _caught(name: str, seen: Sequence[tuple[int, Violation]], first: int, of: int) -> Caught:
     seed, wrong = seen[0]
     return Caught(name, seed, wrong.promise, wrong.what, first, of)
 
 
-def _block(name: str, begin: int, many: int) -> list[tuple[int, Wrong]]:
+def _block(name: str, begin: int, many: int) -> list[tuple[int, Violation]]:
     """Those of so many seeds that catch it, each with the first that is wrong."""
     return [(seed, wrong[0]) for seed in range(begin, begin + many) if (wrong := wrongs(name, seed))]
 
