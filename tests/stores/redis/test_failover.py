@@ -125,6 +125,35 @@ async def test_what_a_slow_node_leases_late_is_handed_out_by_the_next_lease(
 
 
 @in_a_cluster
+@pytest.mark.parametrize("ended_by", ["leaving", "closing", "nothing"])
+async def test_what_a_slow_node_leases_too_late_is_given_back(
+    lasting_cluster: RedisCluster, open_store: OpensStore, ended_by: str
+) -> None:
+    """The holder went meanwhile, or wants no more of it: others have it in a moment, not at the end of its lease."""
+    store, other = await open_store(lasting_cluster.url, silence=3.0), await open_store(lasting_cluster.url)
+    await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
+    slow = lasting_cluster.master_of(lasting_cluster.slot_of(store._open().layout.tags[0]))
+    slow.pause()
+    try:
+        first = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+        assert 0 < len(first.tasks) < 100
+        going = asyncio.create_task(_end(store, ended_by))
+        await asyncio.sleep(0.1)
+    finally:
+        slow.resume()
+    await going
+    got = keys(first.tasks)
+    began = asyncio.get_running_loop().time()
+    while len(got) < 100:
+        leased = (await other.lease({"t": 1_000}, now=0, until=60_000, holder="other")).tasks
+        got += keys(leased)
+        assert {task.attempt for task in leased} <= {1}
+        assert asyncio.get_running_loop().time() - began < 5
+        await asyncio.sleep(0.01)
+    assert sorted(got, key=int) == [f"{number}" for number in range(100)]
+
+
+@in_a_cluster
 @pytest.mark.parametrize("how", ["killed", "paused"])
 async def test_a_lease_does_not_wait_for_a_dead_node(
     own_cluster: RedisCluster, open_store: OpensStore, how: str
@@ -152,6 +181,13 @@ async def test_a_lease_does_not_wait_for_a_dead_node(
         assert leased.next_wake is None or leased.next_wake > leased.now, "and nobody asks without a pause"
     finally:
         dead.resume() if how == "paused" else None
+
+
+async def _end(store: RedisStore, by: str) -> None:
+    if by == "leaving":
+        await store.announce("w", [], 0, now=0)
+    elif by == "closing":
+        await store.close()
 
 
 def _shard(store: RedisStore, key: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time as steady
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +23,10 @@ _STRAGGLES = 0.2
 """Seconds that a lease waits for one of several servers."""
 _AGAIN: Millis = 1_000
 """How long a shard whose server is away is left alone."""
+_KEPT = 1.0
+"""Seconds that what came too late for a lease is kept for the holder's next one. After that another may have it."""
+_PARTING = 1.0
+"""Seconds that a holder who goes waits for what it asked for, so that it can give it back."""
 _NO_TOKEN: Token = 2**53
 _woke = itemgetter(0)
 _Taken = list[tuple[Millis, Record]]
@@ -40,10 +44,14 @@ class Leaser:
         layout: Layout,
         time: ServerTime,
         *,
+        give_back: Callable[[Sequence[Record]], Awaitable[None]],
         by_server: bool,
         part_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`part_of`: where the shards are on several servers, which of them fail together."""
+        """`part_of`: where the shards are on several servers, which of them fail together.
+
+        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves.
+        """
         self._caller = caller
         self._layout = layout
         self._time = time
@@ -51,13 +59,16 @@ class Leaser:
         self._heads: dict[Topic, Heads] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
         self._mine: set[str] = set()
+        self._give_back = give_back
         self._part_of = part_of
         self.tell: Callable[[int, Topic, Millis], None] = lambda shard, topic, wake: None
         """Called when something was leased for a call that did not wait for it: it is to be had now."""
         self._late: dict[str, _Taken] = {}
         """Such tasks, by holder."""
+        self._behind: dict[asyncio.Task[None], str] = {}
+        """What waits for such answers, or keeps their tasks for a moment; with the holder."""
         self._away: dict[int, asyncio.Task[None]] = {}
-        """The shards whose answer nobody waits for any more, while it is still to come."""
+        """The shards whose answer no lease waits for any more, while it is still to come."""
 
     def told(self, shard: int, topic: Topic, wake: Millis) -> Millis:
         """Something of a topic now wakes there at that time; when this process should ask."""
@@ -163,7 +174,9 @@ class Leaser:
             if task.done():
                 task.result()
                 continue
-            behind = asyncio.create_task(self._behind(task, [(calls[one], one) for one in places], replies, holder))
+            mine = [(calls[place], place) for place in places]
+            behind = asyncio.create_task(self._late_answer(task, mine, replies, holder))
+            self._in_background(behind, holder)
             for place in places:
                 answers[place] = None
                 self._away[calls[place].shard] = behind
@@ -175,7 +188,11 @@ class Leaser:
 
         await self._caller.run([calls[place] for place in places], read)
 
-    async def _behind(
+    def _in_background(self, task: asyncio.Task[None], holder: str) -> None:
+        self._behind[task] = holder
+        task.add_done_callback(self._behind.pop)
+
+    async def _late_answer(
         self, asking: asyncio.Task[None], calls: list[tuple[Call, int]], replies: list[Any], holder: str
     ) -> None:
         """Wait for what a lease did not wait for, and keep it for the next."""
@@ -190,10 +207,22 @@ class Leaser:
                 for topic, (_, _, tasks) in self._answered(call, replies[place]):
                     late += tasks
                     self.tell(call.shard, topic, self._now(0))
+            if late:
+                self._in_background(asyncio.create_task(self._keep_for_a_moment(holder)), holder)
         finally:
             asking.cancel()
             for call, _ in calls:
                 self._away.pop(call.shard, None)
+
+    async def _keep_for_a_moment(self, holder: str) -> None:
+        await asyncio.sleep(_KEPT)
+        await self._return(holder)
+
+    async def _return(self, holder: str) -> None:
+        """What came too late for this holder is for whoever asks next."""
+        late = self._late.pop(holder, None)
+        if late:
+            await self._give_back([record for _, record in late])
 
     def _take_late(self, holder: str, room: dict[Topic, int], taken: _Taken, now: Millis) -> None:
         """What came too late for an earlier call of this holder, as far as it is wanted and still held."""
@@ -209,9 +238,20 @@ class Leaser:
         if left:
             self._late[holder] = left
 
+    async def leave(self, holder: str) -> None:
+        """This holder leases no more: what is still to come for it is waited for, for a moment, and given back.
+
+        What comes later still is given back when it comes, as long as the process is there.
+        """
+        coming = {task for task in self._away.values() if self._behind[task] == holder}
+        if coming:
+            await asyncio.wait(coming, timeout=_PARTING)
+        await self._return(holder)
+
     async def close(self) -> None:
-        """What is still to come is nobody's any more."""
-        behind = set(self._away.values())
+        """All holders of this process leave. What is still to come after that is nobody's, until its lease ends."""
+        await asyncio.gather(*(self.leave(holder) for holder in {*self._behind.values(), *self._late}))
+        behind = list(self._behind)
         for task in behind:
             task.cancel()
         await asyncio.gather(*behind, return_exceptions=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from uuid import uuid4
 
+from bide.core.errors import StoreError
+from bide.core.records import In, Record, Settlement, Verdict
+from bide.stores.redis import writing
 from bide.stores.redis.address import Address
 from bide.stores.redis.caller import Caller
 from bide.stores.redis.errors import Lost, NotSent
@@ -66,7 +70,9 @@ class Opened:
         }
         several = server.cluster and by_server
         part_of = nodes.part_of if several else None
-        self.leaser = Leaser(self.callers["lease"], layout, time, by_server=by_server, part_of=part_of)
+        self.leaser = Leaser(
+            self.callers["lease"], layout, time, give_back=self._give_back, by_server=by_server, part_of=part_of
+        )
         self.hearing = Hearing(nodes, layout, name, self.leaser.told, sharded=sharded, patience=silence)
         self.leaser.tell = self.hearing.tell
 
@@ -87,6 +93,13 @@ class Opened:
         self.time.saw(int(seconds) * 1_000_000 + int(micros), sent, self.time.clock())
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
+
+    async def _give_back(self, records: Sequence[Record]) -> None:
+        """End leases of which nothing was begun: due again at once, counting nothing."""
+        ends = [Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0)) for record in records]
+        for answer in await writing.settle(self.callers["settle"], self.layout, ends, "", 0):
+            if isinstance(answer, StoreError):
+                _log.warning("a lease could not be given back, and ends by itself: %s", answer)
 
     async def close(self) -> None:
         await self.hearing.close()

@@ -232,6 +232,8 @@ class RedisStore:
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
         opened = self._open()
+        if not topics:
+            await opened.leaser.leave(holder)
         key, flags = opened.layout.common("workers"), opened.server.knows_flags
         live = await keeping.announce(opened.reader, key, holder, topics, until, now, flags=flags)
         opened.leaser.share(holder, topics, live)
