@@ -54,7 +54,7 @@ OUTSIDE = {"testing", "lab"}
 
 STORE_PARTS = {
     "aside", "batches", "borrowed", "cursors", "floors", "held", "listeners", "migrations", "named_queries", "pages",
-    "server_time", "sorted_chunks",
+    "server_time", "sorted_chunks", "urls",
 }  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 

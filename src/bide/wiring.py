@@ -11,6 +11,7 @@ from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
 from bide.settings import Settings
+from bide.stores.urls import parts_of
 
 if TYPE_CHECKING:
     from bide.sinks.traced import Tracing
@@ -126,10 +127,7 @@ def is_traced() -> bool:
 def _parts(url: str, field: str, accepted: str) -> SplitResult:
     """Raises BadInput for what is no URL, and for one in which a part of a password would be taken for something else,
     and so be shown."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadInput(field, "a URL that cannot be read", accepted) from None
+    parts = parts_of(url, accepted, field=field)
     behind = f"{parts.path}#{parts.fragment}&{parts.query}"
     if (
         parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL)

@@ -14,11 +14,12 @@ import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput
+from bide.stores.urls import parts_of
 
 SCHEMES = ("mysql", "mariadb")
 PREFIX = "bide_"
@@ -67,12 +68,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
-    if parts.scheme not in SCHEMES or parts.fragment:
-        raise BadInput("store", parts.scheme, _ACCEPTED)
+    parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     given: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _OPTIONS:

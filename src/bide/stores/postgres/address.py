@@ -11,11 +11,12 @@ driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput
+from bide.stores.urls import parts_of
 
 SCHEMES = ("postgresql", "postgres")
 SCHEMA = "bide"
@@ -40,12 +41,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
-    if parts.scheme not in SCHEMES or parts.fragment:
-        raise BadInput("store", parts.scheme, _ACCEPTED)
+    parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     ours: dict[str, str] = {}
     theirs: list[tuple[str, str]] = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput
+from bide.stores.urls import parts_of
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 _ACCEPTED = (
@@ -58,12 +59,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 def address_of(url: str) -> Address:
     """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
-    if parts.scheme not in SCHEMES or parts.fragment:
-        raise BadInput("store", parts.scheme, _ACCEPTED)
+    parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     credentials, _, netloc = parts.netloc.rpartition("@")
     username, colon, password = credentials.partition(":")
     if credentials and not colon:
