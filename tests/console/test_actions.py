@@ -73,14 +73,14 @@ def test_one_task(visits: Visits, served: Served, axe: str, topic: str, hand: st
         expect(page.get_by_role("heading", level=1)).to_have_text("k1")
 
         using.write(page.get_by_label(BY, exact=True), "90m")
-        using.press(page.get_by_role("button", name="Move by"))
+        using.press(page.get_by_role("button", name="Shift"))
         expect(page.get_by_role("status").filter(has_text=re.compile("."))).to_be_visible()
         assert moved(before, tasks(served, topic)) == {"k1": timedelta(minutes=90)}
         expect(page.get_by_role("region", name="Changes")).to_contain_text("anonymous")
         well(page, axe, hand)
 
         using.write(page.get_by_label(TO, exact=True), "2030-07-01 08:00")
-        using.press(page.get_by_role("button", name="Move to"))
+        using.press(page.get_by_role("button", name="Move"))
         expect(page.get_by_role("region", name="Times").first).to_contain_text("2030-07-01 08:00:00.000")
         assert tasks(served, topic)["k1"]["due_at"] == "2030-07-01T06:00:00.000Z", "a time of Berlin"
 
@@ -118,7 +118,7 @@ def test_a_selection(visits: Visits, served: Served, axe: str, topic: str, hand:
         using.tick(page.get_by_role("checkbox", name="k4"))
         expect(page.get_by_text("2 ticked")).to_be_visible()
         using.write(page.get_by_label(BY, exact=True), "1h")
-        using.press(page.get_by_role("button", name="Move by"))
+        using.press(page.get_by_role("button", name="Shift"))
 
         expect(page.get_by_role("region", name="Some of them").get_by_role("row")).to_have_count(3)
         well(page, axe, hand)
@@ -163,7 +163,7 @@ def test_five_hundred_of_a_group_are_moved_by_an_hour(
         search(page, using, {TOPIC: topic, GROUP_FIELD: GROUP})
         using.tick(page.get_by_role("radio", name="all that match this search"))
         using.write(page.get_by_label(BY, exact=True), "1h")
-        using.press(page.get_by_role("button", name="Move by"))
+        using.press(page.get_by_role("button", name="Shift"))
         expect(page.get_by_text("500 tasks", exact=True)).to_be_visible()
         expect(page.get_by_role("main")).to_contain_text("1h later")
         well(page, axe, hand)
@@ -192,16 +192,16 @@ def test_what_changed_meanwhile_is_told_and_nothing_is_done(
         expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
 
 
-@pytest.mark.parametrize("field", [BY, TO])
+@pytest.mark.parametrize(("field", "verb"), [(BY, "Shift"), (TO, "Move")])
 def test_a_time_that_is_none_is_refused_and_says_what_would_do(
-    visits: Visits, served: Served, axe: str, topic: str, field: str
+    visits: Visits, served: Served, axe: str, topic: str, field: str, verb: str
 ) -> None:
     before = tasks(served, topic)
     with visits() as visitor:
         page = visitor.goto(f"/tasks/{topic}/k1")
         page.get_by_label(field, exact=True).fill("half past eight")
         with visitor.watch.expecting(422):
-            page.get_by_role("button", name=f"Move {field[:2]}").click()
+            page.get_by_role("button", name=verb).click()
             expect(page.get_by_role("alert")).to_contain_text("A value is not accepted")
             well(page, axe)
     assert not moved(before, tasks(served, topic))
