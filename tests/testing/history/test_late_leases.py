@@ -1,8 +1,10 @@
-"""A store of several servers gives out with one answer what it has leased for an earlier question of the holder."""
+"""What a store of several servers has leased too late for its answer: it gives it out with the next one of the holder,
+or gives it back."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from bide.core.records import In, Result, State
 from bide.testing.history import events as ev
@@ -40,3 +42,43 @@ def test_it_was_so_too_where_the_clocks_of_the_servers_are_known_by_seconds_only
 @pytest.mark.parametrize("first_holder", ["worker-1", "worker-00"])
 def test_it_was_not_leased_for_the_question_of_another(first_holder: str) -> None:
     assert [one.promise for one in check(history(first_holder)).violations] != []
+
+
+GIVES_BACK = ev.Header(gives_back=True)
+AGAIN = ev.Seen("one", State.LEASED, 100, 2_905, 300, 1, 0, 0, 405_000, 10)
+"""The same life, leased once more at 405 after it was given back at 300."""
+
+
+def given_back(*between: Event, again: ev.Seen = AGAIN) -> list[Event]:
+    """Leased for a question that was answered without it, given back, and then given out as never leased before."""
+    return [
+        *history("worker-0")[:4],
+        *between,
+        ev.Leasing(4, "worker-1", 400 * MS, 400, {"steady": 5}, 2_900),
+        ev.Leased(4, 410 * MS, 405, [ev.Held("steady", "k", again)], None),
+    ]
+
+
+SEEN_HELD = history("worker-0")[4:6]
+
+
+@pytest.mark.parametrize("between", [[], SEEN_HELD])
+def test_what_nobody_was_told_of_may_be_given_back(between: list[Event]) -> None:
+    assert check([GIVES_BACK, *given_back(*between)]).violations == []
+
+
+@pytest.mark.parametrize("between", [[], SEEN_HELD])
+def test_by_other_stores_it_is_not(between: list[Event]) -> None:
+    assert [one.promise for one in check(given_back(*between)).violations] != []
+
+
+def test_what_its_holder_was_told_of_is_not_given_back() -> None:
+    assert [one.promise for one in check([GIVES_BACK, *history("worker-0"), *given_back()[4:]]).violations] == ["P3"]
+
+
+@pytest.mark.parametrize("wrong", [
+    replace(AGAIN, attempt=2), replace(AGAIN, planned_at=99), replace(AGAIN, id="two"), replace(AGAIN, due_at=300),
+])  # fmt: skip
+@pytest.mark.parametrize("between", [[], SEEN_HELD])
+def test_giving_back_changes_nothing_else(between: list[Event], wrong: ev.Seen) -> None:
+    assert [one.promise for one in check([GIVES_BACK, *given_back(*between, again=wrong)]).violations] != []

@@ -79,6 +79,8 @@ class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
     """How many deliveries a worker may have at once; None: as many as it ever asked for."""
     own_clock: bool | None = None
     """Whether the store goes by a clock of its own, and so counts leases from that; None: as the leases look."""
+    gives_back: bool = False
+    """Whether the store itself may end a lease that nobody was told of: the task is due again at once."""
 
 
 class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):

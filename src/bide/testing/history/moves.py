@@ -27,6 +27,7 @@ class Moves:
     def __init__(self, header: ev.Header, clocks: Clocks) -> None:
         self.slack = header.slack
         self.losses = header.losses
+        self.gives_back = header.gives_back
         self.clocks = clocks
 
     # --- the store's clock
@@ -258,11 +259,23 @@ class Moves:
             return Unsure(
                 NOBODY, id=ask.next_id, group=task.group, due_at=woken, wake_at=woken, token=ANY, created_at=now
             )
-        deferred = verdict == "defer"
+        if verdict == "defer":
+            return given_back(task, woken)
         return Unsure(
-            task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=task.attempt - deferred,
-            failures=task.failures + (not deferred), error=task.error if deferred else ANY,
-        )  # fmt: skip
+            task,
+            state=_WAITING,
+            wake_at=woken,
+            planned_at=0,
+            token=ANY,
+            losses=0,
+            failures=task.failures + 1,
+            error=ANY,
+        )
+
+
+def given_back(leased: Task, woken: tuple[Millis, Millis]) -> Task:
+    """The end of a lease that counts for nothing; `woken`: when the task may be due again."""
+    return Unsure(leased, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=leased.attempt - 1)
 
 
 def due_between(due: Due | None, grain: Millis, low: Millis, high: Millis) -> tuple[Millis, Millis]:

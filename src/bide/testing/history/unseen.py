@@ -26,7 +26,7 @@ from bide.testing.history.gathered import (
     Op,
     Told,
 )
-from bide.testing.history.moves import EXPLAIN, Moves, due_between
+from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back
 from bide.testing.history.unsure import ANY, NOBODY, Task, Unsure, earliest, same
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Unseen:
             life = lost.id if type(lost) is ev.Asked else lost.next_id if type(lost) is ev.Settling else None
             if life is not None and (life or (type(lost) is ev.Asked and lost.asks is Asks.REDRIVE)):
                 self._begun.setdefault(life, set()).add(lost.call)
+        self._told = frozenset(told.leases)
+        """The tokens of the leases that somebody was told of."""
         self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
         self.any = bool(told.lost or leasings[0].in_order)
         """Whether anything was lost at all."""
@@ -86,6 +88,8 @@ class Unseen:
         if task is not None and not still:
             if task.state is _WAITING or task.state is _LEASED:
                 ways += self._taken(task, token, at)
+                if moves.gives_back:
+                    ways += self._returned(task, token, at)
             elif moves.may_be_purged(task, at.soonest):
                 ways.append((0, None))
         if len(ways) > 1:
@@ -196,6 +200,37 @@ class Unseen:
                     losses=task.losses + lost,
                 )  # fmt: skip
                 yield leasing.call, held
+
+    def _returned(self, task: Task, token: int, at: Search) -> list[Way]:
+        """Leases that nobody was told of and the store has ended, where what comes next looks like it."""
+        if not self._looks_returned(task, token):
+            return []
+        if task.state is _LEASED and task.token is not ANY and task.token not in self._told:
+            return [(0, given_back(task, (task.token // 1000 - self._moves.clocks.fallback, NEVER)))]
+        if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
+            return []
+        for leasings in self._leasings:
+            for place, leasing in leasings.in_order:
+                if place <= at.soonest and leasing.call not in at.used and leasing.call not in self._gave:
+                    held = Unsure(task, attempt=task.attempt + 1)
+                    return [(leasing.call, given_back(held, self._moves.after(leasing)))]
+        return []
+
+    def _looks_returned(self, task: Task, token: int) -> bool:
+        """Whether what comes next is of this life, and is or was due at another time than it would be."""
+        plan = task.planned_at if task.state is _LEASED else task.wake_at
+        for op in self._versions.get(token, ()):
+            seen, answer = op.seen, op.answer
+            assert seen is not None
+            if type(answer) is ev.Answered and answer.was is not None and not same(task.wake_at, answer.was):
+                return True
+            if not same(task.id, seen.id):
+                continue
+            if seen.planned_at and not same(plan, seen.planned_at):
+                return True
+            if op.kind == SHOWN and seen.state is _WAITING and not same(task.wake_at, seen.wake_at):
+                return True
+        return False
 
     def _counted(self, task: Task, token: int) -> bool:
         """Whether what comes next is of this life, with more attempts than there were."""

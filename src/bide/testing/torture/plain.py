@@ -43,6 +43,7 @@ class SqliteFile:
     """A file, on a small filesystem of its own where that may be mounted, so that it can be full."""
 
     name = "sqlite"
+    gives_back = False
     proxies: Sequence[FaultProxy] = ()
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
@@ -162,6 +163,7 @@ class SomebodysServer:
 
     def __init__(self, url: str) -> None:
         self.name = urlsplit(url).scheme
+        self.gives_back = self.name == "redis+cluster"
         self.ahead = self.farthest = 0.0
         self.environment: Mapping[str, str] = {}
         self.urls: Sequence[str] = ()

@@ -78,7 +78,12 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         entered.callback(following.cancel)
         journal.say(
             Header(
-                server.name, SLACK + round(2 * server.farthest * 1000), round(CAP * 1000), LOSSES, time.monotonic_ns()
+                server.name,
+                SLACK + round(2 * server.farthest * 1000),
+                round(CAP * 1000),
+                LOSSES,
+                time.monotonic_ns(),
+                gives_back=server.gives_back,
             )
         )
         crew = Crew(

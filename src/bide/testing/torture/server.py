@@ -39,6 +39,9 @@ class Server(Protocol):
     """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
     of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
 
+    gives_back: bool
+    """Whether the store itself ends leases that its callers were never told of (`history.events.Header`)."""
+
     async def start(self) -> None:
         """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError."""
         ...

@@ -29,6 +29,7 @@ class PrivateServer:
     """A `Server`, whose parts go by one clock that can be set, where libfaketime is installed."""
 
     name: str
+    gives_back = False
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,6 +71,8 @@ class RedisCluster(PrivateServer):
     """Redis Cluster of six nodes."""
 
     name = "redis-cluster"
+    gives_back = True
+    """What a slow node has leased too late for who asked."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
