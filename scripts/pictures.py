@@ -159,7 +159,7 @@ def by_an_hour(camera: Camera) -> None:
     page.get_by_role("radio", name="all that match this search").check()
     page.get_by_label(BY, exact=True).fill("1h")
     camera.take_window(page, "group")
-    page.get_by_role("button", name="Move by").click()
+    page.get_by_role("button", name="Shift").click()
     expect(page.get_by_text("500 tasks", exact=True)).to_be_visible()
     camera.take(page, "preview", tallest=900)
     page.get_by_role("button", name="Shift: 500 tasks").click()
