@@ -14,7 +14,7 @@ import msgspec
 from bide.cli.bench.crew import BenchFault
 from bide.cli.bench.place import place_of
 from bide.core.errors import BadInput
-from bide.testing.soak.crew import ONE_HEAP
+from bide.testing.soak.crew import ALLOCATOR
 from bide.testing.soak.run import Soak
 from bide.testing.trial import WrongByKind, not_in_memory, parser_of, tried
 
@@ -67,6 +67,6 @@ def _above_zero(text: str) -> float:
 
 
 if __name__ == "__main__":
-    if ONE_HEAP not in os.environ:  # it counts from the start of a process alone
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, ONE_HEAP: "1"})
+    if not ALLOCATOR.keys() <= os.environ.keys():  # it counts from the start of a process alone
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**ALLOCATOR, **os.environ})
     sys.exit(main())

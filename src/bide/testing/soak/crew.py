@@ -24,10 +24,11 @@ from bide.settings import Settings
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"
-ONE_HEAP = "MALLOC_ARENA_MAX"
-"""Set to 1 for all processes. glibc gives threads heaps of their own, and a block that moves between threads takes new
-pages from one after the other: with 32 threads resident memory creeps up by a megabyte a minute, though the objects
-stay the same."""
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Set for all processes, as deploy/ sets it: without it glibc lets resident memory creep up though what is in use stays
+the same. It gives threads heaps of their own, and a block that moves between threads takes new pages from one after the
+other: a megabyte a minute with 32 threads. And it learns to put large blocks into the heap, between small ones; every
+read from a socket asks for one of 256 KiB and gives nearly all of it back: 0.2 MB a minute at 6,000 tasks a second."""
 _PATIENCE = 60.0
 
 
@@ -149,7 +150,7 @@ async def _work() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of the processes that are looked at: this one's, `ONE_HEAP` among it, without what would set bide up."""
+    """Of the processes that are looked at: this one's, `ALLOCATOR` among it, without what would set bide up."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
 
 
