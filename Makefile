@@ -64,7 +64,7 @@ torture: ## break every store for ten minutes each: make torture SECONDS=60 SERV
 
 soak: ## work each store at half of its maximum, 15 minutes each, an hour on Redis: nothing may grow
 	@$(SETUP) test
-	@.venv/bin/python scripts/services run redis postgres mysql -- sh -c 'code=0; \
+	@MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=131072 .venv/bin/python scripts/services run redis postgres mysql -- sh -c 'code=0; \
 	soak() { .venv/bin/python -m bide.testing.soak "$$@" --results docs/reliability/soak.jsonl $(ARGS) || code=1; }; \
 	soak sqlite: --minutes 15; soak "$$TEST_POSTGRES_URL" --minutes 15; soak "$$TEST_MYSQL_URL" --minutes 15; \
 	soak sqlite: --minutes 15 --service; soak "$$TEST_REDIS_URL" --minutes 60; exit $$code'
