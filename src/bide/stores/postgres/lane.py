@@ -76,7 +76,11 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         if session and not address.pooled:  # else the next client would have these settings
             # in a statement of their own, and not as the connection begins, where proxies refuse them
             settings = "".join(f"SET {name} = {value};" for name, value in session.items())
-            await connection.execute(settings, timeout=within)
+            try:
+                await connection.execute(settings, timeout=within)
+            except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
+                connection.terminate()
+                raise
         return connection
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         found = meaning(error, address.shown)
