@@ -192,14 +192,19 @@ class Unseen:
 
     def _held(self, task: Task, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[Way]:
         lost = task.state is _LEASED
+        for leasing in self._untold(leasings, at):
+            held = Unsure(
+                task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
+                planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1,
+                losses=task.losses + lost,
+            )  # fmt: skip
+            yield leasing.call, held
+
+    def _untold(self, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[ev.Leasing]:
+        """Questions that may have leased this task though no answer says so, by where the search stands."""
         for place, leasing in leasings:
             if place <= at.soonest and leasing.call not in at.used and leasing.call not in self._gave:
-                held = Unsure(
-                    task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
-                    planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1,
-                    losses=task.losses + lost,
-                )  # fmt: skip
-                yield leasing.call, held
+                yield leasing
 
     def _returned(self, task: Task, token: int, at: Search) -> list[Way]:
         """Leases that nobody was told of and the store has ended, where what comes next looks like it."""
@@ -210,10 +215,9 @@ class Unseen:
         if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
             return []
         for leasings in self._leasings:
-            for place, leasing in leasings.in_order:
-                if place <= at.soonest and leasing.call not in at.used and leasing.call not in self._gave:
-                    held = Unsure(task, attempt=task.attempt + 1)
-                    return [(leasing.call, given_back(held, self._moves.after(leasing)))]
+            for leasing in self._untold(leasings.in_order, at):
+                held = Unsure(task, attempt=task.attempt + 1)
+                return [(leasing.call, given_back(held, self._moves.after(leasing)))]
         return []
 
     def _looks_returned(self, task: Task, token: int) -> bool:
