@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import asyncpg
 import pytest
 from tests.stores.postgres.conftest import OpensStore
 
 from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.core.names import new_id
 from bide.core.records import Filter
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
+from bide.stores.postgres.lane import connect
 from bide.stores.postgres.queries import Names
 from bide.testing.store_suite.acts import keys, listed, new, put_one
 
@@ -126,3 +129,26 @@ async def test_the_least_rights_are_enough_to_run(url: str, postgres_schema: str
     finally:
         await execute(url, f"DROP OWNED BY {role}")
         await execute(url, f"DROP ROLE {role}")
+
+
+async def test_a_connection_that_is_given_up_while_it_gets_its_settings_is_closed(url: str) -> None:
+    """One that is left open is told of when it is collected, as a ResourceWarning, and those are errors here."""
+    address, name = address_of(url), f"slow {new_id()}"
+    watching = await asyncpg.connect(address.dsn)
+    try:
+        slow = {"application_name": f"'{name}'; SELECT pg_sleep(20)"}
+        connecting = asyncio.create_task(connect(address, within=10, session=slow))
+        while not await watching.fetch(
+            "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ $1", name
+        ):
+            assert not connecting.done()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        del connecting
+        gc.collect()
+        await watching.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", name
+        )
+    finally:
+        await watching.close()
