@@ -5,6 +5,7 @@ What a statement reads is counted by the server (`Handler_read...`): a scan cann
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values
-from bide.stores.mysql.statements import Code, Template, listed, quoted, table_of_pairs
+from bide.stores.mysql.statements import Code, Template, held, listed, quoted, table_of_pairs, these
 from bide.stores.mysql.statements import rows as tuples
 from bide.testing.store_suite.acts import NOW, new
 
@@ -40,7 +41,7 @@ INSERT INTO {kept} SELECT keep_until, `row` FROM {task} WHERE keep_until IS NOT 
 _NEW = lifecycle.schedule(new("3", topic="t0", due=At(NOW)), None, NOW, 1).record
 assert _NEW is not None
 _PUT = settled_values(3, _NEW)
-_TWO = listed([5, 6])
+_TWO = {"these": these([5, 6])}
 _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
@@ -54,24 +55,24 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "probe": ({"topic": "t0", "key": "3"}, 3),
     "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
     "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None)])}, 10),
-    "forget_tasks": ({"rows": _TWO}, 10),
+    "forget_tasks": (_TWO, 10),
     "join_groups": ({"rows": tuples([(2**40, "g", "t0", "y")])}, 5),
     "leave_groups": ({"rows": listed([7, 14])}, 10),
     "keep_tasks": ({"rows": tuples([(NOW, 2**40)])}, 5),
     "take_waiting": ({"topic": "t0", "floor": NOW - 900_000, "row": 5, "most": 50}, 110),
     "take_lost": ({"topic": "t0", "floor": NOW - 900_000, "most": 50}, 110),
-    "lease_tasks": ({"rows": listed([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
+    "lease_tasks": ({"these": these([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
     "waiting_head": ({"topic": "t0", "floor": NOW - 500_000}, 5),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
     "held": (_HOLDS, 10),
-    "settle_done": ({"rows": listed([3, 6]), "holds": tuples([(3, 3), (6, 1)])}, 10),
+    "settle_done": ({"held": held([(3, 3), (6, 1)])}, 10),
     "kept_until_now": ({"most": 50}, 110),
-    "purgeable": ({"rows": _TWO}, 10),
-    "still_there": ({"rows": _TWO}, 10),
+    "purgeable": (_TWO, 10),
+    "still_there": (_TWO, 10),
     "forget_kept": ({"lines": table_of_pairs([(NOW + 97, 97), (NOW + 98, 98)])}, 20),
     "tasks_by_names": (_KEYS, 10),
-    "tasks_by_rows": ({"rows": listed([7, 8])}, 10),
+    "tasks_by_rows": ({"these": these([7, 8])}, 10),
     "page_by_name": ({"topic": "t0", "key": "2", "most": 50}, 110),
     "page_by_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 210),
     "page_at_instant": ({**_STATE, "row": 5}, 110),
@@ -164,21 +165,43 @@ async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) 
     for query in ("lock_tasks", "tasks_by_names", "held", "extend_leases"):
         values = {**asked, "lasts": 5}
         assert await surveyed.reads(query, values) <= 3_100, query
-    holds = tuples([(row, row) for row in range(1, 1_001)])
-    values = {"rows": listed(range(1, 1_001)), "micros": 1, "until": 1, "holder": "w", "holds": holds}
-    for query in ("tasks_by_rows", "lease_tasks", "settle_done", "forget_tasks", "leave_groups", "purgeable"):
-        assert await surveyed.reads(query, values) <= 2_100, query
+    for rows in (range(1, 1_001), range(2, 2_002, 2)):
+        for tokens in (range(1, 1_001), [row // 100 for row in range(1_000)]):  # each by itself, and a hundred a lease
+            holds = held(zip(rows, tokens, strict=True))
+            values = {"these": these(rows), "micros": 1, "until": 1, "holder": "w", "held": holds, "rows": listed(rows)}
+            for query in ("tasks_by_rows", "lease_tasks", "settle_done", "forget_tasks", "leave_groups", "purgeable"):
+                assert await surveyed.reads(query, values) <= 2_100, query
+
+
+async def test_conditions_on_rows_mean_these_and_no_others(surveyed: Surveyed) -> None:
+    ask, chance = surveyed.connection.ask, random.Random(1)
+    pairs = table_of_pairs((row, token) for row in range(150) for token in range(3))
+    every = b"(SELECT first AS `row`, second AS token FROM (" + pairs + b") AS pairs) AS every"
+    for _ in range(50):
+        held_rows = sorted(chance.sample(range(150), chance.randint(1, 150)))
+        [found] = await ask(b"SELECT `row` FROM " + every + b" WHERE token = 0 AND " + these(held_rows))
+        assert sorted(row for (row,) in found) == held_rows
+        holds = [(row, chance.choice((0, 0, 0, 1, 2))) for row in held_rows]
+        [found] = await ask(b"SELECT `row`, token FROM " + every + b" WHERE " + held(holds))
+        assert sorted(map(tuple, found)) == holds
+
+
+def test_what_lies_together_is_written_as_a_range() -> None:
+    assert these([4]) == b"(`row` IN (4))"
+    assert these([4, 5, 7, 8, 9, 10, 11, 13]) == b"(`row` BETWEEN 7 AND 10 OR `row` IN (4, 5, 11, 13))"
+    assert held((row, 7) for row in range(100)) == b"(((`row` BETWEEN 0 AND 98 OR `row` IN (99)) AND token = 7))"
 
 
 @pytest.mark.parametrize("there", [2, 3, 10, 100, 1_000])
-async def test_what_deletes_reads_no_row_of_others_in_a_small_table(surveyed: Surveyed, there: int) -> None:
+async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed: Surveyed, there: int) -> None:
     """It would wait for those that somebody has locked."""
     await surveyed.fill(there)
     others = there // 2
     rows = [row for row in range(1, there + 1) if row != others]
-    values = {"rows": listed(rows), "holds": tuples([(row, row) for row in rows])}
+    values = {"these": these(rows), "held": held((row, row) for row in rows), "rows": listed(rows)}
     ended = [(NOW + row, row) for row in rows if row % 100 >= 95]
     asked = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
+    asked["lease_tasks"] = {**values, "micros": 1, "until": 1, "holder": "w"}
     if ended:
         asked["forget_kept"] = {"lines": table_of_pairs(ended)}
     names = surveyed.names

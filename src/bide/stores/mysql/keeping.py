@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bide.core.instants import Millis
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.statements import listed, table_of_pairs
+from bide.stores.mysql.statements import listed, table_of_pairs, these
 
 _AT_ONCE = 1_000
 
@@ -25,15 +25,15 @@ async def purge(lane: Runs, now: Millis | None, limit: int) -> int:
         if not lines:
             await call.send(*call.commit())
             return 0, 0
-        rows = listed(sorted({row for _, row in lines}))
-        [found, there] = await call.send(call.write("purgeable", rows=rows), call.write("still_there", rows=rows))
+        rows = these(sorted({row for _, row in lines}))
+        [found, there] = await call.send(call.write("purgeable", these=rows), call.write("still_there", these=rows))
         forgotten = sorted(row for row, _ in found)
         grouped = sorted(row for row, has_group in found if has_group)
         locked = {row for (row,) in there}.difference(forgotten)
         over = [(until, row) for until, row in lines if row not in locked]
         statements = []
         if forgotten:
-            statements.append(call.write("forget_tasks", rows=listed(forgotten)))
+            statements.append(call.write("forget_tasks", these=these(forgotten)))
         if grouped:
             statements.append(call.write("leave_groups", rows=listed(grouped)))
         if over:

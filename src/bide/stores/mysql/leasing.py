@@ -21,7 +21,7 @@ from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, ROW, WOKE, filled, record_of
-from bide.stores.mysql.statements import listed
+from bide.stores.mysql.statements import these
 
 MOST = 1_000_000
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
@@ -212,8 +212,8 @@ def _by_wake(due: Due) -> Millis:
 def _statements(call: Call, olds: list[Due], micros: int, until: Millis, holder: str) -> list[bytes]:
     if not olds:
         return []
-    numbers = listed(sorted(row for row, _, _ in olds))
-    return [call.write("lease_tasks", rows=numbers, micros=micros, until=until, holder=filled(holder))]
+    numbers = these(sorted(row for row, _, _ in olds))
+    return [call.write("lease_tasks", these=numbers, micros=micros, until=until, holder=filled(holder))]
 
 
 def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
@@ -300,7 +300,7 @@ async def _again(row: Repeated, call: Call) -> Leased:
     tokens = dict(_holds.decode(row.answer or b"\x90"))
     held: list[tuple[Millis, Record]] = []
     if tokens:
-        [rows] = await call.send(call.write("tasks_by_rows", rows=listed(sorted(tokens))))
+        [rows] = await call.send(call.write("tasks_by_rows", these=these(sorted(tokens))))
         for one in rows:
             record = record_of(one)
             if record.state is State.LEASED and record.token == tokens[one[ROW]]:

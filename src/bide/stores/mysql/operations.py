@@ -32,7 +32,7 @@ from bide.stores.mysql.errors import Fewer
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows, Row
 from bide.stores.mysql.rows import ROW, record_of, settled_values
-from bide.stores.mysql.statements import Code, listed
+from bide.stores.mysql.statements import held, listed, these
 from bide.stores.mysql.statements import rows as tuples
 
 Places = list[int]
@@ -138,16 +138,15 @@ async def settle(
 async def _settle_done(lane: Runs, rows: Sequence[Row], now: Millis | None) -> list[bool]:
     """Raises Fewer, and settles none, unless all are held by these tokens."""
 
-    numbers = listed([row for row, _, _ in rows])
-    holds = Code(b", ".join([b"(%d, %d)" % (row, token) for row, token, _ in rows]))
-    grouped = listed([row for row, _, grouped in rows if grouped])
+    holds = held((row, token) for row, token, _ in rows)
+    grouped = [row for row, _, grouped in rows if grouped]
 
     async def delete(call: Call) -> list[bool]:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
-        statements.append(call.write("settle_done", rows=numbers, holds=holds))
+        statements.append(call.write("settle_done", held=holds))
         statements.append(call.write("all_of_them", count=len(rows)))
         if grouped:
-            statements.append(call.write("leave_groups", rows=grouped))
+            statements.append(call.write("leave_groups", rows=listed(grouped)))
         await call.timed(*statements, *call.pass_gate(0), commits=True)
         return [True] * len(rows)
 
@@ -253,7 +252,7 @@ class Writes:
         if self._replaced:
             written.append(call.write("replace_tasks", rows=tuples(self._replaced, call.quote)))
         if self._forgotten:
-            written.append(call.write("forget_tasks", rows=listed(sorted(self._forgotten))))
+            written.append(call.write("forget_tasks", these=these(sorted(self._forgotten))))
         if self._kept:
             written.append(call.write("keep_tasks", rows=tuples(sorted(self._kept))))
         if self._leaving:

@@ -3,6 +3,7 @@
 --
 -- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
 -- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
+-- :these and :held are conditions on `row`, see `statements.these` and `statements.held`.
 -- Every big table is entered by FORCE INDEX: statistics of a table that was just filled would lead elsewhere.
 
 -- name: begin
@@ -118,7 +119,7 @@ INSERT INTO {kept} (until, `row`) VALUES :rows ON DUPLICATE KEY UPDATE until = V
 -- In the form that is meant for several tables: the plain one takes no index hint, and would go through the whole of a
 -- small table and wait for rows that others have locked. The hint is heeded only where a column outside of the index
 -- is asked for: hence `state >= 0`, which all are.
-DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND state >= 0
+DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`, and :row the row of that
@@ -138,7 +139,7 @@ ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
 UPDATE {task} FORCE INDEX (PRIMARY) SET
     losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), woke_at = at, attempt = attempt + 1,
     holder = :holder, token = GREATEST(token + 1, :micros), state = 1, at = :until
-WHERE `row` IN (:rows)
+WHERE :these
 
 -- name: waiting_head
 SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 0 AND at >= :floor ORDER BY at LIMIT 1
@@ -158,7 +159,7 @@ WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND sta
 -- name: settle_done
 -- Plain Done with nothing to remember, of rows that are known since they were leased: the condition is the token. By row
 -- it is half as much work as by name, for what is leased together lies together.
-DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND (`row`, token) IN (:holds) AND state = 1
+DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
 
 -- name: repeated
 -- Locked, so that a first sending that is still under way is waited for.
@@ -183,11 +184,11 @@ SELECT until, `row` FROM {kept} FORCE INDEX (PRIMARY) WHERE until <= @bide_now O
 
 -- name: purgeable
 SELECT `row`, group_name IS NOT NULL FROM {task} FORCE INDEX (PRIMARY)
-WHERE `row` IN (:rows) AND keep_until <= @bide_now FOR UPDATE SKIP LOCKED
+WHERE :these AND keep_until <= @bide_now FOR UPDATE SKIP LOCKED
 
 -- name: still_there
 -- Those that are purgeable, also if somebody has them locked.
-SELECT `row` FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND keep_until <= @bide_now
+SELECT `row` FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND keep_until <= @bide_now
 
 -- name: forget_kept
 -- All columns are in the index, so that it takes a join for each line to be looked up by itself.
@@ -198,7 +199,7 @@ ON until = given.first AND `row` = given.second
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys)
 
 -- name: tasks_by_rows
-SELECT {record} FROM {task} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows)
+SELECT {record} FROM {task} FORCE INDEX (PRIMARY) WHERE :these
 
 -- name: page_by_name
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most

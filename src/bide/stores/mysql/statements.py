@@ -65,6 +65,57 @@ def rows(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
     return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
 
 
+_RUN = 4
+"""With more consecutive numbers than these they are written as a range."""
+_LEASE = 32
+"""Rows of one token from which on it is written once for all of them."""
+
+
+def these(numbers: Sequence[int]) -> Code:
+    """The condition that `row` is one of these, which rise.
+
+    What was scheduled together is due together and lies together. The server looks up a range once, and of a list each
+    number, for which it also plans at a cost that rises faster than their count. A range is read up to the row behind
+    it, which is locked for that: so its last number is in the list, and the row behind it is again one of these, as
+    long as all of them are there.
+    """
+    ranges: list[bytes] = []
+    alone: list[int] = []
+    count, first = len(numbers), 0
+    while first < count:
+        low, last = numbers[first], first
+        while last + 1 < count and numbers[last + 1] == low + last + 1 - first:
+            last += 1
+        if last - first >= _RUN:
+            ranges.append(b"`row` BETWEEN %d AND %d" % (low, numbers[last] - 1))
+            first = last
+        alone += numbers[first : last + 1]
+        first = last + 1
+    ranges.append(b"`row` IN (%s)" % listed(alone))
+    return Code(b"(%s)" % b" OR ".join(ranges))
+
+
+def held(rows: Iterable[tuple[int, int]]) -> Code:
+    """The condition that (`row`, token) is one of these, whose rows rise.
+
+    What one lease gave out has one token. Those of small leases are looked up among all pairs, so that no row is
+    compared with one lease after the other.
+    """
+    leases: dict[int, list[int]] = {}
+    for row, token in rows:
+        lease = leases.get(token)
+        if lease is None:
+            leases[token] = [row]
+        else:
+            lease.append(row)
+    parts = [b"(%s AND token = %d)" % (these(lease), token) for token, lease in leases.items() if len(lease) >= _LEASE]
+    rest = sorted((row, token) for token, lease in leases.items() if len(lease) < _LEASE for row in lease)
+    if rest:
+        pairs = b", ".join([b"(%d, %d)" % pair for pair in rest])
+        parts.append(b"(%s AND (`row`, token) IN (%s))" % (these([row for row, _ in rest]), pairs))
+    return Code(b"(%s)" % b" OR ".join(parts))
+
+
 def table_of_pairs(values: Iterable[tuple[int, int]]) -> Code:
     """A query that gives these, one by one, as `first` and `second`."""
     pair, *more = values
