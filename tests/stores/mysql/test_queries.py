@@ -200,7 +200,7 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
     rows = [row for row in range(1, there + 1) if row != others]
     values = {"these": these(rows), "held": held((row, row) for row in rows), "rows": listed(rows)}
     ended = [(NOW + row, row) for row in rows if row % 100 >= 95]
-    asked = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
+    asked: dict[str, dict[str, Any]] = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
     asked["lease_tasks"] = {**values, "micros": 1, "until": 1, "holder": "w"}
     if ended:
         asked["forget_kept"] = {"lines": table_of_pairs(ended)}

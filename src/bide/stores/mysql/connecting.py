@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ AFRESH = (
     "time_zone = '+00:00'"
 )
 """For a connection that a handler is given: what an earlier one has set is not the next one's."""
-_RESET = 0x1F
+_QUERY, _RESET = 0x03, 0x1F
 _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 
 
@@ -55,12 +55,24 @@ class Connection:
         self.read_only = False
         self.mariadb = True
 
-    async def ask(self, packet: bytes | str) -> list[Rows]:
-        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken."""
+    async def ask(self, packet: bytes | str, meanwhile: Callable[[], None] | None = None) -> list[Rows]:
+        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.
+
+        `meanwhile`: what to do while the server is at work.
+        """
         driver = self.driver
         answers: list[Rows] = []
         try:
-            await driver.query(packet)
+            if meanwhile is None:
+                await driver.query(packet)
+            else:
+                await driver._execute_command(_QUERY, packet)
+                try:
+                    meanwhile()
+                except BaseException:
+                    self.drop()  # an answer is on its way that nobody reads
+                    raise
+                await driver.next_result()
             while True:
                 result = driver._result
                 if result.description is not None:

@@ -87,8 +87,12 @@ class JoinedCall(Call):
     def commit(self) -> list[bytes]:
         return []
 
-    async def send(self, *statements: bytes, commits: bool = False) -> list[Rows]:
+    async def send(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> list[Rows]:
         """In one round trip where the driver can; else one by one."""
+        if meanwhile is not None:
+            meanwhile()
         own = {self.queries[name].write() for name in ("begin", "snapshot", "begin_snapshot")}
         wanted = [statement for statement in statements if statement not in own]
         if not wanted:

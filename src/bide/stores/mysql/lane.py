@@ -103,10 +103,12 @@ class Call:
     def commit(self) -> list[bytes]:
         return [self.write("commit")]
 
-    async def send(self, *statements: bytes, commits: bool = False) -> list[Rows]:
-        """One packet; the rows of each statement that has any."""
+    async def send(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> list[Rows]:
+        """One packet; the rows of each statement that has any. `meanwhile`: what to do until the answer comes."""
         self.sent = self.sent or commits
-        return await self.connection.ask(_BETWEEN.join(statements))
+        return await self.connection.ask(_BETWEEN.join(statements), meanwhile)
 
     async def timed(self, *statements: bytes, commits: bool = False) -> list[Rows]:
         """The same, where the first rows are those of the query `clock`."""

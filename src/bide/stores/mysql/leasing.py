@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
@@ -20,7 +22,7 @@ from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
-from bide.stores.mysql.rows import AT, ROW, WOKE, filled, record_of
+from bide.stores.mysql.rows import AT, ROW, SHORT, TOKEN, WOKE, filled, record_of, waiting
 from bide.stores.mysql.statements import these
 
 MOST = 1_000_000
@@ -29,8 +31,13 @@ _PAUSES = (0.001, 0.002, 0.004, 0.008)
 _LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
 
+_wake = itemgetter(AT)
 _encode = msgspec.msgpack.encode
 _holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+
+Row = Sequence[Any]
+"""Of the database; a short one if the task waited. See `rows`."""
 
 
 class Expected:
@@ -130,39 +137,48 @@ async def _lease(
                 if depth.thorough
                 else {topic: expected.behind(topic, floor) for topic, floor in depth.waiting.items()}
             )
-            there, micros, olds = await _locked(call, counts, depth, behind, now)
+            there, micros, found = await _locked(call, counts, depth, behind, now)
             took = time.monotonic() - began
-            tokens = [max(old[1].token + 1, micros) for old in olds]
-            statements = _statements(call, olds, micros, there + lasts, holder)
-            room = _with_room(counts, olds)
+            dues = [(topic, row) for topic, rows in found.items() for row in rows]
+            if len(found) > 1:
+                dues.sort(key=_by_wake)
+            numbers = [row[ROW] for _, row in dues]
+            tokens = [max(row[TOKEN] + 1, micros) for _, row in dues]
+            statements = _statements(call, numbers, micros, there + lasts, holder)
+            room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
             heads = _heads(call, room, depth)
             end = call.commit()
-            if olds or call.again:
-                answer = _encode([(old[0], token) for old, token in zip(olds, tokens, strict=True)])
+            if dues or call.again:
+                answer = _encode(list(zip(numbers, tokens, strict=True)))
                 end = call.pass_gate(max(tokens, default=0), answer)
-            answers = await call.send(*statements, *heads, *end, commits=bool(olds) or call.again)
+            tasks: list[Record] = []
+
+            def make_records() -> None:
+                until = there + lasts
+                for (topic, row), token in zip(dues, tokens, strict=True):
+                    old = waiting(topic, row) if len(row) == SHORT else record_of(row)
+                    tasks.append(lifecycle.lease(old, there, until, holder, token))
+
+            answers = await call.send(
+                *statements, *heads, *end, commits=bool(dues) or call.again, meanwhile=make_records
+            )
         except BaseException:
             floors.failed(topics)
             depths.failed(depth, time.monotonic() - began)
             raise
-        tasks = [
-            lifecycle.lease(record, there, there + lasts, holder, token)
-            for (_, record, _), token in zip(olds, tokens, strict=True)
-        ]
-        remember.leased([old[0] for old in olds], tasks)
-        taken = {record.topic for record in tasks}
+        remember.leased(numbers, tasks)
         wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=depth.thorough)
-        if any(topic in taken for topic in room):
+        if any(found.get(topic) for topic in room):
             wake = there + lasts if wake is None else min(wake, there + lasts)
         if depth.thorough:
             floors.ends(ends)
             depths.looked(depth, took, there)
             _tell_left(depths, room, answers, there)
             for topic in counts.keys() - set(room):
-                last = max(wake for _, record, wake in olds if record.topic == topic)
+                last = found[topic][-1][AT]
                 depths.left(topic, last, last)
         wake = floors.sleep(wake, there, thorough=depth.thorough)
-        _note(floors, expected, counts, room, olds, there, skipped=skipped)
+        _note(floors, expected, counts, room, found, there, skipped=skipped)
         return Leased(tasks, wake, there), skipped
 
     async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
@@ -171,18 +187,14 @@ async def _lease(
     return await lane.run(take, taken)
 
 
-Due = tuple[int, Record, Millis]
-"""The row, the task, and the wake that it is leased for."""
-
-
 async def _locked(
     call: Call,
     counts: Mapping[Topic, int],
     depth: Depth,
     behind: Mapping[Topic, int],
     now: Millis | None,
-) -> tuple[Millis, int, list[Due]]:
-    """What time it is there, in both units, and what is due of each topic, oldest first, locked."""
+) -> tuple[Millis, int, dict[Topic, list[Row]]]:
+    """What time it is there, in both units, and the rows of what is due of each topic, oldest first, locked."""
     statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
     asked: list[Topic] = []
     for topic, count in counts.items():
@@ -194,26 +206,25 @@ async def _locked(
                 statements.append(call.write("take_lost", topic=topic, floor=depth.lost[topic], most=count))
                 asked.append(topic)
     [[(there, micros)], *answers] = await call.timed(*statements)
-    found: dict[Topic, list[Due]] = {}
+    found: dict[Topic, list[Row]] = {}
     for topic, rows in zip(asked, answers, strict=True):
-        found.setdefault(topic, []).extend((row[ROW], record_of(row), row[AT]) for row in rows)
-    olds: list[Due] = []
+        found.setdefault(topic, []).extend(rows)
     for topic, dues in found.items():
-        dues.sort(key=_by_wake)
-        olds += dues[: counts[topic]]
-    olds.sort(key=_by_wake)
-    return there, micros, olds
+        dues.sort(key=_wake)
+        del dues[counts[topic] :]
+    return there, micros, found
 
 
-def _by_wake(due: Due) -> Millis:
-    return due[2]
+def _by_wake(due: tuple[Topic, Row]) -> Millis:
+    wake: Millis = due[1][AT]
+    return wake
 
 
-def _statements(call: Call, olds: list[Due], micros: int, until: Millis, holder: str) -> list[bytes]:
-    if not olds:
+def _statements(call: Call, numbers: list[int], micros: int, until: Millis, holder: str) -> list[bytes]:
+    if not numbers:
         return []
-    numbers = these(sorted(row for row, _, _ in olds))
-    return [call.write("lease_tasks", these=numbers, micros=micros, until=until, holder=filled(holder))]
+    rows = these(sorted(numbers))
+    return [call.write("lease_tasks", these=rows, micros=micros, until=until, holder=filled(holder))]
 
 
 def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
@@ -226,14 +237,6 @@ def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], abou
     if depth.whole and depths.patience:
         call.allow(depths.patience)
     return depth
-
-
-def _with_room(counts: Mapping[Topic, int], olds: list[Due]) -> list[Topic]:
-    """The topics that got fewer than they wanted, and those that want none: of these the next wake is asked for."""
-    numbers: dict[Topic, int] = {}
-    for _, record, _ in olds:
-        numbers[record.topic] = numbers.get(record.topic, 0) + 1
-    return [topic for topic, count in counts.items() if count <= 0 or numbers.get(topic, 0) < count]
 
 
 def _heads(call: Call, topics: list[Topic], depth: Depth) -> list[bytes]:
@@ -276,7 +279,7 @@ def _note(
     expected: Expected,
     counts: Mapping[Topic, int],
     room: list[Topic],
-    olds: list[Due],
+    found: Mapping[Topic, list[Row]],
     there: Millis,
     *,
     skipped: bool,
@@ -285,11 +288,11 @@ def _note(
     if skipped:
         return
     floors.emptied([topic for topic in room if counts[topic] > 0], there)
-    full = {topic for topic in counts if topic not in room}
     reached: dict[Topic, tuple[Millis, int]] = {}
-    for row, record, wake in olds:
-        if record.topic in full and record.state is State.WAITING:
-            reached[record.topic] = max((wake, row), reached.get(record.topic, (0, 0)))
+    for topic in counts.keys() - set(room):
+        waited = [(row[AT], row[ROW]) for row in found[topic] if len(row) == SHORT]
+        if waited:
+            reached[topic] = max(waited)
     floors.reached({topic: wake for topic, (wake, _) in reached.items()})
     for topic, (wake, row) in reached.items():
         expected.reached(topic, wake, row, there)

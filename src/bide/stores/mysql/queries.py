@@ -12,11 +12,13 @@ from types import MappingProxyType
 from bide.stores.mysql.statements import Template
 from bide.stores.named_queries import read_queries
 
-COLUMNS = (
-    "topic, `key`, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
-    "payload, options, deadline, error, created_at, woke_at, keep_until, `row`"
+DUE = (
+    "`row`, `key`, id, group_name, due_at, at, attempt, failures, losses, token, payload, options, deadline, error, "
+    "created_at"
 )
-"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
+"""What there is to know of a task that waits, if its topic is known: each column costs both sides."""
+COLUMNS = f"{DUE}, topic, state, planned_at, holder, woke_at, keep_until"
+"""What there is to know of any task. See `rows`."""
 
 TABLES = ("task", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
@@ -41,7 +43,7 @@ class Names:
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
         """The advisory lock of whoever migrates."""
         self.parts = {
-            "record": COLUMNS, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
+            "record": COLUMNS, "due": DUE, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
         }  # fmt: skip
 
     def write(self, template: str) -> str:

@@ -1,5 +1,5 @@
--- Every statement, with the reason for its form. {task} and the like are tables; {record} stands for the columns of a
--- Record in its order, and then `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value.
+-- Every statement, with the reason for its form. {task} and the like are tables; {record} and {due} stand for columns,
+-- see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value.
 --
 -- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
 -- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
@@ -124,7 +124,7 @@ DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`, and :row the row of that
 -- instant behind which to begin.
-SELECT {record} FROM {task} FORCE INDEX (due)
+SELECT {due} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND state = 0 AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
 ORDER BY at, `row` LIMIT :most FOR UPDATE SKIP LOCKED
 

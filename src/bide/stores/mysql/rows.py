@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bide.core.records import Record, State
+from bide.core.records import Record, State, Topic
 
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the table."""
 CODES = {state: code for code, state in enumerate(STATES)}
-AT = 6
-"""The place of `at`, which a waiting or leased task wakes at."""
-WOKE = 18
+ROW, AT, TOKEN = 0, 5, 9
+"""Places in a row, also in one that is short: `at` is what a waiting or leased task wakes at."""
+SHORT = 15
+"""Columns of a row of a task that waits, whose topic is known."""
+WOKE = 19
 """While leased: the wake that it was leased for."""
-ROW = 20
 _WIDTH = 48
 """Bytes of a holder in its row, if it has no more."""
 _FILLER = b"\0"
@@ -24,8 +25,8 @@ _ENDED = 2
 
 def record_of(row: Sequence[Any]) -> Record:
     """The record in `row`. What is no UTF-8, by another program's doing, is shown so that it still names the task."""
-    (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
-     payload, options, deadline, error, created_at, woke_at, keep_until, _) = row  # fmt: skip
+    (_, key, identity, group, due_at, at, attempt, failures, losses, token, payload, options, deadline, error,
+     created_at, topic, state, planned_at, holder, woke_at, keep_until) = row  # fmt: skip
     ended = state >= _ENDED
     return Record(
         topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"),
@@ -33,6 +34,18 @@ def record_of(row: Sequence[Any]) -> Record:
         STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
         losses, token, holder.rstrip(_FILLER).decode("utf-8", "replace") or None, payload, options, deadline,
         None if error is None else error.decode("utf-8", "replace"), created_at, at if ended else None, keep_until,
+    )  # fmt: skip
+
+
+def waiting(topic: Topic, row: Sequence[Any]) -> Record:
+    """The record in a short row."""
+    (_, key, identity, group, due_at, at, attempt, failures, losses, token, payload, options, deadline, error,
+     created_at) = row  # fmt: skip
+    return Record(
+        topic, key.decode("utf-8", "surrogateescape"), identity.decode("utf-8", "replace"),
+        None if group is None else group.decode("utf-8", "replace"), State.WAITING, due_at, at, 0, attempt, failures,
+        losses, token, None, payload, options, deadline, None if error is None else error.decode("utf-8", "replace"),
+        created_at, None, None,
     )  # fmt: skip
 
 
