@@ -250,7 +250,7 @@ class Settings:
         default=1000, metadata=_about(Whole(1, 1_000_000), "Deliveries at once in one worker process.")
     )
     topic_concurrency: int = field(
-        default=100,
+        default=256,
         metadata=_about(
             Whole(1, 1_000_000),
             "Deliveries of one topic at once in one worker process, unless its handler says otherwise.",

@@ -75,9 +75,8 @@ def these(numbers: Sequence[int]) -> Code:
     """The condition that `row` is one of these, which rise.
 
     What was scheduled together is due together and lies together. The server looks up a range once, and of a list each
-    number, for which it also plans at a cost that rises faster than their count. A range is read up to the row behind
-    it, which is locked for that: so its last number is in the list, and the row behind it is again one of these, as
-    long as all of them are there.
+    number, for which it also plans. A range is read up to the row behind it, which is locked for that: so its last
+    number is in the list, and the row behind it is again one of these, as long as all of them are there.
     """
     ranges: list[bytes] = []
     alone: list[int] = []
