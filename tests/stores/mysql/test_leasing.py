@@ -14,6 +14,7 @@ from bide.core import lifecycle
 from bide.core.records import In, Record
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
+from bide.stores.mysql.connecting import connect
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, take
 
@@ -86,3 +87,27 @@ async def test_two_leases_and_one_of_another_process_are_settled_together(url: s
     theirs = await take(other)
     assert await store.settle([done(one) for one in (*ours, theirs)], now=NOW) == [True] * 3
     assert await store.settle([done(one) for one in (*ours, theirs)], now=NOW) == [False] * 3
+
+
+async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(url: str, open_store: OpensStore) -> None:
+    """The row behind the range is then somebody else's, who has it locked."""
+    store = await open_store(url, clock="server")
+    await long_due(url, store, 11)
+    held = (await lease(store, 10, lasts=MINUTE)).tasks
+    await ask(url, "DELETE FROM {0}_task WHERE `key` = '009'")
+    async with by_asyncmy(url) as caller:
+        table = f"`{address_of(url).schema}`.bide_task"
+        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = '010' FOR UPDATE")
+        assert await store.settle([done(one) for one in held], now=NOW) == [True] * 9 + [False]
+        await caller.rollback()
+
+
+async def test_what_fails_meanwhile_leaves_no_answer_to_another_question(url: str) -> None:
+    connection = await connect(address_of(url), within=10)
+    meanwhile: list[int] = []
+    assert await connection.ask("SELECT 1; SELECT 2", lambda: meanwhile.append(1)) == [((1,),), ((2,),)]
+    assert meanwhile == [1]
+    assert connection.usable
+    with pytest.raises(IndexError):
+        await connection.ask("SELECT 3", lambda: meanwhile.__delitem__(2))
+    assert not connection.usable

@@ -63,16 +63,17 @@ class Connection:
         driver = self.driver
         answers: list[Rows] = []
         try:
-            if meanwhile is None:
-                await driver.query(packet)
-            else:
-                await driver._execute_command(_QUERY, packet)
-                try:
-                    meanwhile()
-                except BaseException:
-                    self.drop()  # an answer is on its way that nobody reads
-                    raise
-                await driver.next_result()
+            await driver._execute_command(_QUERY, packet)
+        except UNREADABLE as error:
+            raise Broken(f"an answer before cannot be read: {said(error)}") from error
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            except BaseException:
+                self.drop()  # an answer is on its way that nobody reads
+                raise
+        try:
+            await driver.next_result()
             while True:
                 result = driver._result
                 if result.description is not None:
