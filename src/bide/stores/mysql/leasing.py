@@ -22,7 +22,7 @@ from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
-from bide.stores.mysql.rows import AT, ROW, SHORT, TOKEN, WOKE, filled, record_of, waiting
+from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WOKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
 
 MOST = 1_000_000
@@ -31,13 +31,14 @@ _PAUSES = (0.001, 0.002, 0.004, 0.008)
 _LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
 
+_WAITING = CODES[State.WAITING]
 _wake = itemgetter(AT)
 _encode = msgspec.msgpack.encode
 _holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
 
 Row = Sequence[Any]
-"""Of the database; a short one if the task waited. See `rows`."""
+"""The columns of a Record, and `row`; see `rows`."""
 
 
 class Expected:
@@ -139,11 +140,10 @@ async def _lease(
             )
             there, micros, found = await _locked(call, counts, depth, behind, now)
             took = time.monotonic() - began
-            dues = [(topic, row) for topic, rows in found.items() for row in rows]
-            if len(found) > 1:
-                dues.sort(key=_by_wake)
-            numbers = [row[ROW] for _, row in dues]
-            tokens = [max(row[TOKEN] + 1, micros) for _, row in dues]
+            dues = [row for rows in found.values() for row in rows]
+            dues.sort(key=_wake)
+            numbers = [row[ROW] for row in dues]
+            tokens = [max(row[TOKEN] + 1, micros) for row in dues]
             statements = _statements(call, numbers, micros, there + lasts, holder)
             room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
             heads = _heads(call, room, depth)
@@ -155,9 +155,8 @@ async def _lease(
 
             def make_records() -> None:
                 until = there + lasts
-                for (topic, row), token in zip(dues, tokens, strict=True):
-                    old = waiting(topic, row) if len(row) == SHORT else record_of(row)
-                    tasks.append(lifecycle.lease(old, there, until, holder, token))
+                for row, token in zip(dues, tokens, strict=True):
+                    tasks.append(lifecycle.lease(record_of(row), there, until, holder, token))
 
             answers = await call.send(
                 *statements, *heads, *end, commits=bool(dues) or call.again, meanwhile=make_records
@@ -196,28 +195,23 @@ async def _locked(
 ) -> tuple[Millis, int, dict[Topic, list[Row]]]:
     """What time it is there, in both units, and the rows of what is due of each topic, oldest first, locked."""
     statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
-    asked: list[Topic] = []
+    asked: list[tuple[Topic, tuple[Any, ...]]] = []
     for topic, count in counts.items():
         if count > 0:
             values = {"topic": topic, "floor": depth.waiting[topic], "row": behind.get(topic, 0), "most": count}
             statements.append(call.write("take_waiting", **values))
-            asked.append(topic)
+            asked.append((topic, rest_of_waiting(topic)))
             if depth.thorough:
                 statements.append(call.write("take_lost", topic=topic, floor=depth.lost[topic], most=count))
-                asked.append(topic)
+                asked.append((topic, ()))
     [[(there, micros)], *answers] = await call.timed(*statements)
     found: dict[Topic, list[Row]] = {}
-    for topic, rows in zip(asked, answers, strict=True):
-        found.setdefault(topic, []).extend(rows)
+    for (topic, rest), rows in zip(asked, answers, strict=True):
+        found.setdefault(topic, []).extend([(*row, *rest) for row in rows])
     for topic, dues in found.items():
         dues.sort(key=_wake)
         del dues[counts[topic] :]
     return there, micros, found
-
-
-def _by_wake(due: tuple[Topic, Row]) -> Millis:
-    wake: Millis = due[1][AT]
-    return wake
 
 
 def _statements(call: Call, numbers: list[int], micros: int, until: Millis, holder: str) -> list[bytes]:
@@ -290,7 +284,7 @@ def _note(
     floors.emptied([topic for topic in room if counts[topic] > 0], there)
     reached: dict[Topic, tuple[Millis, int]] = {}
     for topic in counts.keys() - set(room):
-        waited = [(row[AT], row[ROW]) for row in found[topic] if len(row) == SHORT]
+        waited = [(row[AT], row[ROW]) for row in found[topic] if row[STATE] == _WAITING]
         if waited:
             reached[topic] = max(waited)
     floors.reached({topic: wake for topic, (wake, _) in reached.items()})

@@ -10,10 +10,8 @@ from bide.core.records import Record, State, Topic
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the table."""
 CODES = {state: code for code, state in enumerate(STATES)}
-ROW, AT, TOKEN = 0, 5, 9
-"""Places in a row, also in one that is short: `at` is what a waiting or leased task wakes at."""
-SHORT = 15
-"""Columns of a row of a task that waits, whose topic is known."""
+ROW, AT, TOKEN, STATE = 0, 5, 9, 16
+"""Places in a row: `at` is what a waiting or leased task wakes at."""
 WOKE = 19
 """While leased: the wake that it was leased for."""
 _WIDTH = 48
@@ -37,16 +35,9 @@ def record_of(row: Sequence[Any]) -> Record:
     )  # fmt: skip
 
 
-def waiting(topic: Topic, row: Sequence[Any]) -> Record:
-    """The record in a short row."""
-    (_, key, identity, group, due_at, at, attempt, failures, losses, token, payload, options, deadline, error,
-     created_at) = row  # fmt: skip
-    return Record(
-        topic, key.decode("utf-8", "surrogateescape"), identity.decode("utf-8", "replace"),
-        None if group is None else group.decode("utf-8", "replace"), State.WAITING, due_at, at, 0, attempt, failures,
-        losses, token, None, payload, options, deadline, None if error is None else error.decode("utf-8", "replace"),
-        created_at, None, None,
-    )  # fmt: skip
+def rest_of_waiting(topic: Topic) -> tuple[Any, ...]:
+    """The columns that are not read of a task that waits: its topic is known, and the others mean nothing."""
+    return topic.encode("utf-8", "surrogateescape"), CODES[State.WAITING], 0, b"", 0, None
 
 
 def settled_values(row: int, record: Record) -> tuple[Any, ...]:

@@ -102,11 +102,7 @@ def held(rows: Iterable[tuple[int, int]]) -> Code:
     """
     leases: dict[int, list[int]] = {}
     for row, token in rows:
-        lease = leases.get(token)
-        if lease is None:
-            leases[token] = [row]
-        else:
-            lease.append(row)
+        leases.setdefault(token, []).append(row)
     parts = [b"(%s AND token = %d)" % (these(lease), token) for token, lease in leases.items() if len(lease) >= _LEASE]
     rest = sorted((row, token) for token, lease in leases.items() if len(lease) < _LEASE for row in lease)
     if rest:
