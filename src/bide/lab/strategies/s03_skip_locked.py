@@ -46,9 +46,11 @@ def _bloat(seen: Figures) -> str:
     dead, live = seen.counts.get("dead_rows", 0), seen.counts.get("live_rows", 0)
     if not dead:
         return ""
+    vacuums = seen.counts.get("vacuums", 0)
     return (
         f"{dead:.0f} dead rows beside {live:.0f} live ones, {seen.counts['table_bytes'] / 1024:.0f} KiB of table and "
         f"{seen.counts['index_bytes'] / 1024:.0f} KiB of indexes for {seen.scheduled} tasks that are all over"
+        f"{f' (vacuums meanwhile: {vacuums:.0f})' if vacuums else ''}"
     )
 
 
@@ -123,11 +125,12 @@ class SkipLocked(PostgresStrategy):
         """ANALYZE reads all pages of a table of this size, so that its count of dead rows is one."""
         await self.pool.execute(f"ANALYZE {self.tasks}")
         seen = await self.pool.fetchrow(
-            "SELECT n_live_tup, n_dead_tup, pg_table_size(relid) AS table_bytes, pg_indexes_size(relid) AS index_bytes "
+            "SELECT n_live_tup, n_dead_tup, vacuum_count + autovacuum_count AS vacuums, "
+            "pg_table_size(relid) AS table_bytes, pg_indexes_size(relid) AS index_bytes "
             "FROM pg_stat_user_tables WHERE relid = $1::regclass",
             self.tasks,
         )
         return {
             "live_rows": seen["n_live_tup"], "dead_rows": seen["n_dead_tup"],
-            "table_bytes": seen["table_bytes"], "index_bytes": seen["index_bytes"],
+            "table_bytes": seen["table_bytes"], "index_bytes": seen["index_bytes"], "vacuums": seen["vacuums"],
         }  # fmt: skip
