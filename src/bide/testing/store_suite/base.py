@@ -27,6 +27,9 @@ class SuiteBase:
     exact_wakes: ClassVar[bool] = True
     """Whether `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
 
+    exact_ends: ClassVar[bool] = True
+    """Whether `next_wake` follows a lease that is extended, or over; else it may be when that would have ended."""
+
     exact_order: ClassVar[bool] = True
     """Whether a lease with a limit takes the very oldest of all; else the oldest of some shards."""
 

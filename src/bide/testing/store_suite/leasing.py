@@ -153,9 +153,23 @@ class Fairness(SuiteBase):
         await put(store, new("now"), new("later", due=At(NOW + DAY)))
         held = await take(store)
         assert await extend(store, held, until=NOW + HOUR)
-        assert self.wakes_at((await lease(store, 0)).next_wake, NOW + HOUR, NOW)
+        told = (await lease(store, 0)).next_wake
+        assert self.wakes_at(told, NOW + HOUR if self.exact_ends else NOW + LEASE, NOW)
         assert await settle(store, done(held))
         assert self.wakes_at((await lease(store, 0)).next_wake, NOW + DAY, NOW)
+
+    async def test_next_wake_follows_when_a_lease_would_have_ended(self, store: Store) -> None:
+        await put(store, new("extended"), new("cancelled"), new("later", due=At(NOW + DAY)))
+        held = {task.key: task for task in (await lease(store, 2)).tasks}
+        assert await extend(store, held["extended"], until=NOW + HOUR)
+        await do(store, Cancel("t", "cancelled"))
+        leased = await lease(store, 9, now=NOW + LEASE)
+        assert leased.tasks == []
+        assert self.wakes_at(leased.next_wake, NOW + HOUR, NOW + LEASE)
+        await do(store, Cancel("t", "extended"))
+        leased = await lease(store, 9, now=NOW + HOUR)
+        assert leased.tasks == []
+        assert self.wakes_at(leased.next_wake, NOW + DAY, NOW + HOUR)
 
     async def test_next_wake_sees_an_earlier_one_added_later(self, store: Store) -> None:
         for delay in (DAY, HOUR, MINUTE, SECOND, 1):
