@@ -96,7 +96,7 @@ def test_mysql_answers_as_memory_does(mysql_url: str, mysql_schema: str) -> None
     def subject() -> Store:
         return MigratedMySqlStore(f"{mysql_url}?schema={mysql_schema}_{next(played)}", clock="caller")
 
-    assert play(subject, games=60, moves=100) >= 4_000
+    assert play(subject, games=60, moves=100, exact_ends=False) >= 4_000
 
 
 def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:

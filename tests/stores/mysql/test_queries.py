@@ -19,6 +19,7 @@ from bide.core.records import At
 from bide.stores.mysql import adding, schema
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection, connect
+from bide.stores.mysql.filing import FileName, these_files
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values
 from bide.stores.mysql.statements import Code, Template, held, listed, quoted, table_of_pairs, these
@@ -28,13 +29,15 @@ from bide.testing.store_suite.acts import NOW, new
 ROWS = 30_000
 """Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""
 
-_FILL = """INSERT INTO {task} (topic, `key`, state, at, due_at, token, created_at, id, group_name, options, payload,
-    keep_until)
+_FILL = """INSERT INTO {task} (topic, `key`, state, ended, at, wake_at, due_at, token, created_at, id, group_name,
+    options, payload, keep_until)
 SELECT CONCAT('t', n % 3), CAST(n AS CHAR), CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 THEN 1 ELSE 2 + n % 3 END,
-    :now - 1000000 + (n * 7919) % 2000000, 0, n, 0, CAST(n AS CHAR), IF(n % 7 = 0, 'g', NULL), '', '',
-    CASE WHEN n % 100 >= 95 THEN :now + n END
+    IF(n % 100 < 95, 0, 2 + n % 3), :now - 1000000 + (n * 7919) % 2000000,
+    IF(n % 100 < 90, 0, :now - 1000000 + (n * 7919) % 2000000), 0, n, 0, CAST(n AS CHAR), IF(n % 7 = 0, 'g', NULL),
+    '', '', CASE WHEN n % 100 >= 95 THEN :now + n END
 FROM (WITH RECURSIVE d AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM d WHERE i < 999)
     SELECT a.i * 1000 + b.i + 1 AS n FROM d AS a, d AS b) AS numbers WHERE n <= :rows;
+INSERT INTO {lease} SELECT topic, wake_at, `row`, token, 'w', 'x' FROM {task} WHERE state = 1;
 INSERT INTO {grouped} SELECT `row`, group_name, topic, `key` FROM {task} WHERE group_name IS NOT NULL;
 INSERT INTO {kept} SELECT keep_until, `row` FROM {task} WHERE keep_until IS NOT NULL"""
 
@@ -44,6 +47,8 @@ _PUT = settled_values(3, _NEW)
 _TWO = {"these": these([5, 6])}
 _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
+_HELD = {"held": held([(93, 93), (192, 192)])}
+_FILES = [FileName("t0", NOW - number, number, number, "w") for number in range(3)]
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "insert_tasks": (
@@ -60,10 +65,16 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "leave_groups": ({"rows": listed([7, 14])}, 10),
     "keep_tasks": ({"rows": tuples([(NOW, 2**40)])}, 5),
     "take_waiting": ({"topic": "t0", "floor": NOW - 900_000, "row": 5, "most": 50}, 110),
-    "take_lost": ({"topic": "t0", "floor": NOW - 900_000, "most": 50}, 110),
     "lease_tasks": ({"these": these([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
     "waiting_head": ({"topic": "t0", "floor": NOW - 500_000}, 5),
+    "file_leases": ({"rows": tuples([("t0", NOW, 3, 3, "w", b"")])}, 5),
+    "close_leases": ({"leases": these_files([FileName("t0", NOW, 93, 93, "w"), *_FILES], quoted)}, 10),
+    "expired_leases": ({"topic": "t0", "floor": NOW - 900_000, "most": 50}, 110),
+    "still_leased": (_HELD, 10),
+    "take_lost": ({**_HELD, "most": 50}, 10),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
+    "leases": ({"topic": "t3"}, 5),
+    "file_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
     "held": (_HOLDS, 10),
     "settle_done": ({"held": held([(3, 3), (6, 1)])}, 10),
@@ -79,8 +90,8 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "page_after_instant": ({**_STATE, "before": 2**62}, 210),
     "next_topic": ({"topic": "t0"}, 5),
     "next_topic_of_group": ({"group": "g", "topic": "t0"}, 5),
-    "count_state": ({"topic": "t0", "state": 0, "most": 50}, 170),
-    "count_waiting_between": ({"topic": "t0", "low": 0, "high": 2**62, "most": 50}, 170),
+    "count_ended": ({"topic": "t0", "state": 2, "most": 50}, 170),
+    "count_living": ({"topic": "t0", "low": 0, "high": 2**62, "most": 50}, 170),
 }
 """Every statement that touches a table that grows with the tasks, and how many rows it may read at most."""
 
@@ -158,6 +169,12 @@ async def test_no_statement_scans_a_table_of_a_million(surveyed: Surveyed) -> No
     await check_all(surveyed)
 
 
+_BY_ROWS = (
+    "tasks_by_rows", "lease_tasks", "settle_done", "still_leased", "take_lost", "forget_tasks", "leave_groups",
+    "purgeable",
+)  # fmt: skip
+
+
 async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) -> None:
     await surveyed.fill()
     keys = [str(3 * number) for number in range(1, 1_001)]
@@ -169,7 +186,8 @@ async def test_long_lists_of_names_are_looked_up_one_by_one(surveyed: Surveyed) 
         for tokens in (range(1, 1_001), [row // 100 for row in range(1_000)]):  # each by itself, and a hundred a lease
             holds = held(zip(rows, tokens, strict=True))
             values = {"these": these(rows), "micros": 1, "until": 1, "holder": "w", "held": holds, "rows": listed(rows)}
-            for query in ("tasks_by_rows", "lease_tasks", "settle_done", "forget_tasks", "leave_groups", "purgeable"):
+            values["most"] = 50
+            for query in _BY_ROWS:
                 assert await surveyed.reads(query, values) <= 2_100, query
 
 
@@ -202,6 +220,8 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
     ended = [(NOW + row, row) for row in rows if row % 100 >= 95]
     asked: dict[str, dict[str, Any]] = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
     asked["lease_tasks"] = {**values, "micros": 1, "until": 1, "holder": "w"}
+    files = [FileName(f"t{row % 3}", NOW, row, row, "w") for row in rows[:3]]
+    asked["close_leases"] = {"leases": these_files(files, quoted)}
     if ended:
         asked["forget_kept"] = {"lines": table_of_pairs(ended)}
     names = surveyed.names
@@ -211,7 +231,8 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
             names.write(
                 f"BEGIN; SELECT 1 FROM {{task}} WHERE `row` = {others} FOR UPDATE; "
                 f"INSERT INTO {{grouped}} VALUES ({2**40}, 'g', 't0', 'new'); "
-                f"INSERT INTO {{kept}} VALUES ({NOW}, {2**40})"
+                f"INSERT INTO {{kept}} VALUES ({NOW}, {2**40}); "
+                f"INSERT INTO {{lease}} VALUES ('t0', {NOW}, {2**40}, 1, 'w', 'x')"
             )
         )
         for query, given in asked.items():
@@ -232,7 +253,7 @@ async def test_a_scan_would_be_seen(surveyed: Surveyed) -> None:
 async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
     address = address_of(url)
     names = Names(address.schema, address.prefix)
-    tables = [names.parts[table] for table in ("task", "grouped", "kept")]
+    tables = [names.parts[table] for table in ("task", "lease", "grouped", "kept")]
     queries = queries_of(address.schema, address.prefix)
     big = {name for name, template in queries.items() if any(table in template.text for table in tables)}
     assert big == set(ARGUMENTS)

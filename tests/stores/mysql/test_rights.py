@@ -47,10 +47,10 @@ async def test_the_rights_suffice_and_each_is_needed(root: Path, mariadb_server:
         for rights, table in re.findall(r"GRANT (.*) ON (.*) TO", "\n".join(grants))
         for right in rights.split(", ")
     ]
-    assert len(single) == 23
+    assert len(single) == 27
     idle = []
     for right, table in single:
-        for name in ("task", "grouped", "kept", "event", "worker"):
+        for name in ("task", "lease", "grouped", "kept", "event", "worker"):
             server.ask(f"DELETE FROM {DATABASE}.bide_{name}")
         server.ask(f"INSERT INTO {DATABASE}.bide_kept VALUES (1, 1)")  # what is to be forgotten, as is the next
         server.ask(f"REPLACE INTO {DATABASE}.bide_caller (name, number, seen, now, micros) VALUES ('old', 0, 0, 0, 0)")

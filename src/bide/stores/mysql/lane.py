@@ -65,6 +65,11 @@ class Call:
         """Whether an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
 
     @property
+    def me(self) -> str:
+        """The caller, by whose name its writes are known."""
+        return self._lane.name
+
+    @property
     def largest(self) -> int:
         """Bytes that may go at once."""
         return self.connection.largest
@@ -97,7 +102,7 @@ class Call:
 
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
         """The statements that end a call if it is new, and fail if it is not. `micros`: its highest token."""
-        values = {"me": self._lane.name, "number": self.number, "micros": micros, "answer": answer}
+        values = {"me": self.me, "number": self.number, "micros": micros, "answer": answer}
         return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
 
     def commit(self) -> list[bytes]:

@@ -3,42 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from bide.core.instants import Millis
 from bide.core.records import Record, Settlement, Token, Topic
+from bide.stores.mysql.filing import File, FileName
 
 _MOST = 10_000
 """Leases that are remembered for certain; what is settled later than that is looked up."""
 
-Row = tuple[int, Token, bool]
-"""The number of a row, the token of its lease, and whether the task has a group."""
+Row = tuple[int, Token, bool, File]
+"""The number of a row, the token of its lease, whether the task has a group, and where the lease is on file."""
+
+
+class Settling(NamedTuple):
+    """What is known of the tasks of a batch that is to be settled, which are forgotten by that."""
+
+    rows: list[Row]
+    """Of each that was leased here by the token it is to be settled with, sorted."""
+    complete: bool
+    """Whether that is all of them."""
+    emptied: list[FileName]
+    """The files of which nothing is left then."""
+
+    def settled(self) -> list[FileName]:
+        """The leases are over: each is settled, or was not held any more. If that is not known, the files stay.
+
+        Those of which nothing is left, although that was not to be seen from here: others were under way too.
+        """
+        for *_, file in self.rows:
+            file.left -= 1
+        return sorted({file.name for *_, file in self.rows if file.left == 0}.difference(self.emptied))
 
 
 class LeasedRows:
     """By name. Two generations, so that what is never settled here is forgotten without looking for the oldest."""
 
-    __slots__ = ("_new", "_old")
+    __slots__ = ("_new", "_old", "_over")
 
     def __init__(self) -> None:
+        self._over: list[FileName] = []
         self._new: dict[tuple[Topic, str], Row] = {}
         self._old: dict[tuple[Topic, str], Row] = {}
 
-    def leased(self, rows: Iterable[int], tasks: Iterable[Record]) -> None:
+    def leased(self, rows: Iterable[int], tasks: Iterable[Record], files: Iterable[File]) -> None:
         if len(self._new) >= _MOST:
             self._old, self._new = self._new, {}
         new = self._new
-        for row, task in zip(rows, tasks, strict=True):
-            new[task.topic, task.key] = (row, task.token, task.group is not None)
+        for row, task, file in zip(rows, tasks, files, strict=True):
+            new[task.topic, task.key] = (row, task.token, task.group is not None, file)
 
-    def of(self, outcomes: Sequence[Settlement]) -> list[Row] | None:
-        """The row of each, sorted, or None if one of them was not leased here by this token. They are forgotten."""
-        found = []
+    def of(self, outcomes: Sequence[Settlement]) -> Settling:
+        """What is known of these."""
+        found: list[Row] = []
         new, old = self._new, self._old
-        complete = True
         for one in outcomes:
             name = (one.topic, one.key)
-            row = new.pop(name, None) or old.pop(name, None)
-            if row is None or row[1] != one.token:
-                complete = False
-            else:
+            row = new.get(name) or old.get(name)
+            if row is not None and row[1] == one.token:
                 found.append(row)
-        return sorted(found) if complete else None
+                new.pop(name, None)
+                old.pop(name, None)
+        found.sort(key=_by_number)
+        counts: dict[File, int] = {}
+        for *_, file in found:
+            counts[file] = counts.get(file, 0) + 1
+        emptied = [file.name for file, count in counts.items() if count == file.left]
+        return Settling(found, len(found) == len(outcomes), emptied)
+
+    def settled(self, known: Iterable[Settling]) -> None:
+        """These were committed, with their files left as they are."""
+        for one in known:
+            self._over += one.settled()
+            self._over += one.emptied
+
+    def over(self, since: Millis) -> list[FileName]:
+        """Files of which nothing is left, and at which nobody has looked before `since`. They are forgotten."""
+        over, self._over = self._over, []
+        return [name for name in over if name.until > since]
+
+
+def _by_number(row: Row) -> int:
+    return row[0]

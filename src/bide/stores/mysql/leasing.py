@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +19,11 @@ from bide.core.records import Leased, Record, State, Topic
 from bide.stores.floors import SLACK, Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
+from bide.stores.mysql.filing import AT_ONCE as FILES
+from bide.stores.mysql.filing import Expired, File, Pair, close, file, file_anew, look_up, read_expired
 from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
-from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WOKE, filled, record_of, rest_of_waiting
+from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
 
 MOST = 1_000_000
@@ -32,7 +33,6 @@ _LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
 
 _WAITING = CODES[State.WAITING]
-_wake = itemgetter(AT)
 _encode = msgspec.msgpack.encode
 _holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
@@ -138,19 +138,25 @@ async def _lease(
                 if depth.thorough
                 else {topic: expected.behind(topic, floor) for topic, floor in depth.waiting.items()}
             )
-            there, micros, found = await _locked(call, counts, depth, behind, now)
+            there, micros, found, expired, filing_anew = await _locked(call, counts, depth, behind, now)
             took = time.monotonic() - began
             dues = [row for rows in found.values() for row in rows]
-            dues.sort(key=_wake)
+            if len(found) > 1:
+                dues.sort(key=_wake)
             numbers = [row[ROW] for row in dues]
             tokens = [max(row[TOKEN] + 1, micros) for row in dues]
-            statements = _statements(call, numbers, micros, there + lasts, holder)
+            pairs = list(zip(numbers, tokens, strict=True))
+            filing_new, files = file(call, _by_topic(found, pairs), there + lasts)
+            over = remember.over(there + SLACK) if dues else []
+            statements = [
+                *_statements(call, numbers, micros, there + lasts, holder),
+                *filing_anew, *close(call, over), *filing_new,
+            ]  # fmt: skip
             room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
             heads = _heads(call, room, depth)
             end = call.commit()
             if dues or call.again:
-                answer = _encode(list(zip(numbers, tokens, strict=True)))
-                end = call.pass_gate(max(tokens, default=0), answer)
+                end = call.pass_gate(max(tokens, default=0), _encode(pairs))
             tasks: list[Record] = []
 
             def make_records() -> None:
@@ -165,7 +171,7 @@ async def _lease(
             floors.failed(topics)
             depths.failed(depth, time.monotonic() - began)
             raise
-        remember.leased(numbers, tasks)
+        remember.leased(numbers, tasks, _files(numbers, files))
         wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=depth.thorough)
         if any(found.get(topic) for topic in room):
             wake = there + lasts if wake is None else min(wake, there + lasts)
@@ -174,8 +180,7 @@ async def _lease(
             depths.looked(depth, took, there)
             _tell_left(depths, room, answers, there)
             for topic in counts.keys() - set(room):
-                last = found[topic][-1][AT]
-                depths.left(topic, last, last)
+                depths.left(topic, found[topic][-1][AT], expired.get(topic))
         wake = floors.sleep(wake, there, thorough=depth.thorough)
         _note(floors, expected, counts, room, found, there, skipped=skipped)
         return Leased(tasks, wake, there), skipped
@@ -186,32 +191,71 @@ async def _lease(
     return await lane.run(take, taken)
 
 
+class Locked(NamedTuple):
+    """What is due, locked."""
+
+    there: Millis
+    micros: int
+    found: dict[Topic, list[Row]]
+    """Of each topic, oldest first."""
+    expired: dict[Topic, Millis]
+    """Where files of a topic were looked at, the time of the earliest."""
+    filing_anew: list[bytes]
+    """The statements that write down what is left of them."""
+
+
 async def _locked(
-    call: Call,
-    counts: Mapping[Topic, int],
-    depth: Depth,
-    behind: Mapping[Topic, int],
-    now: Millis | None,
-) -> tuple[Millis, int, dict[Topic, list[Row]]]:
-    """What time it is there, in both units, and the rows of what is due of each topic, oldest first, locked."""
+    call: Call, counts: Mapping[Topic, int], depth: Depth, behind: Mapping[Topic, int], now: Millis | None
+) -> Locked:
     statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
-    asked: list[tuple[Topic, tuple[Any, ...]]] = []
-    for topic, count in counts.items():
-        if count > 0:
-            values = {"topic": topic, "floor": depth.waiting[topic], "row": behind.get(topic, 0), "most": count}
-            statements.append(call.write("take_waiting", **values))
-            asked.append((topic, rest_of_waiting(topic)))
-            if depth.thorough:
-                statements.append(call.write("take_lost", topic=topic, floor=depth.lost[topic], most=count))
-                asked.append((topic, ()))
+    wanted = [topic for topic, count in counts.items() if count > 0]
+    for topic in wanted:
+        values = {"topic": topic, "floor": depth.waiting[topic], "row": behind.get(topic, 0), "most": counts[topic]}
+        statements.append(call.write("take_waiting", **values))
+        if depth.thorough:
+            statements.append(call.write("expired_leases", topic=topic, floor=depth.lost[topic], most=FILES))
     [[(there, micros)], *answers] = await call.timed(*statements)
-    found: dict[Topic, list[Row]] = {}
-    for (topic, rest), rows in zip(asked, answers, strict=True):
-        found.setdefault(topic, []).extend([(*row, *rest) for row in rows])
-    for topic, dues in found.items():
-        dues.sort(key=_wake)
-        del dues[counts[topic] :]
-    return there, micros, found
+    locked = Locked(there, micros, {}, {}, [])
+    expired: dict[Topic, Expired] = {}
+    each = 1 + depth.thorough
+    for place, topic in enumerate(wanted):
+        rest = rest_of_waiting(topic)
+        locked.found[topic] = [(*row, *rest) for row in answers[each * place]]
+        if depth.thorough and answers[each * place + 1]:
+            expired[topic] = read_expired(topic, answers[each * place + 1])
+    if expired:
+        for topic, what in (await look_up(call, expired, counts)).items():
+            dues = locked.found[topic]
+            dues += what.lost
+            dues.sort(key=_wake)
+            del dues[counts[topic] :]
+            leased = {row[ROW] for row in dues}
+            left = [one for one in what.held if one.row not in leased]
+            locked.expired[topic] = expired[topic].names[0].until
+            locked.filing_anew.extend(file_anew(call, expired[topic], left, there))
+    return locked
+
+
+def _by_topic(found: Mapping[Topic, list[Row]], pairs: list[Pair]) -> dict[Topic, list[Pair]]:
+    """The row and new token of each, topic by topic."""
+    if len(found) == 1:
+        return dict.fromkeys(found, pairs)
+    tokens = dict(pairs)
+    return {topic: [(row[ROW], tokens[row[ROW]]) for row in rows] for topic, rows in found.items()}
+
+
+def _files(numbers: list[int], files: list[tuple[File, Sequence[Pair]]]) -> list[File]:
+    """On which each of these rows is."""
+    if len(files) == 1:
+        return [files[0][0]] * len(numbers)
+    file_of = {row: one for one, pairs in files for row, _ in pairs}
+    return [file_of[row] for row in numbers]
+
+
+def _wake(row: Row) -> Millis:
+    """Since when it is due."""
+    at: Millis = row[WAKE] if row[STATE] else row[AT]
+    return at
 
 
 def _statements(call: Call, numbers: list[int], micros: int, until: Millis, holder: str) -> list[bytes]:
@@ -294,20 +338,15 @@ def _note(
 
 async def _again(row: Repeated, call: Call) -> Leased:
     """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
-    tokens = dict(_holds.decode(row.answer or b"\x90"))
-    held: list[tuple[Millis, Record]] = []
+    tokens: dict[int, int] = dict(_holds.decode(row.answer or b"\x90"))
+    held: dict[int, Record] = {}
     if tokens:
         [rows] = await call.send(call.write("tasks_by_rows", these=these(sorted(tokens))))
         for one in rows:
             record = record_of(one)
             if record.state is State.LEASED and record.token == tokens[one[ROW]]:
-                held.append((one[WOKE], record))
-    held.sort(key=_first)
-    return Leased([record for _, record in held], row.now, row.now)
-
-
-def _first(held: tuple[Millis, Record]) -> Millis:
-    return held[0]
+                held[one[ROW]] = record
+    return Leased([held[number] for number in tokens if number in held], row.now, row.now)
 
 
 async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> None:

@@ -29,8 +29,9 @@ from bide.core.records import (
 )
 from bide.stores.batches import Named, earliest, rounds
 from bide.stores.mysql.errors import Fewer
+from bide.stores.mysql.filing import FileName, close
 from bide.stores.mysql.lane import Call, Repeated, Runs
-from bide.stores.mysql.leased_rows import LeasedRows, Row
+from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.rows import ROW, record_of, settled_values
 from bide.stores.mysql.statements import held, listed, these
 from bide.stores.mysql.statements import rows as tuples
@@ -114,12 +115,12 @@ async def settle(
     leased: LeasedRows | None = None,
 ) -> list[bool]:
     """Record how leases ended. All plain Done, leased here and still ours: one conditional delete."""
-    rows = None if leased is None else leased.of(outcomes)
-    if rows is not None and all(
+    known = _NOTHING if leased is None else leased.of(outcomes)
+    if known.complete and all(
         one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes
     ):
         try:
-            return await _settle_done(lane, rows, now)
+            return await _settle_done(lane, known, now)
         except Fewer:
             pass  # somebody else has one of them, or it has been settled: see which
 
@@ -132,28 +133,36 @@ async def settle(
     async def repeated(row: Repeated, call: Call) -> list[bool]:
         return _truths.decode(row.answer or b"\x90")
 
-    return await _decided(lane, outcomes, now, tell, decide, repeated)
+    answers = await _decided(lane, outcomes, now, tell, decide, repeated, known.emptied)
+    known.settled()
+    return answers
 
 
-async def _settle_done(lane: Runs, rows: Sequence[Row], now: Millis | None) -> list[bool]:
+_NOTHING = Settling([], False, [])
+
+
+async def _settle_done(lane: Runs, known: Settling, now: Millis | None) -> list[bool]:
     """Raises Fewer, and settles none, unless all are held by these tokens."""
 
-    holds = held((row, token) for row, token, _ in rows)
-    grouped = [row for row, _, grouped in rows if grouped]
+    count = len(known.rows)
+    holds = held((row, token) for row, token, *_ in known.rows)
+    grouped = [row for row, _, grouped, _ in known.rows if grouped]
 
     async def delete(call: Call) -> list[bool]:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
         statements.append(call.write("settle_done", held=holds))
-        statements.append(call.write("all_of_them", count=len(rows)))
+        statements.append(call.write("all_of_them", count=count))
         if grouped:
             statements.append(call.write("leave_groups", rows=listed(grouped)))
-        await call.timed(*statements, *call.pass_gate(0), commits=True)
-        return [True] * len(rows)
+        await call.timed(*statements, *close(call, known.emptied), *call.pass_gate(0), commits=True)
+        return [True] * count
 
     async def deleted(row: Repeated, call: Call) -> list[bool]:
-        return [True] * len(rows)
+        return [True] * count
 
-    return await lane.run(delete, deleted, apart=True)
+    answers = await lane.run(delete, deleted, apart=True)
+    known.settled()
+    return answers
 
 
 def _holds(leases: Sequence[Lease]) -> list[tuple[Topic, list[tuple[str, Token]]]]:
@@ -175,8 +184,9 @@ async def _decided(
     tell: Tell,
     decide: Callable[[Asked, Old | None, Millis, Token, Writes], Decision],
     repeated: Callable[[Repeated, Call], Any],
+    emptied: Sequence[FileName] = (),
 ) -> list[Decision]:
-    """Read under locks, decide, write: one transaction of two round trips."""
+    """Read under locks, decide, write: one transaction of two round trips. `emptied`: files that end with that."""
     parts = rounds(asked)
 
     async def work(call: Call) -> list[Decision]:
@@ -198,6 +208,7 @@ async def _decided(
             statements = writes.statements(call)
             if number == len(parts) - 1:
                 tell(wakes)
+                statements += close(call, emptied)
                 await call.send(*statements, *call.pass_gate(highest, _encode(decided)), commits=True)
             elif statements:
                 await call.send(*statements)
@@ -273,6 +284,9 @@ async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
         for topic, holds in asked:
             keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
+            statements.append(
+                call.write("file_shortened", topic=topic, keys=keys, holds=pairs, lasts=lasts, me=call.me)
+            )
             statements.append(call.write("extend_leases", topic=topic, keys=keys, holds=pairs, lasts=lasts))
             statements.append(call.write("held", topic=topic, keys=keys, holds=pairs))
         [_, *answers] = await call.timed(*statements, *call.commit())

@@ -17,10 +17,10 @@ DUE = (
     "created_at"
 )
 """What there is to know of a task that waits, if its topic is known: each column costs both sides."""
-COLUMNS = f"{DUE}, topic, state, planned_at, holder, woke_at, keep_until"
+COLUMNS = f"{DUE}, topic, state, planned_at, holder, wake_at, keep_until"
 """What there is to know of any task. See `rows`."""
 
-TABLES = ("task", "grouped", "kept", "caller", "worker", "event", "migration")
+TABLES = ("task", "lease", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _GIVEN = re.compile(r"VALUES\((\w+)\)")

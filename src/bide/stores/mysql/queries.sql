@@ -1,5 +1,6 @@
 -- Every statement, with the reason for its form. {task} and the like are tables; {record} and {due} stand for columns,
--- see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value.
+-- see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value. What is leased stays among
+-- what is due (`ended = 0`), so that whoever looks for what waits steps over it.
 --
 -- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
 -- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
@@ -84,26 +85,26 @@ SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FO
 -- What was decided about locked rows, all at once: each is there, so none is inserted. What a transition cannot change
 -- (payload, options, group) is left as it is.
 INSERT INTO {task} (
-    `row`, topic, `key`, id, state, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
-    created_at, woke_at, keep_until, options, payload
+    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
+    created_at, wake_at, keep_until, options, payload
 ) VALUES :rows
 ON DUPLICATE KEY UPDATE
-    id = VALUES(id), state = VALUES(state), due_at = VALUES(due_at), at = VALUES(at), planned_at = VALUES(planned_at),
-    attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses), token = VALUES(token),
-    holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error), created_at = VALUES(created_at),
-    woke_at = VALUES(woke_at), keep_until = VALUES(keep_until)
+    id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
+    planned_at = VALUES(planned_at), attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses),
+    token = VALUES(token), holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error),
+    created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until)
 
 -- name: replace_tasks
 -- The same for new lives, which bring a payload of their own.
 INSERT INTO {task} (
-    `row`, topic, `key`, id, state, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
-    created_at, woke_at, keep_until, options, payload, group_name
+    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
+    created_at, wake_at, keep_until, options, payload, group_name
 ) VALUES :rows
 ON DUPLICATE KEY UPDATE
-    id = VALUES(id), state = VALUES(state), due_at = VALUES(due_at), at = VALUES(at), planned_at = VALUES(planned_at),
-    attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses), token = VALUES(token),
-    holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error), created_at = VALUES(created_at),
-    woke_at = VALUES(woke_at), keep_until = VALUES(keep_until), options = VALUES(options), payload = VALUES(payload),
+    id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
+    planned_at = VALUES(planned_at), attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses),
+    token = VALUES(token), holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error),
+    created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until), options = VALUES(options), payload = VALUES(payload),
     group_name = VALUES(group_name)
 
 -- name: join_groups
@@ -123,33 +124,66 @@ DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 
 -- name: take_waiting
 -- What others have locked is passed over. :floor is from where on to look, see `floors`, and :row the row of that
--- instant behind which to begin.
+-- instant behind which to begin. What is leased is stepped over too, and stays locked until the lease is committed, as
+-- whatever is met by way of a second index does; whoever settles it waits for that. So who leases never waits himself.
 SELECT {due} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = 0 AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
+WHERE topic = :topic AND ended = 0 AND state = 0
+    AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
 ORDER BY at, `row` LIMIT :most FOR UPDATE SKIP LOCKED
 
--- name: take_lost
--- What a lost holder left. :floor here, and in the next two, is from where on to look, see `floors` and `depths`.
-SELECT {record} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = 1 AND at >= :floor AND at <= @bide_now
-ORDER BY at LIMIT :most FOR UPDATE SKIP LOCKED
-
 -- name: lease_tasks
--- Assignments are carried out in this order, each seeing those before.
+-- No column is in an index. Assignments are carried out in this order, each seeing those before.
 UPDATE {task} FORCE INDEX (PRIMARY) SET
-    losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), woke_at = at, attempt = attempt + 1,
-    holder = :holder, token = GREATEST(token + 1, :micros), state = 1, at = :until
+    losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), attempt = attempt + 1,
+    holder = :holder, token = GREATEST(token + 1, :micros), state = 1, wake_at = :until
 WHERE :these
 
+-- name: file_leases
+INSERT INTO {lease} (topic, until, `row`, token, caller, tasks) VALUES :rows
+
+-- name: close_leases
+-- In this form and with a column outside of the index for the same reasons as in `forget_tasks`.
+DELETE {lease} FROM {lease} FORCE INDEX (PRIMARY) WHERE :leases AND tasks > ''
+
+-- name: expired_leases
+-- Where lost tasks may be. :floor here, and in `leased_head`, is from where on to look, see `floors` and `depths`.
+SELECT until, `row`, token, caller, tasks FROM {lease} FORCE INDEX (PRIMARY)
+WHERE topic = :topic AND until >= :floor AND until <= @bide_now
+ORDER BY until LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- name: still_leased
+-- Of what was leased, what is: also if somebody has it locked.
+SELECT `row`, token, wake_at, at FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
+
+-- name: take_lost
+-- What a lost holder left. All of it is locked before it is sorted, which is one worker's work at most.
+SELECT {record} FROM {task} FORCE INDEX (PRIMARY)
+WHERE :held AND state = 1 AND wake_at <= @bide_now
+ORDER BY wake_at LIMIT :most FOR UPDATE SKIP LOCKED
+
 -- name: waiting_head
-SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 0 AND at >= :floor ORDER BY at LIMIT 1
+SELECT at FROM {task} FORCE INDEX (due)
+WHERE topic = :topic AND ended = 0 AND state = 0 AND at >= :floor ORDER BY at LIMIT 1
 
 -- name: leased_head
-SELECT at FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = 1 AND at >= :floor ORDER BY at LIMIT 1
+SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >= :floor ORDER BY until LIMIT 1
+
+-- name: leases
+-- All of a topic, which are as many as are under way.
+SELECT tasks FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic
+
+-- name: file_shortened
+-- A lease may be made to end sooner than it would: a row of `lease` for each, with one task in MessagePack.
+INSERT INTO {lease} (topic, until, `row`, token, caller, tasks)
+SELECT topic, @bide_now + :lasts, `row`, token, :me,
+    UNHEX(CONCAT('9192CF', LPAD(HEX(`row`), 16, '0'), 'CF', LPAD(HEX(token), 16, '0')))
+FROM {task} FORCE INDEX (name)
+WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1 AND wake_at > @bide_now + :lasts
+ON DUPLICATE KEY UPDATE {lease}.until = {lease}.until
 
 -- name: extend_leases
 -- Done twice it is the same as done once, so it has no gate.
-UPDATE {task} FORCE INDEX (name) SET at = @bide_now + :lasts
+UPDATE {task} FORCE INDEX (name) SET wake_at = @bide_now + :lasts
 WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
 
 -- name: held
@@ -211,14 +245,15 @@ SELECT {record} FROM (
 ) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
 
 -- name: page_at_instant
--- One state of one topic: what is left of those of one instant, after a row.
+-- What waits, or what has ended in one way, of one topic: what is left of those of one instant, after a row.
 SELECT {record} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = :state AND at = :instant AND `row` > :row ORDER BY `row` LIMIT :most
+WHERE topic = :topic AND ended = :state AND state = :state AND at = :instant AND `row` > :row ORDER BY `row` LIMIT :most
 
 -- name: page_after_instant
 -- And what comes after. Apart, since `(at, row) > (?, ?)` is not looked up in an index.
 SELECT {record} FROM {task} FORCE INDEX (due)
-WHERE topic = :topic AND state = :state AND at > :instant AND at < :before ORDER BY at, `row` LIMIT :most
+WHERE topic = :topic AND ended = :state AND state = :state AND at > :instant AND at < :before
+ORDER BY at, `row` LIMIT :most
 
 -- name: next_topic
 -- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
@@ -227,16 +262,16 @@ SELECT topic FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic 
 -- name: next_topic_of_group
 SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND topic > :topic ORDER BY topic LIMIT 1
 
--- name: count_state
+-- name: count_living
 -- Counting stops at the limit, so that a tally costs the same at ten million.
 SELECT COUNT(*) FROM (
-    SELECT 1 FROM {task} FORCE INDEX (due) WHERE topic = :topic AND state = :state LIMIT :most
+    SELECT 1 FROM {task} FORCE INDEX (due)
+    WHERE topic = :topic AND ended = 0 AND at >= :low AND at < :high LIMIT :most
 ) AS few
 
--- name: count_waiting_between
+-- name: count_ended
 SELECT COUNT(*) FROM (
-    SELECT 1 FROM {task} FORCE INDEX (due)
-    WHERE topic = :topic AND state = 0 AND at >= :low AND at < :high LIMIT :most
+    SELECT 1 FROM {task} FORCE INDEX (due) WHERE topic = :topic AND ended = :state LIMIT :most
 ) AS few
 
 -- name: announce

@@ -10,10 +10,12 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.ports import COUNTED
 from bide.stores.cursors import order_of, read_cursor
 from bide.stores.mysql.connecting import Rows
+from bide.stores.mysql.filing import under_way
 from bide.stores.mysql.lane import Call, Runs
 from bide.stores.mysql.operations import look_up
 from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
-from bide.stores.pages import Located, read_page, topics_from
+from bide.stores.mysql.statements import these
+from bide.stores.pages import LATEST, Located, read_page, topics_from
 
 
 async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
@@ -27,7 +29,7 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
 
 
 async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
-    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
+    """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
 
     async def work(call: Call) -> Tally:
         counts: dict[tuple[Topic, State], Count] = {}
@@ -35,21 +37,40 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
         await begin(call)
         spans = [] if edges is None else list(pairwise(edges))
         async for topic in topics_from(_Reads(call), Filter(), ""):
-            states = [call.write("count_state", topic=topic, state=code, most=COUNTED + 1) for code in CODES.values()]
-            waiting = [
-                call.write("count_waiting_between", topic=topic, low=low, high=high, most=upto + 1)
-                for low, high in spans
-            ]
-            numbers = [number for ((number,),) in await call.send(*states, *waiting)]
-            for state, number in zip(STATES, numbers, strict=False):
-                if number:
-                    counts[topic, state] = _count(number, COUNTED)
-            if spans and (topic, State.WAITING) in counts:
-                forecast[topic] = [_count(number, upto) for number in numbers[len(STATES) :]]
+            states, intervals = await _counted(call, topic, spans, upto)
+            counts.update({(topic, state): count for state, count in states.items() if count.number})
+            if spans and states[State.WAITING].number:
+                forecast[topic] = intervals
         await call.send(*call.commit())
         return Tally(counts, forecast)
 
     return await lane.read(work)
+
+
+async def _counted(
+    call: Call, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int
+) -> tuple[dict[State, Count], list[Count]]:
+    """How many are in each state, and how many wait in each interval.
+
+    What is leased is counted one by one, and is not among what waits, where it lies.
+    """
+    held = await under_way(call, topic)
+    intervals = [(0, LATEST, COUNTED), *[(low, high, upto) for low, high in spans]]
+    asked, among = [], []
+    for low, high, most in intervals:
+        among.append(sum(low <= one.at < high for one in held))
+        asked.append(call.write("count_living", topic=topic, low=low, high=high, most=among[-1] + most + 1))
+    asked += [call.write("count_ended", topic=topic, state=CODES[state], most=COUNTED + 1) for state in _ENDED]
+    numbers = [number for ((number,),) in await call.send(*asked)]
+    waiting = [
+        _count(number - leased, most) for number, leased, (_, _, most) in zip(numbers, among, intervals, strict=False)
+    ]
+    ended = [_count(number, COUNTED) for number in numbers[len(intervals) :]]
+    states = {State.WAITING: waiting[0], State.LEASED: _count(len(held), COUNTED)}
+    return {**states, **dict(zip(_ENDED, ended, strict=True))}, waiting[1:]
+
+
+_ENDED = [state for state in STATES if not state.live]
 
 
 def _count(number: int, upto: int) -> Count:
@@ -102,6 +123,8 @@ class _Reads:
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
+        if state is State.LEASED:
+            return await self._leased(topic, after, before, most)
         instant, row = after
         values = {"topic": topic, "state": CODES[state], "instant": instant, "most": most}
         statements = [self._call.write("page_after_instant", before=before, **values)]
@@ -111,6 +134,18 @@ class _Reads:
         for rows in await self._call.send(*statements):
             found += _located(rows)
         return found[:most]
+
+    async def _leased(self, topic: Topic, after: tuple[Millis, int], before: Millis, most: int) -> list[Located]:
+        held = [one for one in await under_way(self._call, topic) if (one.wake, one.row) > after and one.wake < before]
+        if not held:
+            return []
+        rows = sorted(one.row for one in held[:most])
+        [found] = await self._call.send(self._call.write("tasks_by_rows", these=these(rows)))
+        return sorted(_located(found), key=_by_end)
+
+
+def _by_end(found: Located) -> tuple[Millis, int]:
+    return found[1].wake_at, found[0]
 
 
 def _located(rows: Rows) -> list[Located]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from asyncmy.errors import MySQLError
 
 from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Topic
+from bide.core.records import Settlement, Topic
 from bide.stores.borrowed import Driver, driver_of
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import AFRESH, Connection, connect
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
 from bide.stores.mysql.joined import JoinedVerbs, Joins, Known
 from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
 
@@ -57,6 +59,18 @@ class OwnTransaction(JoinedVerbs):
 
     over = False
 
+    def __init__(self, joins: Joins, connection: Any, leased: LeasedRows) -> None:
+        super().__init__(joins, connection)
+        self._leased = leased
+        self.settled: list[Settling] = []
+        """What it has settled, once it is committed."""
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        known = self._leased.of(outcomes)
+        answers = await super().settle(outcomes, now=now)
+        self.settled.append(known)
+        return answers
+
     async def _driver(self) -> Driver:
         if self.over:
             raise SetupError(f"{self._joins.where}: this transaction has ended; use the store, or begin another")
@@ -76,15 +90,20 @@ class Transactions:
         name: str,
         joins: Joins,
         keep: Lane,
+        leased: LeasedRows,
         committed: Callable[[Mapping[Topic, Millis]], None],
         *,
         silence: float,
     ) -> None:
-        """`keep`: the lane on which a lost commit is looked up; `committed` is told what wakes earlier by one."""
+        """`keep`: the lane on which a lost commit is looked up; `committed` is told what wakes earlier by one.
+
+        `leased`: what was leased here, which is told what was settled.
+        """
         self._address = address
         self._name = name
         self._joins = joins
         self._keep = keep
+        self._leased = leased
         self._committed = committed
         self._silence = silence
         self._places = asyncio.Semaphore(MOST)
@@ -98,7 +117,7 @@ class Transactions:
         async with self._places:
             lent = await self._begun()
             driver = lent.connection.driver
-            joined = OwnTransaction(self._joins, driver)
+            joined = OwnTransaction(self._joins, driver, self._leased)
             self._joins.known.setdefault(driver, Known()).ours = True
             try:
                 yield joined
@@ -109,6 +128,7 @@ class Transactions:
                 await self._undo(lent)
                 raise
             self._give_back(lent)
+            self._leased.settled(joined.settled)
             if joined.wakes:
                 self._committed(joined.wakes)
 

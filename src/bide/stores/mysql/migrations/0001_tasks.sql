@@ -6,12 +6,13 @@
 -- row: never changes over all lives of a key, so that pages can tell equal times apart by it. InnoDB keeps the table in
 -- this order, so new tasks, whatever their keys, come one after the other, and the other indexes stay small.
 -- token: by itself the moment at which the row is written, on connections whose time zone is UTC.
--- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
--- at: the wake_at of what lives, the finished_at of what has ended. woke_at: the wake_at that a lease was given for
--- (for the order of what is given out), or the last wake_at of what has ended.
+-- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. ended: the same of what has ended, 0 of what lives.
+-- at: when what waits wakes, and when what is leased woke; of what has ended finished_at. wake_at: until when it is
+-- leased, and the last wake_at of what has ended. So a lease does not touch an index: what is leased stays where it was
+-- among what is due, which is few, and is found by {lease}.
 -- Names are bytes (UTF-8): so case, accents and trailing spaces count, whatever the collation of the database, and they
 -- sort by their bytes, as everywhere else in bide. CONVERT(topic USING utf8mb4) shows them.
--- holder: filled up with NUL to 48 bytes, and woke_at is never null, so that a lease does not change how long a row is:
+-- holder: filled up with NUL to 48 bytes, and wake_at is never null, so that a lease does not change how long a row is:
 -- InnoDB then writes it where it lies, in half the time.
 -- What only some tasks have, a group or an end to being kept, is indexed in tables of its own: here is no index without
 -- entries of the others, and each costs every insert and every delete.
@@ -23,12 +24,13 @@ CREATE TABLE IF NOT EXISTS {task} (
     planned_at  bigint NOT NULL DEFAULT 0,
     created_at  bigint NOT NULL,
     deadline    bigint,
-    woke_at     bigint NOT NULL DEFAULT 0,
+    wake_at     bigint NOT NULL DEFAULT 0,
     keep_until  bigint,
     attempt     integer NOT NULL DEFAULT 0,
     failures    integer NOT NULL DEFAULT 0,
     losses      integer NOT NULL DEFAULT 0,
     state       tinyint NOT NULL DEFAULT 0,
+    ended       tinyint NOT NULL DEFAULT 0,
     topic       varbinary(200) NOT NULL,
     `key`       varbinary(200) NOT NULL,
     id          varbinary(64) NOT NULL,
@@ -40,8 +42,24 @@ CREATE TABLE IF NOT EXISTS {task} (
     payload     longblob NOT NULL,
     PRIMARY KEY (`row`),
     UNIQUE KEY name (topic, `key`),
-    -- what is due, oldest first, the next wake, lists and counts: each state of each topic by its time
-    KEY due (topic, state, at, `row`)
+    -- what is due, oldest first, the next wake, lists and counts: what lives of each topic, and what ended how, by time
+    KEY due (topic, ended, at, `row`)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
+--;
+-- What was leased together: one row for the tasks of one topic in one call, however many they are.
+-- until: none of them is lost before. If their leases are extended it stays, and when its time has come who looks writes
+-- down anew what is still held. Whoever settles the last of them takes the row away.
+-- tasks: the row of each and the token of its lease, as MessagePack. If the task has another token, or is not leased any
+-- more, this lease of it is over for good.
+CREATE TABLE IF NOT EXISTS {lease} (
+    topic  varbinary(200) NOT NULL,
+    until  bigint NOT NULL,
+    `row`  bigint UNSIGNED NOT NULL,
+    token  bigint NOT NULL,
+    caller varbinary(64) NOT NULL,
+    tasks  longblob NOT NULL,
+    -- row and token: those of its first task
+    PRIMARY KEY (topic, until, `row`, token, caller)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
 -- The members of groups.

@@ -1,0 +1,162 @@
+"""What was leased together, on file: a row of `lease` says which tasks, and until when none of them is lost.
+
+A lease touches no index, so that what is leased, or lost, is not told apart from what waits by where it lies. It is
+found by its file. One is written with the lease itself, and taken away by the settlement of its last task. If it is
+still there when its time has come, whoever leases looks at it: what is lost is leased anew, and what is still held
+(because its lease was extended, or somebody has it locked) is filed anew. So an extension writes no file, as a timer is
+not moved that looks, when it expires, whether it was put off.
+
+A file names each task by its row and the token of its lease. Once the task has another token, or is not leased, that
+lease is over for good; whatever else becomes of it needs no file to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bide.core.instants import Millis
+from bide.core.records import Token, Topic
+from bide.stores.mysql.connecting import Rows
+from bide.stores.mysql.lane import Call
+from bide.stores.mysql.statements import Code, Quote, held, literal
+from bide.stores.mysql.statements import rows as tuples
+
+_LARGEST = 1_000
+"""Tasks in one file: looking at it is one packet."""
+AT_ONCE = 32
+"""Files that one look takes."""
+
+_encode = msgspec.msgpack.encode
+_pairs = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+Pair = tuple[int, Token]
+"""The number of a row, and the token of its lease."""
+
+
+class FileName(NamedTuple):
+    """The primary key of a file. Row and token are those of its first task."""
+
+    topic: Topic
+    until: Millis
+    row: int
+    token: Token
+    caller: str
+
+
+class File:
+    """One that this process has written: how many of its tasks it has not settled yet."""
+
+    __slots__ = ("left", "name")
+
+    def __init__(self, name: FileName, left: int) -> None:
+        self.name = name
+        self.left = left
+
+
+class StillLeased(NamedTuple):
+    """A task of a file that is still leased by that lease."""
+
+    wake: Millis
+    row: int
+    token: Token
+    at: Millis
+
+
+class Expired(NamedTuple):
+    """Files of one topic whose time has come."""
+
+    names: list[FileName]
+    pairs: list[Pair]
+
+
+def read_expired(topic: Topic, found: Rows) -> Expired:
+    """The rows of the query `expired_leases`."""
+    names = [FileName(topic, until, row, token, caller.decode()) for until, row, token, caller, _ in found]
+    return Expired(names, read_pairs(tasks for *_, tasks in found))
+
+
+def read_pairs(files: Iterable[bytes]) -> list[Pair]:
+    """Those of all files together, by row."""
+    return sorted({pair for tasks in files for pair in _pairs.decode(tasks)})
+
+
+def file(
+    call: Call, topics: Mapping[Topic, Sequence[Pair]], until: Millis
+) -> tuple[list[bytes], list[tuple[File, Sequence[Pair]]]]:
+    """The statements that file what was leased of each topic, and the files with their tasks."""
+    files: list[tuple[File, Sequence[Pair]]] = []
+    for topic, pairs in topics.items():
+        for first in range(0, len(pairs), _LARGEST):
+            part = pairs[first : first + _LARGEST]
+            files.append((File(FileName(topic, until, *part[0], call.me), len(part)), part))
+    return _written(call, [(*one.name, _encode(part)) for one, part in files]), files
+
+
+def file_anew(call: Call, expired: Expired, held: Sequence[StillLeased], there: Millis) -> list[bytes]:
+    """The statements that put in the place of those files what is left of them, each file until its first is lost."""
+    if len(held) == len(expired.pairs) and min(one.wake for one in held) <= there:
+        return []
+    topic, lines = expired.names[0].topic, []
+    held = sorted(held)
+    for first in range(0, len(held), _LARGEST):
+        part = held[first : first + _LARGEST]
+        name = FileName(topic, part[0].wake, part[0].row, part[0].token, call.me)
+        lines.append((*name, _encode([(one.row, one.token) for one in part])))
+    return [*close(call, expired.names), *_written(call, lines)]
+
+
+def _written(call: Call, lines: Sequence[tuple[Any, ...]]) -> list[bytes]:
+    return [call.write("file_leases", rows=tuples(lines, call.quote))] if lines else []
+
+
+def close(call: Call, names: Sequence[FileName]) -> list[bytes]:
+    """The statements that take these files away."""
+    return [call.write("close_leases", leases=these_files(names, call.quote))] if names else []
+
+
+def these_files(names: Iterable[FileName], quote: Quote) -> Code:
+    """The condition that a file is one of these."""
+    line = b"(topic = %b AND until = %d AND `row` = %d AND token = %d AND caller = %b)"
+    return Code(
+        b"(%b)"
+        % b" OR ".join(
+            [line % (literal(topic, quote), until, row, token, literal(caller, quote))
+             for topic, until, row, token, caller in sorted(names)]
+        )
+    )  # fmt: skip
+
+
+async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Found]:
+    """What became of the tasks of these files; of each topic up to so many that are lost, locked."""
+    statements = []
+    for topic, files in expired.items():
+        holds = held(files.pairs)
+        statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
+    answers = await call.send(*statements)
+    return {
+        topic: Found([StillLeased(wake, row, token, at) for row, token, wake, at in still], lost)
+        for topic, still, lost in zip(expired, answers[::2], answers[1::2], strict=True)
+    }
+
+
+class Found(NamedTuple):
+    """What became of the tasks of files."""
+
+    held: list[StillLeased]
+    """All that are leased still, the lost ones too."""
+    lost: Rows
+
+
+async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
+    """All of a topic that is leased, by when the lease ends; as much work as is under way."""
+    [files] = await call.send(call.write("leases", topic=topic))
+    pairs = read_pairs(tasks for (tasks,) in files)
+    found: list[StillLeased] = []
+    for first in range(0, len(pairs), _LARGEST):
+        holds = held(pairs[first : first + _LARGEST])
+        [still] = await call.send(call.write("still_leased", held=holds))
+        found += [StillLeased(wake, row, token, at) for row, token, wake, at in still]
+    return sorted(found)

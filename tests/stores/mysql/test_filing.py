@@ -1,0 +1,280 @@
+"""What was leased together is on file until the last of it is settled, and by its file what is lost is found."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.stores.mysql.conftest import OpensStore
+from tests.stores.mysql.connections import by_asyncmy
+from tests.stores.mysql.test_keeping import ask
+
+from bide.core.errors import StoreError
+from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
+from bide.stores.mysql import MySqlStore, filing, leasing
+from bide.stores.mysql.address import address_of
+from bide.testing.store_suite.acts import (
+    HOUR,
+    MINUTE,
+    NOW,
+    SECOND,
+    counted,
+    do,
+    done,
+    extend,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    retry,
+    see,
+)  # fmt: skip
+
+
+async def on_file(url: str) -> list[tuple[int, int]]:
+    """Until when each file is, and of how many tasks."""
+    [rows] = await ask(url, "SELECT until, tasks FROM {0}_lease")
+    return sorted((until, len(msgspec.msgpack.decode(tasks))) for until, tasks in rows)
+
+
+async def five(store: MySqlStore) -> list[Record]:
+    """Leased for a minute, together."""
+    await put(store, *[new(str(number)) for number in range(5)])
+    tasks = (await lease(store, 5, lasts=MINUTE)).tasks
+    assert keys(tasks) == list("01234")
+    return tasks
+
+
+async def test_a_file_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await store.settle([done(task) for task in tasks[:2]], now=NOW) == [True] * 2
+    assert await store.settle([retry(tasks[2], At(NOW + HOUR)), done(tasks[3], keep_until=NOW + HOUR)], now=NOW) == (
+        [True] * 2
+    )
+    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await store.settle([done(tasks[4])], now=NOW) == [True]
+    assert await on_file(url) == []
+
+
+async def test_a_file_ends_also_with_an_outcome_that_has_to_be_decided(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    assert await store.settle([retry(task, At(NOW + HOUR)) for task in tasks], now=NOW) == [True] * 5
+    assert await on_file(url) == []
+
+
+async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStore) -> None:
+    store, other = await open_store(url), await open_store(url)
+    tasks = await five(store)
+    await store.settle([done(tasks[0])], now=NOW)
+    await do(store, Cancel("t", "1", keep_until=NOW + HOUR))
+    assert (await lease(other, 9, now=NOW + MINUTE - 1)).tasks == []
+    found = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
+    assert keys(found.tasks) == ["2", "3"]
+    assert [task.losses for task in found.tasks] == [1, 1]
+    assert found.tasks[0].planned_at == tasks[2].planned_at
+    assert await on_file(url) == [(NOW + MINUTE, 1), (NOW + MINUTE + HOUR, 2)], "the rest waits for who has room"
+    assert keys((await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)).tasks) == ["4"]
+    assert await on_file(url) == [(NOW + MINUTE + HOUR, 1), (NOW + MINUTE + HOUR, 2)]
+
+
+async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    await five(store)
+    await put(store, new("before", due=At(NOW + MINUTE - 1)), new("after", due=At(NOW + MINUTE + 1)))
+    leased = await lease(store, 6, now=NOW + HOUR)
+    assert keys(leased.tasks) == ["before", *"01234"]
+
+
+async def test_an_extended_lease_is_filed_anew_when_its_file_expires(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    for task in tasks[:3]:
+        assert await extend(store, task, until=NOW + HOUR)
+    assert await extend(store, tasks[3], until=NOW + 2 * HOUR)
+    assert await on_file(url) == [(NOW + MINUTE, 5)], "to extend costs a file nothing"
+    assert keys((await lease(store, 9, now=NOW + MINUTE, lasts=MINUTE)).tasks) == ["4"]
+    assert await on_file(url) == [(NOW + 2 * MINUTE, 1), (NOW + HOUR, 4)]
+    found = await lease(store, 9, now=NOW + HOUR, lasts=HOUR)
+    assert keys(found.tasks) == ["4", "0", "1", "2"]
+    assert await on_file(url) == [(NOW + 2 * HOUR, 1), (NOW + 2 * HOUR, 4)]
+
+
+async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    for _ in range(2):
+        assert await extend(store, tasks[3], until=NOW + SECOND)
+    assert await on_file(url) == [(NOW + SECOND, 1), (NOW + MINUTE, 5)]
+    assert (await lease(store, 0)).next_wake == NOW + SECOND
+    [lost] = (await lease(store, 9, now=NOW + SECOND, lasts=HOUR)).tasks
+    assert (lost.key, lost.losses) == ("3", 1)
+    assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == list("0124")
+
+
+async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    await five(store)
+    async with by_asyncmy(url) as caller:
+        table = f"`{address_of(url).schema}`.bide_task"
+        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` IN ('1', '3') FOR UPDATE")
+        found = await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)
+        assert keys(found.tasks) == ["0", "2", "4"]
+        assert await on_file(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
+        assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
+        await caller.rollback()
+    assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == ["1", "3"]
+
+
+async def test_more_files_than_one_look_takes(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "FILES", 2)
+    store = await open_store(url)
+    await put(store, *[new(str(number)) for number in range(5)])
+    for _ in range(5):
+        assert len((await lease(store, 1, lasts=MINUTE)).tasks) == 1
+    assert await on_file(url) == [(NOW + MINUTE, 1)] * 5
+    found = [await lease(store, 9, now=NOW + MINUTE, lasts=HOUR) for _ in range(3)]
+    assert [len(leased.tasks) for leased in found] == [2, 2, 1]
+    assert found[0].next_wake is not None
+    assert found[0].next_wake <= NOW + MINUTE + SECOND, "there is more"
+
+
+async def test_more_tasks_than_one_file_takes(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filing, "_LARGEST", 2)
+    store = await open_store(url)
+    tasks = await five(store)
+    assert await on_file(url) == [(NOW + MINUTE, 1), (NOW + MINUTE, 2), (NOW + MINUTE, 2)]
+    for task in tasks:
+        await extend(store, task, until=NOW + HOUR)
+    assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
+    assert await on_file(url) == [(NOW + HOUR, 1), (NOW + HOUR, 2), (NOW + HOUR, 2)]
+    page = await store.find(Filter(topic="t", state=State.LEASED), Page(limit=9))
+    assert keys(page.tasks) == list("01234")
+    assert keys((await lease(store, 9, now=NOW + HOUR)).tasks) == list("01234")
+
+
+async def test_several_topics_are_filed_apart(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    await put(store, *[new(str(number), topic=f"t{number % 2}") for number in range(6)])
+    leased = await store.lease({"t0": 9, "t1": 2}, now=NOW, until=NOW + MINUTE, holder="w")
+    assert sorted(keys(leased.tasks)) == list("01234")
+    assert sorted(count for _, count in await on_file(url)) == [2, 3]
+    ours = [task for task in leased.tasks if task.topic == "t1"]
+    assert await store.settle([done(task) for task in ours], now=NOW) == [True, True]
+    assert await on_file(url) == [(NOW + MINUTE, 3)]
+    lost = await store.lease({"t0": 9, "t1": 9}, now=NOW + MINUTE, until=NOW + HOUR, holder="w")
+    assert keys(lost.tasks) == ["5", "0", "2", "4"]
+
+
+async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    await put(store, *[new(f"w{number}", due=At(NOW + number)) for number in range(4)])
+    await store.settle([done(tasks[0], keep_until=NOW + HOUR)], now=NOW)
+    tally = await store.tally([NOW - HOUR, NOW + 1, NOW + 3], upto=2)
+    assert counted(tally, "t", State.WAITING) == (4, True)
+    assert counted(tally, "t", State.LEASED) == (4, True)
+    assert counted(tally, "t", State.DONE) == (1, True)
+    assert tally.forecast["t"] == [(1, True), (2, True)]
+    assert (await store.tally([NOW, NOW + HOUR], upto=3)).forecast["t"] == [(3, False)]
+    await extend(store, tasks[4], until=NOW + HOUR)
+    assert keys(await listed(store, Filter(topic="t", state=State.WAITING), limit=2)) == ["w0", "w1", "w2", "w3"]
+    assert keys(await listed(store, Filter(topic="t", state=State.LEASED), limit=2)) == list("1234")
+    assert keys(await listed(store, Filter(topic="t", wake_from=NOW + 2), limit=3)) == ["w2", "w3", *"1234"]
+    assert keys(await listed(store, Filter(topic="t", state=State.LEASED, wake_before=NOW + HOUR))) == list("123")
+
+
+async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store: OpensStore) -> None:
+    """Somebody has the task locked for longer than a call goes on; its worker is gone when he lets go."""
+    store, other = await open_store(url, patience=0.5, silence=3.0), await open_store(url)
+    await put(store, new("a"), new("b"))
+    a, b = (await lease(store, 2, lasts=MINUTE)).tasks
+    async with by_asyncmy(url) as caller:
+        table = f"`{address_of(url).schema}`.bide_task"
+        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = 'a' FOR UPDATE")
+        with pytest.raises(StoreError):
+            await store.settle([done(a)], now=NOW)
+        assert await store.settle([done(b)], now=NOW) == [True]
+        await caller.rollback()
+    assert await on_file(url) == [(NOW + MINUTE, 2)]
+    assert (await see(store, a)).state is State.LEASED
+    assert keys((await lease(other, 9, now=NOW + MINUTE)).tasks) == ["a"]
+
+
+async def test_files_of_what_is_over_are_taken_away_when_they_expire(url: str, open_store: OpensStore) -> None:
+    store, other = await open_store(url), await open_store(url)
+    tasks = await five(store)
+    assert await other.settle([done(task) for task in tasks], now=NOW) == [True] * 5
+    assert await look(other, tasks[0]) is None
+    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert (await lease(other, 9, now=NOW + MINUTE)).tasks == []
+    assert await on_file(url) == []
+
+
+async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    await do(store, Cancel("t", "0", keep_until=NOW + HOUR))
+    await put(store, new("0", due=At(NOW + 1)))
+    [held] = (await lease(store, 9, now=NOW + 1, lasts=HOUR)).tasks
+    assert held.key == "0"
+    assert keys((await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)).tasks) == list("1234")
+    assert await store.settle([done(held), done(tasks[0])], now=NOW + MINUTE) == [True, False]
+    assert (await do(store, Move("t", "1", At(NOW)))).result == "under_way"
+
+
+async def test_what_was_settled_in_a_transaction_is_taken_off_the_file_with_the_next_lease(
+    url: str, open_store: OpensStore
+) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    for task in tasks:
+        async with store.transaction() as joined:
+            assert await joined.settle([done(task)], now=NOW) == [True]
+    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    await put(store, new("next"))
+    assert keys((await lease(store, lasts=HOUR)).tasks) == ["next"]
+    assert await on_file(url) == [(NOW + HOUR, 1)]
+
+
+async def test_what_a_transaction_has_not_settled_stays_on_file(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    tasks = await five(store)
+    assert await store.settle([done(task) for task in tasks[1:]], now=NOW) == [True] * 4
+
+    async def fail() -> None:
+        async with store.transaction() as joined:
+            assert await joined.settle([done(tasks[0])], now=NOW) == [True]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    await put(store, new("next"))
+    assert keys((await lease(store, lasts=HOUR)).tasks) == ["next"]
+    assert await on_file(url) == [(NOW + MINUTE, 5), (NOW + HOUR, 1)]
+    assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == ["0"]
+
+
+async def test_several_who_look_at_once_find_each_lost_task_once(url: str, open_store: OpensStore) -> None:
+    store, others = await open_store(url), [await open_store(url) for _ in range(4)]
+    await put(store, *[new(f"{number:03}") for number in range(100)])
+    for _ in range(10):
+        assert len((await lease(store, 10, lasts=MINUTE)).tasks) == 10
+    found: list[str] = []
+
+    async def look_on(other: MySqlStore) -> None:
+        for _ in range(20):
+            found.extend(keys((await lease(other, 7, now=NOW + MINUTE, lasts=HOUR)).tasks))
+
+    await asyncio.gather(*map(look_on, others))
+    assert sorted(found) == [f"{number:03}" for number in range(100)]
+    assert sum(count for _, count in await on_file(url)) == 100
