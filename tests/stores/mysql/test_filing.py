@@ -278,3 +278,19 @@ async def test_several_who_look_at_once_find_each_lost_task_once(url: str, open_
     await asyncio.gather(*map(look_on, others))
     assert sorted(found) == [f"{number:03}" for number in range(100)]
     assert sum(count for _, count in await on_file(url)) == 100
+
+
+async def test_a_file_that_cannot_be_read_holds_nobody_up(
+    url: str, open_store: OpensStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await open_store(url)
+    await five(store)
+    await put(store, new("b", due=At(NOW + 1)))
+    assert keys((await lease(store, now=NOW + 1, lasts=MINUTE)).tasks) == ["b"]
+    await ask(url, f"UPDATE {{0}}_lease SET tasks = 'no list' WHERE until = {NOW + MINUTE}")
+    assert counted(await store.tally(), "t", State.LEASED) == (1, True)
+    assert (await lease(store, now=NOW + MINUTE)).tasks == []
+    assert "cannot be read" in caplog.text
+    assert await on_file(url) == [(NOW + MINUTE + 1, 1)]
+    assert keys((await lease(store, now=NOW + MINUTE + 1)).tasks) == ["b"]
+    assert (await do(store, Cancel("t", "1", keep_until=NOW + HOUR))).result == "cancelled_while_leased"

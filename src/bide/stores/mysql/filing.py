@@ -12,6 +12,7 @@ lease is over for good; whatever else becomes of it needs no file to be looked a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,11 +30,14 @@ _LARGEST = 1_000
 AT_ONCE = 32
 """Files that one look takes."""
 
+_log = logging.getLogger("bide.mysql")
 _encode = msgspec.msgpack.encode
 _pairs = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
 Pair = tuple[int, Token]
 """The number of a row, and the token of its lease."""
+_NOBODY: Pair = (0, 0)
+"""No task has this row."""
 
 
 class FileName(NamedTuple):
@@ -74,13 +78,22 @@ class Expired(NamedTuple):
 
 def read_expired(topic: Topic, found: Rows) -> Expired:
     """The rows of the query `expired_leases`."""
-    names = [FileName(topic, until, row, token, caller.decode()) for until, row, token, caller, _ in found]
+    names = [
+        FileName(topic, until, row, token, caller.decode("utf-8", "surrogateescape"))
+        for until, row, token, caller, _ in found
+    ]
     return Expired(names, read_pairs(tasks for *_, tasks in found))
 
 
 def read_pairs(files: Iterable[bytes]) -> list[Pair]:
-    """Those of all files together, by row."""
-    return sorted({pair for tasks in files for pair in _pairs.decode(tasks)})
+    """Those of all files together, by row. One that cannot be read, by another program's doing, holds nobody up."""
+    pairs: set[Pair] = set()
+    for tasks in files:
+        try:
+            pairs.update(_pairs.decode(tasks))
+        except msgspec.DecodeError as error:
+            _log.error("a row of the leases cannot be read (%s): what is lost of its tasks stays leased", error)
+    return sorted(pairs)
 
 
 def file(
@@ -97,7 +110,7 @@ def file(
 
 def file_anew(call: Call, expired: Expired, held: Sequence[StillLeased], there: Millis) -> list[bytes]:
     """The statements that put in the place of those files what is left of them, each file until its first is lost."""
-    if len(held) == len(expired.pairs) and min(one.wake for one in held) <= there:
+    if held and len(held) == len(expired.pairs) and min(one.wake for one in held) <= there:
         return []
     topic, lines = expired.names[0].topic, []
     held = sorted(held)
@@ -133,7 +146,7 @@ async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[To
     """What became of the tasks of these files; of each topic up to so many that are lost, locked."""
     statements = []
     for topic, files in expired.items():
-        holds = held(files.pairs)
+        holds = held(files.pairs or [_NOBODY])
         statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
     answers = await call.send(*statements)
     return {
