@@ -117,6 +117,20 @@ async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStor
     assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == list("0124")
 
 
+async def test_a_task_may_be_on_file_twice(url: str, open_store: OpensStore) -> None:
+    """One file is of the lease, the other of the time when it was to end sooner."""
+    store = await open_store(url)
+    [task] = (await five(store))[:1]
+    for until in (NOW + SECOND, NOW + HOUR):
+        assert await extend(store, task, until=until)
+    assert (await lease(store, 0, now=NOW + SECOND)).next_wake == NOW + SECOND
+    assert (await lease(store, 9, now=NOW + SECOND)).tasks == []
+    assert keys((await lease(store, 9, now=NOW + MINUTE, lasts=2 * HOUR)).tasks) == list("1234")
+    assert await on_file(url) == [(NOW + HOUR, 1), (NOW + HOUR, 1), (NOW + MINUTE + 2 * HOUR, 4)]
+    assert keys((await lease(store, 9, now=NOW + HOUR, lasts=2 * HOUR)).tasks) == ["0"]
+    assert len(await on_file(url)) == 2
+
+
 async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     await five(store)

@@ -41,7 +41,7 @@ _NOBODY: Pair = (0, 0)
 
 
 class FileName(NamedTuple):
-    """The primary key of a file. Row and token are those of its first task."""
+    """The primary key of a file. Row and token are those of its first task; `caller` is who wrote it, and when."""
 
     topic: Topic
     until: Millis
@@ -104,7 +104,7 @@ def file(
     for topic, pairs in topics.items():
         for first in range(0, len(pairs), _LARGEST):
             part = pairs[first : first + _LARGEST]
-            files.append((File(FileName(topic, until, *part[0], call.me), len(part)), part))
+            files.append((File(FileName(topic, until, *part[0], _caller(call)), len(part)), part))
     return _written(call, [(*one.name, _encode(part)) for one, part in files]), files
 
 
@@ -116,9 +116,14 @@ def file_anew(call: Call, expired: Expired, held: Sequence[StillLeased], there: 
     held = sorted(held)
     for first in range(0, len(held), _LARGEST):
         part = held[first : first + _LARGEST]
-        name = FileName(topic, part[0].wake, part[0].row, part[0].token, call.me)
+        name = FileName(topic, part[0].wake, part[0].row, part[0].token, _caller(call))
         lines.append((*name, _encode([(one.row, one.token) for one in part])))
     return [*close(call, expired.names), *_written(call, lines)]
+
+
+def _caller(call: Call) -> str:
+    """A task may be on file twice, and be the first in both: so what each call files has a name of its own."""
+    return f"{call.me}:{call.number}"
 
 
 def _written(call: Call, lines: Sequence[tuple[Any, ...]]) -> list[bytes]:

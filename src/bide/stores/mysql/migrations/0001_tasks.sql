@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     token  bigint NOT NULL,
     caller varbinary(64) NOT NULL,
     tasks  longblob NOT NULL,
-    -- row and token: those of its first task
+    -- row and token: those of its first task; caller: who wrote the row, and in which call
     PRIMARY KEY (topic, until, `row`, token, caller)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
