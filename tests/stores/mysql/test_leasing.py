@@ -69,13 +69,13 @@ def a_file(left: int, topic: str = "t") -> File:
 def test_rows_are_remembered_until_they_are_settled() -> None:
     rows, one, two, file = LeasedRows(), leased("1", 5), leased("2", 5, group="g"), a_file(9)
     rows.leased([8, 7], [one, two], [file, file])
-    assert rows.of([done(one), done(two)]) == Settling([(7, 5, True, file), (8, 5, False, file)], True, [])
-    assert rows.of([done(one)]) == Settling([], False, [])
+    assert rows.of([done(one), done(two)]) == Settling([(7, 5, True, file), (8, 5, False, file)], True, {file: 2}, [])
+    assert rows.of([done(one)]) == Settling([], False, {}, [])
     rows.leased([8], [one], [file])
-    assert rows.of([done(leased("1", 6))]) == Settling([], False, []), "by another token"
+    assert rows.of([done(leased("1", 6))]) == Settling([], False, {}, []), "by another token"
     rows.leased([7], [two], [file])
     assert rows.of([done(one), done(one), done(two)]).complete is False, "twice"
-    assert rows.of([done(one), done(two)]) == Settling([], False, [])
+    assert rows.of([done(one), done(two)]) == Settling([], False, {}, [])
 
 
 def test_a_file_ends_with_the_settlement_of_its_last_task() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from bide.core.instants import Millis
@@ -14,6 +16,7 @@ _MOST = 10_000
 
 Row = tuple[int, Token, bool, File]
 """The number of a row, the token of its lease, whether the task has a group, and where the lease is on file."""
+_number, _file = itemgetter(0), itemgetter(3)
 
 
 class Settling(NamedTuple):
@@ -23,6 +26,8 @@ class Settling(NamedTuple):
     """Of each that was leased here by the token it is to be settled with, sorted."""
     complete: bool
     """Whether that is all of them."""
+    files: Mapping[File, int]
+    """How many there are of each file."""
     emptied: list[FileName]
     """The files of which nothing is left then."""
 
@@ -31,9 +36,9 @@ class Settling(NamedTuple):
 
         Those of which nothing is left, although that was not to be seen from here: others were under way too.
         """
-        for *_, file in self.rows:
-            file.left -= 1
-        return sorted({file.name for *_, file in self.rows if file.left == 0}.difference(self.emptied))
+        for file, count in self.files.items():
+            file.left -= count
+        return sorted({file.name for file in self.files if file.left == 0}.difference(self.emptied))
 
 
 class LeasedRows:
@@ -59,17 +64,16 @@ class LeasedRows:
         new, old = self._new, self._old
         for one in outcomes:
             name = (one.topic, one.key)
-            row = new.get(name) or old.get(name)
-            if row is not None and row[1] == one.token:
-                found.append(row)
-                new.pop(name, None)
-                old.pop(name, None)
-        found.sort(key=_by_number)
-        counts: dict[File, int] = {}
-        for *_, file in found:
-            counts[file] = counts.get(file, 0) + 1
-        emptied = [file.name for file, count in counts.items() if count == file.left]
-        return Settling(found, len(found) == len(outcomes), emptied)
+            for rows in (new, old):
+                row = rows.get(name)
+                if row is not None and row[1] == one.token:
+                    found.append(row)
+                    del rows[name]
+                    break
+        found.sort(key=_number)
+        files = Counter(map(_file, found))
+        emptied = [file.name for file, count in files.items() if count == file.left]
+        return Settling(found, len(found) == len(outcomes), files, emptied)
 
     def settled(self, known: Iterable[Settling]) -> None:
         """These were committed, with their files left as they are."""
@@ -81,7 +85,3 @@ class LeasedRows:
         """Files of which nothing is left, and at which nobody has looked before `since`. They are forgotten."""
         over, self._over = self._over, []
         return [name for name in over if name.until > since]
-
-
-def _by_number(row: Row) -> int:
-    return row[0]

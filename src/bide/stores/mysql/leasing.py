@@ -110,7 +110,7 @@ async def lease(
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
-    full = sum(1 for record in leased.tasks) >= sum(max(want, 0) for want in wants.values())
+    full = len(leased.tasks) >= sum(max(want, 0) for want in wants.values())
     expected.became(0 if full else leased.next_wake)
     return leased
 
@@ -163,6 +163,7 @@ async def _lease(
                 until = there + lasts
                 for row, token in zip(dues, tokens, strict=True):
                     tasks.append(lifecycle.lease(record_of(row), there, until, holder, token))
+                remember.leased(numbers, tasks, _files(numbers, files))  # if it comes to nothing, nobody settles them
 
             answers = await call.send(
                 *statements, *heads, *end, commits=bool(dues) or call.again, meanwhile=make_records
@@ -171,7 +172,6 @@ async def _lease(
             floors.failed(topics)
             depths.failed(depth, time.monotonic() - began)
             raise
-        remember.leased(numbers, tasks, _files(numbers, files))
         wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=depth.thorough)
         if any(found.get(topic) for topic in room):
             wake = there + lasts if wake is None else min(wake, there + lasts)
@@ -328,9 +328,9 @@ def _note(
     floors.emptied([topic for topic in room if counts[topic] > 0], there)
     reached: dict[Topic, tuple[Millis, int]] = {}
     for topic in counts.keys() - set(room):
-        waited = [(row[AT], row[ROW]) for row in found[topic] if row[STATE] == _WAITING]
-        if waited:
-            reached[topic] = max(waited)
+        last = next((row for row in reversed(found[topic]) if row[STATE] == _WAITING), None)
+        if last is not None:
+            reached[topic] = (last[AT], last[ROW])
     floors.reached({topic: wake for topic, (wake, _) in reached.items()})
     for topic, (wake, row) in reached.items():
         expected.reached(topic, wake, row, there)

@@ -138,14 +138,14 @@ async def settle(
     return answers
 
 
-_NOTHING = Settling([], False, [])
+_NOTHING = Settling([], False, {}, [])
 
 
 async def _settle_done(lane: Runs, known: Settling, now: Millis | None) -> list[bool]:
     """Raises Fewer, and settles none, unless all are held by these tokens."""
 
     count = len(known.rows)
-    holds = held((row, token) for row, token, *_ in known.rows)
+    holds = held((row, token) for row, token, _, _ in known.rows)
     grouped = [row for row, _, grouped, _ in known.rows if grouped]
 
     async def delete(call: Call) -> list[bool]:
