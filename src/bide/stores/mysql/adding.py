@@ -242,7 +242,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
 
     async def decide(call: Call) -> list[Answer]:
         decided: list[Any] = [None] * len(tasks)
-        created: list[int] = []
+        created: set[int] = set()
         begin = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
         highest: Token = 0
         for number, part in enumerate(parts):
@@ -264,10 +264,10 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
             statements = writes.statements(call)
             if free:
                 statements += _insertion(call, tasks, free, now)
-                created += free
+                created.update(free)
             last = number == len(parts) - 1
             if last:
-                kept = [None if place in set(created) else answer for place, answer in enumerate(decided)]
+                kept = [None if place in created else answer for place, answer in enumerate(decided)]
                 above = Code(b"GREATEST(%d, %b)" % (highest, _highest(call, now)))
                 statements += call.pass_gate(above, _encode(kept))
             if statements:
