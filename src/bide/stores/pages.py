@@ -86,10 +86,11 @@ async def _live(reads: Reads, where: Filter, start: Place, enough: int) -> list[
     before = LATEST if where.wake_before is None else where.wake_before
     states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
     pages = [await reads.by_time(start.topic, state, after, before, enough) for state in states if state.live]
-    return list(merge(*pages, key=_by_wake_at))
+    return list(merge(*pages, key=by_wake_at))
 
 
-def _by_wake_at(found: Located) -> tuple[Millis, int]:
+def by_wake_at(found: Located) -> tuple[Millis, int]:
+    """The order of what lives."""
     return found[1].wake_at, found[0]
 
 

@@ -60,7 +60,7 @@ from bide.testing.store_moves import (
     filters,
     new_tasks,
     settlements,
-)  # fmt: skip
+)
 from bide.testing.store_suite.acts import place
 
 Answered = TypeVar("Answered")

@@ -31,7 +31,7 @@ from bide.testing.store_suite.acts import (
     put,
     retry,
     see,
-)  # fmt: skip
+)
 
 
 async def on_file(url: str) -> list[tuple[int, int]]:

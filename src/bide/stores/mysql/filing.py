@@ -22,6 +22,7 @@ from bide.core.instants import Millis
 from bide.core.records import Token, Topic
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call
+from bide.stores.mysql.sizes import slices
 from bide.stores.mysql.statements import Code, Quote, held, literal
 from bide.stores.mysql.statements import rows as tuples
 
@@ -31,11 +32,10 @@ AT_ONCE = 32
 """Files that one look takes."""
 
 _log = logging.getLogger("bide.mysql")
-_encode = msgspec.msgpack.encode
-_pairs = msgspec.msgpack.Decoder(list[tuple[int, int]])
-
 Pair = tuple[int, Token]
 """The number of a row, and the token of its lease."""
+_encode = msgspec.msgpack.encode
+decode_pairs = msgspec.msgpack.Decoder(list[Pair]).decode
 _NOBODY: Pair = (0, 0)
 """No task has this row."""
 
@@ -61,7 +61,7 @@ class File:
 
 
 class StillLeased(NamedTuple):
-    """A task of a file that is still leased by that lease."""
+    """A task of a file that is still leased by that lease: a row of the query `still_leased`."""
 
     wake: Millis
     row: int
@@ -90,7 +90,7 @@ def read_pairs(files: Iterable[bytes]) -> list[Pair]:
     pairs: set[Pair] = set()
     for tasks in files:
         try:
-            pairs.update(_pairs.decode(tasks))
+            pairs.update(decode_pairs(tasks))
         except msgspec.DecodeError as error:
             _log.error("a row of the leases cannot be read (%s): what is lost of its tasks stays leased", error)
     return sorted(pairs)
@@ -100,22 +100,21 @@ def file(
     call: Call, topics: Mapping[Topic, Sequence[Pair]], until: Millis
 ) -> tuple[list[bytes], list[tuple[File, Sequence[Pair]]]]:
     """The statements that file what was leased of each topic, and the files with their tasks."""
-    files: list[tuple[File, Sequence[Pair]]] = []
-    for topic, pairs in topics.items():
-        for first in range(0, len(pairs), _LARGEST):
-            part = pairs[first : first + _LARGEST]
-            files.append((File(FileName(topic, until, *part[0], _caller(call)), len(part)), part))
+    files = [
+        (File(FileName(topic, until, *part[0], _caller(call)), len(part)), part)
+        for topic, pairs in topics.items()
+        for part in slices(pairs, _LARGEST)
+    ]
     return _written(call, [(*one.name, _encode(part)) for one, part in files]), files
 
 
-def file_anew(call: Call, expired: Expired, held: Sequence[StillLeased], there: Millis) -> list[bytes]:
+def file_anew(call: Call, expired: Expired, left: Sequence[StillLeased], there: Millis) -> list[bytes]:
     """The statements that put in the place of those files what is left of them, each file until its first is lost."""
-    if held and len(held) == len(expired.pairs) and min(one.wake for one in held) <= there:
+    left = sorted(left)
+    if left and len(left) == len(expired.pairs) and left[0].wake <= there:
         return []
     topic, lines = expired.names[0].topic, []
-    held = sorted(held)
-    for first in range(0, len(held), _LARGEST):
-        part = held[first : first + _LARGEST]
+    for part in slices(left, _LARGEST):
         name = FileName(topic, part[0].wake, part[0].row, part[0].token, _caller(call))
         lines.append((*name, _encode([(one.row, one.token) for one in part])))
     return [*close(call, expired.names), *_written(call, lines)]
@@ -147,20 +146,7 @@ def these_files(names: Iterable[FileName], quote: Quote) -> Code:
     )  # fmt: skip
 
 
-async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Found]:
-    """What became of the tasks of these files; of each topic up to so many that are lost, locked."""
-    statements = []
-    for topic, files in expired.items():
-        holds = held(files.pairs or [_NOBODY])
-        statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
-    answers = await call.send(*statements)
-    return {
-        topic: Found([StillLeased(wake, row, token, at) for row, token, wake, at in still], lost)
-        for topic, still, lost in zip(expired, answers[::2], answers[1::2], strict=True)
-    }
-
-
-class Found(NamedTuple):
+class Remains(NamedTuple):
     """What became of the tasks of files."""
 
     held: list[StillLeased]
@@ -168,13 +154,25 @@ class Found(NamedTuple):
     lost: Rows
 
 
+async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
+    """What became of the tasks of these files; of each topic up to so many that are lost, locked."""
+    statements = []
+    for topic, files in expired.items():
+        holds = held(files.pairs or [_NOBODY])
+        statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
+    answers = await call.send(*statements)
+    return {
+        topic: Remains([StillLeased(*one) for one in still], lost)
+        for topic, still, lost in zip(expired, answers[::2], answers[1::2], strict=True)
+    }
+
+
 async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
     """All of a topic that is leased, by when the lease ends; as much work as is under way."""
     [files] = await call.send(call.write("leases", topic=topic))
     pairs = read_pairs(tasks for (tasks,) in files)
     found: list[StillLeased] = []
-    for first in range(0, len(pairs), _LARGEST):
-        holds = held(pairs[first : first + _LARGEST])
-        [still] = await call.send(call.write("still_leased", held=holds))
-        found += [StillLeased(wake, row, token, at) for row, token, wake, at in still]
+    for part in slices(pairs, _LARGEST):
+        [still] = await call.send(call.write("still_leased", held=held(part)))
+        found += [StillLeased(*one) for one in still]
     return sorted(found)

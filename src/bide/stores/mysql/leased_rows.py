@@ -31,14 +31,10 @@ class Settling(NamedTuple):
     emptied: list[FileName]
     """The files of which nothing is left then."""
 
-    def settled(self) -> list[FileName]:
-        """The leases are over: each is settled, or was not held any more. If that is not known, the files stay.
-
-        Those of which nothing is left, although that was not to be seen from here: others were under way too.
-        """
+    def settled(self) -> None:
+        """The leases are over: each is settled, or was not held any more. If that is not known, the files stay."""
         for file, count in self.files.items():
             file.left -= count
-        return sorted({file.name for file in self.files if file.left == 0}.difference(self.emptied))
 
 
 class LeasedRows:
@@ -78,8 +74,8 @@ class LeasedRows:
     def settled(self, known: Iterable[Settling]) -> None:
         """These were committed, with their files left as they are."""
         for one in known:
-            self._over += one.settled()
-            self._over += one.emptied
+            one.settled()
+            self._over += [file.name for file in one.files if file.left == 0]
 
     def over(self, since: Millis) -> list[FileName]:
         """Files of which nothing is left, and at which nobody has looked before `since`. They are forgotten."""

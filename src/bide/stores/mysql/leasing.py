@@ -20,7 +20,7 @@ from bide.stores.floors import SLACK, Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.filing import AT_ONCE as FILES
-from bide.stores.mysql.filing import Expired, File, Pair, close, file, file_anew, look_up, read_expired
+from bide.stores.mysql.filing import Expired, File, Pair, close, decode_pairs, file, file_anew, look_up, read_expired
 from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
@@ -34,7 +34,6 @@ _LATER: Millis = 20
 
 _WAITING = CODES[State.WAITING]
 _encode = msgspec.msgpack.encode
-_holds = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
 
 Row = Sequence[Any]
@@ -338,7 +337,7 @@ def _note(
 
 async def _again(row: Repeated, call: Call) -> Leased:
     """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
-    tokens: dict[int, int] = dict(_holds.decode(row.answer or b"\x90"))
+    tokens = dict(decode_pairs(row.answer or b"\x90"))
     held: dict[int, Record] = {}
     if tokens:
         [rows] = await call.send(call.write("tasks_by_rows", these=these(sorted(tokens))))

@@ -284,11 +284,10 @@ async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts:
         statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
         for topic, holds in asked:
             keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
-            statements.append(
-                call.write("file_shortened", topic=topic, keys=keys, holds=pairs, lasts=lasts, me=call.me)
-            )
-            statements.append(call.write("extend_leases", topic=topic, keys=keys, holds=pairs, lasts=lasts))
-            statements.append(call.write("held", topic=topic, keys=keys, holds=pairs))
+            named = {"topic": topic, "keys": keys, "holds": pairs}
+            statements.append(call.write("file_shortened", **named, lasts=lasts, me=call.me))
+            statements.append(call.write("extend_leases", **named, lasts=lasts))
+            statements.append(call.write("held", **named))
         [_, *answers] = await call.timed(*statements, *call.commit())
         return {
             (topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"), token)

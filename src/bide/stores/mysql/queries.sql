@@ -85,8 +85,8 @@ SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FO
 -- What was decided about locked rows, all at once: each is there, so none is inserted. What a transition cannot change
 -- (payload, options, group) is left as it is.
 INSERT INTO {task} (
-    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
-    created_at, wake_at, keep_until, options, payload
+    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
+    error, created_at, wake_at, keep_until, options, payload
 ) VALUES :rows
 ON DUPLICATE KEY UPDATE
     id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
@@ -97,15 +97,15 @@ ON DUPLICATE KEY UPDATE
 -- name: replace_tasks
 -- The same for new lives, which bring a payload of their own.
 INSERT INTO {task} (
-    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline, error,
-    created_at, wake_at, keep_until, options, payload, group_name
+    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
+    error, created_at, wake_at, keep_until, options, payload, group_name
 ) VALUES :rows
 ON DUPLICATE KEY UPDATE
     id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
     planned_at = VALUES(planned_at), attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses),
     token = VALUES(token), holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error),
-    created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until), options = VALUES(options), payload = VALUES(payload),
-    group_name = VALUES(group_name)
+    created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until),
+    options = VALUES(options), payload = VALUES(payload), group_name = VALUES(group_name)
 
 -- name: join_groups
 INSERT INTO {grouped} (`row`, group_name, topic, `key`) VALUES :rows
@@ -153,7 +153,7 @@ ORDER BY until LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: still_leased
 -- Of what was leased, what is: also if somebody has it locked.
-SELECT `row`, token, wake_at, at FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
+SELECT wake_at, `row`, token, at FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
 
 -- name: take_lost
 -- What a lost holder left. All of it is locked before it is sorted, which is one worker's work at most.
@@ -178,7 +178,8 @@ INSERT INTO {lease} (topic, until, `row`, token, caller, tasks)
 SELECT topic, @bide_now + :lasts, `row`, token, :me,
     UNHEX(CONCAT('9192CF', LPAD(HEX(`row`), 16, '0'), 'CF', LPAD(HEX(token), 16, '0')))
 FROM {task} FORCE INDEX (name)
-WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1 AND wake_at > @bide_now + :lasts
+WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
+    AND wake_at > @bide_now + :lasts
 ON DUPLICATE KEY UPDATE {lease}.until = {lease}.until
 
 -- name: extend_leases

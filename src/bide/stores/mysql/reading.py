@@ -15,7 +15,9 @@ from bide.stores.mysql.lane import Call, Runs
 from bide.stores.mysql.operations import look_up
 from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
 from bide.stores.mysql.statements import these
-from bide.stores.pages import LATEST, Located, read_page, topics_from
+from bide.stores.pages import LATEST, Located, by_wake_at, read_page, topics_from
+
+_ENDED = [state for state in STATES if not state.live]
 
 
 async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
@@ -68,9 +70,6 @@ async def _counted(
     ended = [_count(number, COUNTED) for number in numbers[len(intervals) :]]
     states = {State.WAITING: waiting[0], State.LEASED: _count(len(held), COUNTED)}
     return {**states, **dict(zip(_ENDED, ended, strict=True))}, waiting[1:]
-
-
-_ENDED = [state for state in STATES if not state.live]
 
 
 def _count(number: int, upto: int) -> Count:
@@ -141,11 +140,7 @@ class _Reads:
             return []
         rows = sorted(one.row for one in held[:most])
         [found] = await self._call.send(self._call.write("tasks_by_rows", these=these(rows)))
-        return sorted(_located(found), key=_by_end)
-
-
-def _by_end(found: Located) -> tuple[Millis, int]:
-    return found[1].wake_at, found[0]
+        return sorted(_located(found), key=by_wake_at)
 
 
 def _located(rows: Rows) -> list[Located]:
