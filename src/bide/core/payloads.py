@@ -24,7 +24,7 @@ _BYTES = (bytes, bytearray, memoryview)  # made once: a union made at each call 
 
 def encode_payload(value: object, limit: int = PAYLOAD_LIMIT) -> bytes:
     """`value` as bytes. O(size). Raises BadPayload when it cannot be encoded or is over `limit`."""
-    encoded = _encode(value)
+    encoded = value if type(value) is bytes else _encode(value)
     if len(encoded) > limit:
         raise BadPayload(
             "payload", f"{len(encoded)} bytes", f"at most {limit} bytes: store it elsewhere, send its name"

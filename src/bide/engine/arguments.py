@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypedDict
@@ -9,6 +10,7 @@ from typing import TypedDict
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, check_instant, duration, instant
 from bide.core.names import check_name, check_topic
+from bide.core.outcomes import one_due
 from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
 from bide.core.retry import RetryPolicy
 from bide.ports import Clock
@@ -62,6 +64,19 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
     """A (topic, key) pair."""
     topic, key = pair_of(ref)
     return Ref(check_topic(topic), check_name("key", key))
+
+
+def one_due_of(at: When | None, delay: Length | None, grain: Millis) -> Due:
+    """The one of `at` and `delay` that was given. For `grain` see `uncut`."""
+    if at is None and type(delay) is str:
+        return _in_so_long(delay, grain)
+    return uncut(one_due(at, delay), grain)
+
+
+@functools.lru_cache(maxsize=512)
+def _in_so_long(delay: str, grain: Millis) -> Due:
+    """Cached, since programs say the same few lengths over and over."""
+    return uncut(one_due(None, delay), grain)
 
 
 def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration
 from bide.core.names import check_name, check_topic, new_id
-from bide.core.outcomes import one_due
 from bide.core.records import At, Cancel, In, Move, Record, Redrive, State, Token, uncut
-from bide.engine.arguments import deadline_of
+from bide.engine.arguments import deadline_of, one_due_of
 from bide.engine.terms import Terms
 from bide.ports import Clock
 
@@ -22,7 +21,7 @@ def new_move(
     clock: Clock,
 ) -> Move:
     """Another time for a waiting task."""
-    due = uncut(one_due(at, delay), clock.grain)
+    due = one_due_of(at, delay, clock.grain)
     return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
 
 
@@ -33,8 +32,7 @@ def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
     """Never; remembered for as long as the terms say."""
-    check_topic(topic)  # before its retention is asked, which may count
-    check_name("key", key)
+    topic, key = check_topic(topic), check_name("key", key)  # before its retention is asked, which may count
     keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 

@@ -17,7 +17,6 @@ from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
-from bide.core.outcomes import one_due
 from bide.core.payloads import encode_payload
 from bide.core.records import (
     Cancel,
@@ -31,11 +30,10 @@ from bide.core.records import (
     Ref,
     Tally,
     Token,
-    uncut,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, pair_of, ref_of
+from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, one_due_of, pair_of, ref_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive, new_shift
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group
@@ -169,7 +167,7 @@ class Client(PauseVerbs):
         """
         check_topic(topic)
         self._check_payload(topic, payload)
-        due = uncut(one_due(at, delay), self.clock.grain)
+        due = one_due_of(at, delay, self.clock.grain)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
             topic,
