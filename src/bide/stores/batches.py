@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.errors import PartlyFailed
@@ -33,6 +33,8 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
     """
     names = [(one.topic, one.key) for one in asked]
     if len(set(names)) == len(names):
+        if len({topic for topic, _ in names}) == 1:  # texts are compared in a quarter of the time of pairs
+            return [sorted(range(len(names)), key=[key for _, key in names].__getitem__)]
         return [sorted(range(len(names)), key=names.__getitem__)]
     parts: list[dict[tuple[str, str], int]] = [{}]
     for place, name in enumerate(names):
@@ -46,29 +48,34 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
 
 
 class Conflicts:
-    """Whether keys of late were there already: while they were not, an insert need not be ready for it.
+    """Of which topics keys of late were there already: of the others an insert need not be ready for it.
 
     One that is not, and meets such a key, fails as a whole and leaves what it had inserted for vacuum to clean up. So
-    after one of those it is some batches before that is risked again.
+    after one of those it is some batches before that is risked again, with tasks of that topic.
     """
 
     __slots__ = ("_wary",)
     BATCHES = 100
+    TOPICS = 1_000
 
     def __init__(self) -> None:
-        self._wary = 0
+        self._wary: dict[Topic, int] = {}
 
-    @property
-    def likely(self) -> bool:
-        return self._wary > 0
+    def likely(self, tasks: Sequence[Named]) -> bool:
+        """Whether one of these may be there already."""
+        return bool(self._wary) and not self._wary.keys().isdisjoint({one.topic for one in tasks})
 
-    def met(self) -> None:
-        """A key was there already."""
-        self._wary = self.BATCHES
-
-    def missed(self) -> None:
-        """All keys of a batch were new."""
-        self._wary = max(0, self._wary - 1)
+    def met(self, tasks: Sequence[Named], taken: Iterable[Named]) -> None:
+        """Of these tasks of a batch those that were `taken` were there already."""
+        there = {one.topic for one in taken}
+        if self._wary:
+            for topic in {one.topic for one in tasks} - there:
+                left = self._wary.pop(topic, 1) - 1
+                if left:
+                    self._wary[topic] = left
+        if len(self._wary) >= self.TOPICS:
+            self._wary.clear()  # whoever names topics without end does not fill the memory
+        self._wary.update(dict.fromkeys(there, self.BATCHES))
 
 
 def slices(asked: Sequence[One]) -> list[Sequence[One]]:

@@ -33,8 +33,8 @@ class HeldTasks:
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
         """`answers` with a future in the place of each that says Held; `ask` is what is tried again."""
-        places = [place for place, answer in enumerate(answers) if type(answer) is Held]
-        if places:
+        if is_among(Held, answers):
+            places = [place for place, answer in enumerate(answers) if type(answer) is Held]
             loop = asyncio.get_running_loop()
             futures = [loop.create_future() for _ in places]
             for place, future in zip(places, futures, strict=True):
@@ -80,11 +80,16 @@ class HeldTasks:
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
 
+def is_among(kind: type, answers: Sequence[Any]) -> bool:
+    """Whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
+    return any(issubclass(one, kind) for one in set(map(type, answers)))
+
+
 async def together(answers: list[Any]) -> list[Any]:
     """All of them, those that come later waited for. Raises PartlyFailed."""
-    later = {place: answer for place, answer in enumerate(answers) if isinstance(answer, asyncio.Future)}
-    if not later:
+    if not is_among(asyncio.Future, answers):
         return answers
+    later = {place: answer for place, answer in enumerate(answers) if isinstance(answer, asyncio.Future)}
     await asyncio.wait(later.values())
     for place, future in later.items():
         answers[place] = future.exception() or future.result()

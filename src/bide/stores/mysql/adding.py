@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -34,54 +35,87 @@ _encode = msgspec.msgpack.encode
 _answers = msgspec.msgpack.Decoder(list[Answer | None])
 
 
+class _Batch:
+    """What is asked, and how it lies: that is found out once, while the server is at work if it can be."""
+
+    __slots__ = ("_about", "_tell", "parts", "tasks")
+
+    def __init__(self, tasks: Sequence[NewTask], about: Millis, tell: Tell) -> None:
+        _check_names(tasks)
+        self.tasks = tasks
+        self.parts: list[Places] = []
+        """See `rounds`; none yet before `look`."""
+        self._about = about
+        self._tell = tell
+
+    def look(self) -> None:
+        """Find out the parts, and tell of the first wake of each topic."""
+        if self.parts:
+            return
+        self.parts = rounds(self.tasks)
+        about, dues = self._about, dict[Topic, Millis]()
+        for new in self.tasks:
+            due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
+            if due < dues.get(topic, LAST_INSTANT + 1):
+                dues[topic] = due
+        self._tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
+
+    @property
+    def places(self) -> Places:
+        """All of them, after `look`. Raises Taken if a key comes twice."""
+        if len(self.parts) > 1:
+            raise Taken("a key comes twice in a batch")
+        return self.parts[0]
+
+
 async def add(
     lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    dues: dict[Topic, Millis] = {}
-    for new in tasks:
-        _check_names(new)
-        due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
-        if due < dues.get(topic, LAST_INSTANT + 1):
-            dues[topic] = due
-    tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
-    parts = rounds(tasks)
-    if len(parts) == 1 and not conflicts.likely:
-        try:
-            return await _add_new(lane, tasks, parts[0], now)
-        except Taken:
-            conflicts.met()
-    answers = await _add_looking(lane, tasks, parts, now)
-    if all(answer.result is Result.CREATED for answer in answers):
-        conflicts.missed()
-    else:
-        conflicts.met()
+    batch = _Batch(tasks, about, tell)
+    wary = conflicts.likely(tasks)
+    if wary or now is not None or len(tasks) < _MANY:
+        batch.look()
+    if len(batch.parts) <= 1 and not wary:
+        with suppress(Taken):
+            return await _add_new(lane, batch, now)
+    answers = await _add_looking(lane, tasks, batch.parts, now)
+    conflicts.met(
+        tasks, [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
+    )
     return answers
 
 
-def _check_names(new: NewTask) -> None:
-    text = f"{new.topic}{new.key}{new.id}{new.group or ''}"
+def _check_names(tasks: Sequence[NewTask]) -> None:
+    """All at once, as a rule."""
+    text = "".join([f"{new.topic}{new.key}{new.id}{new.group or ''}" for new in tasks])
     if text.isascii() and "\0" not in text:
         return
-    if "\0" in text:
-        raise BadInput("task", (new.topic, new.key, new.group), "names without NUL")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadInput("task", (new.topic, new.key, new.group), "text without lone surrogates") from None
+    for new in tasks:
+        text = f"{new.topic}{new.key}{new.id}{new.group or ''}"
+        if "\0" in text:
+            raise BadInput("task", (new.topic, new.key, new.group), "names without NUL")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadInput("task", (new.topic, new.key, new.group), "text without lone surrogates") from None
 
 
-async def _add_new(lane: Runs, tasks: Sequence[NewTask], places: Places, now: Millis | None) -> list[Answer]:
+async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
     """Insert all, or raise Taken and insert none: one packet, or of many tasks one that reads the clock before."""
+    tasks = batch.tasks
 
     async def insert(call: Call) -> list[Answer]:
-        opened = [*call.begin(now, len(places)), *([call.write("first_token")] if now is None else [])]
-        if now is not None or len(places) < _MANY or not call.utc:
+        opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
+        if now is not None or len(tasks) < _MANY or not call.utc:
+            batch.look()
+            places = batch.places
             statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
             answers = await call.timed(*statements, *call.pass_gate(_highest(call, now)), commits=True)
             [[(there, _)], tokens] = answers
             return _created([None] * len(tasks), tasks, places, there, tokens)
-        [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"))
+        [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
+        places = batch.places
         if first > micros:  # the clock was set back
             statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
             [tokens] = await call.send(*statements, commits=True)

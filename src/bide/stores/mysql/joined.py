@@ -112,8 +112,10 @@ class JoinedCall(Call):
                 raise found from error
             raise
 
-    async def timed(self, *statements: bytes, commits: bool = False) -> list[Rows]:
-        return await self.send(*statements, commits=commits)
+    async def timed(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> list[Rows]:
+        return await self.send(*statements, commits=commits, meanwhile=meanwhile)
 
 
 def code_of(error: BaseException) -> int | None:

@@ -115,10 +115,12 @@ class Call:
         self.sent = self.sent or commits
         return await self.connection.ask(_BETWEEN.join(statements), meanwhile)
 
-    async def timed(self, *statements: bytes, commits: bool = False) -> list[Rows]:
+    async def timed(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> list[Rows]:
         """The same, where the first rows are those of the query `clock`."""
         sent = time.monotonic()
-        answers = await self.send(*statements, commits=commits)
+        answers = await self.send(*statements, commits=commits, meanwhile=meanwhile)
         if self._lane.time is not None:
             self._lane.time.saw(answers[0][0][1], sent, time.monotonic())
         return answers

@@ -14,7 +14,7 @@ from bide.core.records import Topic
 from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts
 from bide.stores.floors import Floors
-from bide.stores.held import Held, HeldTasks
+from bide.stores.held import Held, HeldTasks, is_among
 from bide.stores.listeners import Listeners
 from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
@@ -63,6 +63,8 @@ class Opened:
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Any, *, patience: float) -> list[Any]:
         """`answers` with a future in the place of each that says Held."""
+        if not is_among(Held, answers):
+            return answers
         names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is Held]
 
         async def past(lane: Lane, part: Sequence[Any]) -> list[Any]:

@@ -52,7 +52,8 @@ async def add(
 
     async def insert_some(places: Places) -> None:
         arguments = _insertion(tasks, places)
-        form = "insert_tasks" if conflicts is None or conflicts.likely else "insert_tasks_all_new"
+        news = [tasks[place] for place in places]
+        form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
             rows = await call.timed(form, now, call.caller, call.number, *arguments, said)
@@ -66,15 +67,10 @@ async def add(
         try:
             await lane.run(insert, inserted, past=insert, adding=True)
         except Taken:
-            assert conflicts is not None
-            conflicts.met()
             form = "insert_tasks"
             await lane.run(insert, inserted, past=insert, adding=True)
         if conflicts is not None:
-            if rest:
-                conflicts.met()
-            else:
-                conflicts.missed()
+            conflicts.met(news, [tasks[place] for place in rest])
 
     async def add_again(places: Places) -> None:
         await _add_again(lane, tasks, places, answers, now, said)
