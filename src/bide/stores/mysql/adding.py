@@ -14,14 +14,14 @@ from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, NewTask, Result, State, Token, Topic
+from bide.core.records import At, Due, NewTask, Result, State, Token, Topic
 from bide.stores.batches import Conflicts, rounds
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.queries import returns_tokens
-from bide.stores.mysql.statements import Code, Quote
+from bide.stores.mysql.statements import Code, Quote, escaped, quoted
 from bide.stores.mysql.statements import rows as tuples
 
 _MANY = 32
@@ -173,31 +173,26 @@ def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis
 
 
 def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> list[bytes]:
-    """The same at a time that is known, with the token that a row has by itself."""
-    quote, latest = call.quote, LAST_INSTANT
+    """The same at a time that is known, with the token that a row has by itself, on a connection of our own."""
     deadlines, groups = any(new.deadline is not None for new in tasks), any(new.group is not None for new in tasks)
-    topics = {topic: quote(topic.encode()) for topic in {new.topic for new in tasks}}
+    topics = {topic: escaped(topic.encode()) for topic in {new.topic for new in tasks}}
+    times: dict[Due, bytes] = {}  # much is due together
     written = []
     for new in tasks:
-        due = min(max(new.due.millis if type(new.due) is At else there + new.due.millis, 0), latest)
+        when = new.due
+        if when not in times:
+            due = min(max(when.millis if type(when) is At else there + when.millis, 0), LAST_INSTANT)
+            times[when] = b"%d, %d, %d" % (max(due, there), due, there)
         more = b""
         if deadlines:
             more = b", NULL" if new.deadline is None else b", %d" % new.deadline
         if groups:
-            more += b", NULL" if new.group is None else b", " + quote(new.group.encode())
+            more += b", NULL" if new.group is None else b", " + quoted(new.group.encode())
+        names = escaped(f"{new.key}\0{new.id}".encode()).replace(b"\0", b"', '")
+        options = escaped(new.options) if new.options else b""
         written.append(
-            b"(%b, %b, %b, %b, %b, %d, %d, %d%b)"
-            % (
-                topics[new.topic],
-                quote(new.key.encode()),
-                quote(new.id.encode()),
-                quote(new.options) if new.options else b"''",
-                quote(new.payload),
-                max(due, there),
-                due,
-                there,
-                more,
-            )
+            b"('%b', '%b', '%b', '%b', %b%b)"
+            % (topics[new.topic], names, options, escaped(new.payload), times[when], more)
         )
     columns = f"{_NAMES}, {_TIMES}{', deadline' if deadlines else ''}{', group_name' if groups else ''}"
     return _inserting(call, columns, tasks, written)

@@ -23,9 +23,12 @@ class Code(bytes):
 
 def quoted(data: bytes) -> bytes:
     """For a connection whose character set is `binary` and whose SQL mode knows backslashes."""
-    if b"'" in data or b"\\" in data:
-        data = data.replace(b"\\", b"\\\\").replace(b"'", b"''")
-    return b"'" + data + b"'"
+    return b"'" + escaped(data) + b"'"
+
+
+def escaped(data: bytes) -> bytes:
+    """What stands between the quotes there."""
+    return data.replace(b"\\", b"\\\\").replace(b"'", b"''") if b"'" in data or b"\\" in data else data
 
 
 def in_hexadecimal(data: bytes) -> bytes:
