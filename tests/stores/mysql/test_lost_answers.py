@@ -15,7 +15,7 @@ from tests.stores.mysql.conftest import OpensStore
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, State
+from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Result, State
 from bide.stores.mysql import MySqlStore
 from bide.testing.proxy import Act, FaultProxy, PlannedFault
 from bide.testing.store_suite.acts import (
@@ -126,6 +126,25 @@ async def sweep(store: MySqlStore) -> None:
     await store.change([Cancel(one.topic, one.key) for one in there if one.state.live], now=NOW)
     await store.purge(now=KEPT, limit=1_000)
     assert await listed(store, Filter()) == []
+
+
+@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
+async def test_the_first_call_of_all_is_done_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
+    """The server does not know the caller yet: so whatever it was sent was not done."""
+    for place in range(20):
+        store = await through()
+        await sweep(store)
+        fault = proxy.fault(act, skip=place)
+        answers = await store.add([new("k")], now=NOW)
+        await proxy.heal()
+        assert [answer.result for answer in answers] == [Result.CREATED]
+        assert [one.key for one in await listed(store, Filter())] == ["k"]
+        await store.close()
+        if not fault.hits:
+            break
+    else:
+        raise AssertionError("the call has no end")
+    assert place >= 2, "nothing was cut"
 
 
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])

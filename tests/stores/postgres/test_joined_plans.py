@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from tests.servers.fixtures import StartsPostgres
 from tests.stores.postgres.conftest import OpensStore
 from tests.stores.postgres.test_queries import ARGUMENTS, Surveyed, offences
 
@@ -24,8 +25,12 @@ JOINED = (
 
 
 @pytest_asyncio.fixture
-async def callers(url: str) -> AsyncIterator[Any]:
-    """A connection as it is when nobody has set anything, to empty tables that nobody will analyze by himself."""
+async def callers(postgres_server: StartsPostgres) -> AsyncIterator[Any]:
+    """A connection as it is when nobody has set anything, to empty tables that nobody will analyze by himself.
+
+    To a server where nobody else is: after many changes of its catalogs a server makes every plan anew.
+    """
+    url = postgres_server().url
     await schema.migrate(url)
     address = address_of(url)
     made = await asyncpg.connect(address.dsn)

@@ -170,6 +170,7 @@ class Lane:
         self._silence = silence
         self._turn = asyncio.Lock()
         self._number = 0
+        self._introduced = False
         self._connection: Connection | None = None
         self._closed = False
 
@@ -231,7 +232,10 @@ class Lane:
                             return await repeated(row, call)
                         if not isinstance(found, Shut):
                             raise
-                    await self._introduce(call, maybe=maybe)
+                    if maybe and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
+                        raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+                    maybe = False  # to those without a row the gate is shut
+                    await self._introduce(call)
                     continue
             except (MySQLError, Broken, OSError, EOFError, TimeoutError, NotSent, Again, UnicodeError) as error:
                 found = meaning(error, self._address.shown, adding=adding)
@@ -272,10 +276,9 @@ class Lane:
             raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
         return Repeated(now, micros, answer)
 
-    async def _introduce(self, call: Call, *, maybe: bool) -> None:
+    async def _introduce(self, call: Call) -> None:
         """Make the caller's row, which is not there yet."""
-        if maybe:  # nobody heard of it for ten minutes, and its row was forgotten
-            raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+        self._introduced = True
         await call.send(call.write("new_caller", me=self.name, there=call.there))
 
     async def _connected(self) -> Connection:

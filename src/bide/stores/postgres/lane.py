@@ -202,6 +202,7 @@ class Lane:
         self._silence = silence
         self._turn = asyncio.Lock()
         self._number = 0
+        self._introduced = False
         self._connection: Any = None
         self._closed = False
 
@@ -252,10 +253,14 @@ class Lane:
                     try:
                         return await work(call)
                     except Shut:
-                        row = await self._look_back(call, maybe=maybe)
-                    if row is None or repeated is None:
-                        continue  # the caller was not known yet, and now is
-                    return await repeated(row, call)
+                        row = await self._look_back(call)
+                    if row is not None and repeated is not None:
+                        return await repeated(row, call)
+                    if maybe and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
+                        raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+                    maybe = False  # to those without a row the gate is shut
+                    await self._introduce(call)
+                    continue
             except Exception as error:
                 found = meaning(error, self._address.shown, adding=adding)
                 if isinstance(found, Locked) and past is not None:
@@ -298,21 +303,26 @@ class Lane:
             call.sent = False
         self.name, self._renew_at = name, self._number + CALLS_OF_A_ROW
 
-    async def _look_back(self, call: Call, *, maybe: bool) -> Row | None:
-        """What the gate was shut for: the row of a call that was done before; None where there was no row yet."""
+    async def _look_back(self, call: Call) -> Row | None:
+        """What the gate was shut for: the row of a call that was done before; None where there is no row."""
         await self._undo()
         call.begun = False
         rows = await call.fetch("repeated", self.name)
         if not rows:
-            if maybe:  # nobody heard of it for ten minutes, and its row was forgotten
-                raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
-            await call.fetch("new_caller", self.name)
             return None
         [row] = rows
         if row["number"] != call.number:
             raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
         found: Row = row
         return found
+
+    async def _introduce(self, call: Call) -> None:
+        """Make the caller's row, which is not there yet."""
+        self._introduced = True
+        try:
+            await call.fetch("new_caller", self.name)
+        finally:
+            call.sent = False
 
     async def _connected(self) -> Any:
         if self._closed:
