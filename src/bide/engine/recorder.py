@@ -8,6 +8,7 @@ from collections import deque
 
 from bide.core.errors import StoreError
 from bide.core.events import Event
+from bide.engine.acting import to_the_end
 from bide.ports import KeepsEvents, Store
 
 _log = logging.getLogger("bide.recorder")
@@ -23,6 +24,7 @@ class Recorder:
         self._events: deque[Event] = deque(maxlen=_MOST)
         self._due: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self.dropped = 0
 
     def note(self, event: Event) -> None:
@@ -40,16 +42,21 @@ class Recorder:
         self._task = asyncio.get_running_loop().create_task(self.flush(), name="bide recorder")
 
     async def flush(self) -> None:
-        """Write what there is now."""
-        if self._store is None or not self._events:
-            return
-        batch = list(self._events)
-        self._events.clear()
-        try:
-            await self._store.record(batch)
-        except StoreError as error:
-            self.dropped += len(batch)
-            _log.warning("%d events were not recorded: %s", len(batch), error)
+        """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""
+        if self._store is not None and (self._events or self._writing.locked()):
+            await to_the_end(self._flush(self._store))
+
+    async def _flush(self, store: KeepsEvents) -> None:
+        async with self._writing:
+            if not self._events:
+                return
+            batch = list(self._events)
+            self._events.clear()
+            try:
+                await store.record(batch)
+            except StoreError as error:
+                self.dropped += len(batch)
+                _log.warning("%d events were not recorded: %s", len(batch), error)
 
     async def close(self) -> None:
         if self._due is not None:
