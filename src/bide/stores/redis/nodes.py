@@ -19,6 +19,13 @@ from bide.stores.redis.errors import Lost, NotSent
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Link
 
+try:
+    from redis.driver_info import DriverInfo
+except ImportError:  # a redis-py that reads its own version once
+    _DRIVER: dict[str, Any] = {}
+else:  # one that reads it out of its package's metadata for every connection, which takes longer than all the rest
+    _DRIVER = {"driver_info": DriverInfo()}
+
 _log = logging.getLogger("bide.redis")
 
 
@@ -77,6 +84,7 @@ def make_connection(
         "protocol": 2,
         "client_name": "bide",
         "health_check_interval": 0,
+        **_DRIVER,
     }
     if address.path is not None:
         return UnixDomainSocketConnection(path=address.path, **options)
