@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from bide.core.instants import Millis
 
 _log = logging.getLogger("bide.stores")
 _DRIFT = 200e-6
 """Seconds that two clocks may part in a second; quartz keeps well within 100 ppm."""
+_LOOKS, _QUICK = 3, 0.1
+"""How often a clock is looked at until an answer comes within that many seconds."""
 
 
 class ServerTime:
@@ -44,6 +47,16 @@ class ServerTime:
             if low <= old_high and old_low <= high:  # else somebody set a clock
                 low, high = max(low, old_low), min(high, old_high)
         self._low, self._high, self._at = low, high, received
+
+    async def look(self, ask: Callable[[], Awaitable[int]]) -> None:
+        """`ask` what time it is there, in microseconds; again if that was slow, as when there was no connection yet."""
+        for _ in range(_LOOKS):
+            sent = self.clock()
+            micros = await ask()
+            received = self.clock()
+            self.saw(micros, sent, received)
+            if received - sent < _QUICK:
+                break
 
     def seconds(self) -> float:
         return time.monotonic() + (self._low + self._high) / 2

@@ -10,7 +10,6 @@ seen or was told of in its own process.
 
 from __future__ import annotations
 
-import time as steady
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -143,12 +142,11 @@ class MySqlStore:
         return self._opened
 
     async def _look_at_the_clock(self, opened: Opened) -> None:
-        async def work(call: Call) -> None:
-            sent = steady.monotonic()
+        async def ask(call: Call) -> int:
             [[(micros,)]] = await call.send(call.write("time", there=call.there))
-            opened.time.saw(micros, sent, steady.monotonic())
+            return int(micros)
 
-        await opened.lanes["read"].read(work)
+        await opened.time.look(lambda: opened.lanes["read"].read(ask))
 
     def _now(self, now: Millis) -> Millis | None:
         """What a statement is told: nothing where it is to look at the server's clock."""

@@ -7,7 +7,6 @@ one for each kind of call and one that listens, opened when first used, and up t
 
 from __future__ import annotations
 
-import time as steady
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -137,12 +136,11 @@ class PostgresStore:
         return self._opened
 
     async def _look_at_the_clock(self, opened: Opened) -> None:
-        async def work(call: Call) -> None:
-            sent = steady.monotonic()
+        async def ask(call: Call) -> int:
             [(micros,)] = await call.fetch("time")
-            opened.time.saw(micros, sent, steady.monotonic())
+            return int(micros)
 
-        await opened.lanes["read"].read(work)
+        await opened.time.look(lambda: opened.lanes["read"].read(ask))
 
     def _now(self, now: Millis) -> Millis | None:
         """What a statement is told: nothing where it is to look at the server's clock."""

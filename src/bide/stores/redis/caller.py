@@ -25,7 +25,7 @@ from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
 from bide.stores.redis.scripts import Script
-from bide.stores.redis.time import ServerTime
+from bide.stores.server_time import ServerTime
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 

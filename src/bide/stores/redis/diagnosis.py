@@ -9,7 +9,7 @@ from bide.stores.redis.layout import Layout
 from bide.stores.redis.nodes import Nodes
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.server import Server, server_of
-from bide.stores.redis.time import ServerTime
+from bide.stores.server_time import ServerTime
 
 _FULL = 0.8
 """Part of maxmemory from which on it is worth a warning."""

@@ -16,7 +16,7 @@ from bide.stores.redis.bodies import record_of, text_of
 from bide.stores.redis.caller import Call, Caller
 from bide.stores.redis.heads import CAP, GRACE, Heads, owned
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.time import ServerTime
+from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.redis")
 _STRAGGLES = 0.2

@@ -18,8 +18,8 @@ from bide.stores.redis.nodes import Nodes
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.scripts import script
 from bide.stores.redis.server import Server
-from bide.stores.redis.time import ServerTime
 from bide.stores.redis.wakes import Hearing
+from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
@@ -88,9 +88,12 @@ class Opened:
 
     async def look_at_the_clock(self) -> None:
         """Ask what time it is there. Every answer tells it; this is for the first time, and for whoever asks."""
-        sent = self.time.clock()
-        [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
-        self.time.saw(int(seconds) * 1_000_000 + int(micros), sent, self.time.clock())
+
+        async def ask() -> int:
+            [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
+            return int(seconds) * 1_000_000 + int(micros)
+
+        await self.time.look(ask)
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
 

@@ -18,7 +18,7 @@ from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, wh
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
-from bide.stores.redis.time import ServerTime
+from bide.stores.server_time import ServerTime
 
 _SCRIPTS: dict[str, str] = {}
 """Those that change nothing, by their hash."""

@@ -40,7 +40,7 @@ from bide.stores.redis.nodes import nodes_of
 from bide.stores.redis.opened import Opened
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.server import examine
-from bide.stores.redis.time import ServerTime, StoreClock
+from bide.stores.server_time import ServerTime, StoreClock
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""

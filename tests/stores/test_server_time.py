@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.stores.redis.time import ServerTime, StoreClock
+from bide.stores.server_time import ServerTime, StoreClock
 
 
 def seen(there: float, answers: list[tuple[float, float, float]]) -> ServerTime:
@@ -49,3 +49,25 @@ def test_the_clock_of_the_engine_does_not_care_what_this_machine_says(monkeypatc
     assert 1_700_000_000_000 <= clock.now() < 1_700_000_001_000
     assert clock.seconds_until(1_700_000_010_000) == pytest.approx(10, abs=0.5)
     assert known.skew < -1_600_000_000
+
+
+@pytest.mark.parametrize(("spans", "asked"), [([0.01], 1), ([2.0, 0.01], 2), ([2.0, 1.0, 3.0, 0.01], 3)])
+async def test_a_slow_look_is_repeated_a_few_times(
+    monkeypatch: pytest.MonkeyPatch, spans: list[float], asked: int
+) -> None:
+    """The first may have waited for a connection: it tells the time to within half of all that."""
+    moment, there, times = 100.0, 5000.0, 0
+
+    async def ask() -> int:
+        """Answered at once, and heard late."""
+        nonlocal moment, times
+        answer = int((moment + there) * 1e6)
+        moment += spans[times]
+        times += 1
+        return answer
+
+    monkeypatch.setattr(ServerTime, "clock", staticmethod(lambda: moment))
+    known = ServerTime()
+    await known.look(ask)
+    assert times == asked
+    assert abs(known.seconds() - time.monotonic() - there) <= min(spans[:asked]) / 2 + 0.01
