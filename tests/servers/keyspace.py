@@ -16,11 +16,15 @@ def delete_keys(url: str, part: str) -> int:
     `url` is redis://HOST:PORT/DB, redis+cluster://HOST:PORT,HOST:PORT or redis+sentinel://HOST:PORT,.../SERVICE/DB,
     each with user:password@ where one is needed. Raises `OSError`, `Refused`.
     """
-    return sum(_delete(master, part) for master in _masters(url))
+    deleted = 0
+    for master in masters_of(url):
+        with master:
+            deleted += _delete(master, part)
+    return deleted
 
 
-def _masters(url: str) -> Iterator[Connection]:
-    """A connection to each server that has keys of its own, logged in and with the database chosen."""
+def masters_of(url: str) -> Iterator[Connection]:
+    """A connection to each server that has keys of its own, logged in and with the database chosen; yours to close."""
     split = urlsplit(url)
     login, _, hosts = split.netloc.rpartition("@")
     addresses = [_address(host) for host in hosts.split(",")]
@@ -41,10 +45,10 @@ def _masters(url: str) -> Iterator[Connection]:
         assert isinstance(address, list)
         addresses = [(str(address[0]), int(str(address[1])))]
     for one in addresses:
-        with _connected([one], login) as master:
-            if path:
-                master.ask("SELECT", path[0])
-            yield master
+        master = _connected([one], login)
+        if path:
+            master.ask("SELECT", path[0])
+        yield master
 
 
 def _connected(addresses: list[tuple[str, int]], login: str) -> Connection:
