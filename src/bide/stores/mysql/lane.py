@@ -97,8 +97,15 @@ class Call:
         ]
 
     def read_clock(self, now: Millis | None) -> list[bytes]:
-        there = self.there if now is None else now * 1000
-        return [self.write("look_at_clock", there=there), self.write("tell_clock")]
+        """What time it is, for the statements that follow."""
+        return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
+
+    def look_at_clock(self, now: Millis | None) -> bytes:
+        """What time it is, for the caller alone."""
+        return self.write("look_at_clock", there=self._there(now))
+
+    def _there(self, now: Millis | None) -> Code | int:
+        return self.there if now is None else now * 1000
 
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
         """The statements that end a call if it is new, and fail if it is not. `micros`: its highest token."""

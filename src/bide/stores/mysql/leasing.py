@@ -372,7 +372,7 @@ async def _look(
         depth, began = _depth(call, floors, depths, topics, about), time.monotonic()
         heads = _heads(call, topics, depth._replace(head=depth.waiting))  # nothing else looks there
         try:
-            answers = await call.timed(*call.read_clock(now), call.write("clock"), *heads)
+            answers = await call.timed(call.look_at_clock(now), *heads)
         except BaseException:
             floors.failed(topics)
             depths.failed(depth, time.monotonic() - began)
