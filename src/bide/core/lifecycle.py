@@ -124,6 +124,8 @@ _SCHEDULE = {
     OnConflict.LATEST: Verb.LATEST,
     OnConflict.REFUSE: Verb.REFUSE,
 }
+_CREATED, _WAITING = Result.CREATED, State.WAITING
+"""Named once: looking up a member takes as long as making a record."""
 _SETTLE = {Verdict.DONE: Verb.DONE, Verdict.RETRY: Verb.RETRY, Verdict.DEFER: Verb.DEFER, Verdict.DEAD: Verb.DEAD}
 
 
@@ -136,7 +138,7 @@ def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Ans
     """Schedule `new` where `old` may be. The answer's record is the one to store if it carries `new.id`."""
     due_at = _clamp(new.due.resolve(now))
     if old is None:
-        return Answer(Result.CREATED, _born(new, due_at, now, token))
+        return Answer(_CREATED, _born(new, due_at, now, token))
     verb = _SCHEDULE[new.on_conflict]
     word, _ = TABLE[verb][old.state]
     if old.state is State.WAITING and (
@@ -236,7 +238,7 @@ def _clamp(millis: Millis) -> Millis:
 
 def _born(new: NewTask, due_at: Millis, now: Millis, token: Token) -> Record:
     return Record(
-        new.topic, new.key, new.id, new.group, State.WAITING, due_at, due_at if due_at > now else now, 0, 0, 0, 0,
+        new.topic, new.key, new.id, new.group, _WAITING, due_at, due_at if due_at > now else now, 0, 0, 0, 0,
         token, None, new.payload, new.options, new.deadline, None, now, None, None,
     )  # fmt: skip
 

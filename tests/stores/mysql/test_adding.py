@@ -68,6 +68,22 @@ async def test_each_is_there_as_it_was_answered(through: Opens) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["plain", "quote'", "back\\slash", "é"])
+@pytest.mark.parametrize("payload", [b"", bytes(set(range(256)) - set(b"'\\")), bytes(range(256))])
+@pytest.mark.parametrize("options", [b"", b"\xff'\\"])
+async def test_names_and_bytes_are_kept_as_they_are(through: Opens, name: str, payload: bytes, options: bytes) -> None:
+    """What needs no escaping in a part of a batch is not escaped; the last task is in the second part."""
+    store = await through(clock="server")
+    tasks = [NewTask("t", f"{name}{number}", new_id(), In(HOUR), payload=payload) for number in range(70)]
+    tasks.append(NewTask(f"t{name}", "last", new_id(), In(HOUR), payload=b"'", options=options, group=name))
+    answers = await store.add(tasks, now=_now())
+    found = await store.get([Ref(task.topic, task.key) for task in tasks])
+    assert found == [answer.record for answer in answers]
+    assert [(one.key, one.id, one.payload, one.options, one.group) for one in found if one is not None] == [
+        (task.key, task.id, task.payload, task.options, task.group) for task in tasks
+    ]
+
+
 async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
     store = await through(clock="server")
     tasks = _tasks()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,15 +22,14 @@ from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.queries import returns_tokens
-from bide.stores.mysql.statements import Code, Quote, escaped, quoted
+from bide.stores.mysql.statements import Code, Quote, escaped
 from bide.stores.mysql.statements import rows as tuples
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
 _FIRST_PART, _PART = 64, 512
-_NAMES = "topic, `key`, id, options, payload"
-_TIMES = "at, due_at, created_at"
-COLUMNS = f"{_NAMES}, token, {_TIMES}, deadline, group_name"
+_PLAIN = "topic, `key`, id, payload, at, due_at, created_at"
+COLUMNS = f"{_PLAIN}, options, token, deadline, group_name"
 
 _encode = msgspec.msgpack.encode
 _answers = msgspec.msgpack.Decoder(list[Answer | None])
@@ -38,27 +38,21 @@ _answers = msgspec.msgpack.Decoder(list[Answer | None])
 class _Batch:
     """What is asked, and how it lies: that is found out once, while the server is at work if it can be."""
 
-    __slots__ = ("_about", "_tell", "parts", "tasks")
+    __slots__ = ("parts", "plain", "tasks", "tell")
 
-    def __init__(self, tasks: Sequence[NewTask], about: Millis, tell: Tell) -> None:
-        _check_names(tasks)
+    def __init__(self, tasks: Sequence[NewTask], tell: Callable[[], None]) -> None:
         self.tasks = tasks
+        self.tell = tell
+        """Tells of the first wake of each topic, once is enough."""
+        self.plain = _check_names(tasks)
+        """Whether all names are ASCII without anything to escape."""
         self.parts: list[Places] = []
         """See `rounds`; none yet before `look`."""
-        self._about = about
-        self._tell = tell
 
     def look(self) -> None:
-        """Find out the parts, and tell of the first wake of each topic."""
-        if self.parts:
-            return
-        self.parts = rounds(self.tasks)
-        about, dues = self._about, dict[Topic, Millis]()
-        for new in self.tasks:
-            due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
-            if due < dues.get(topic, LAST_INSTANT + 1):
-                dues[topic] = due
-        self._tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
+        """Find out the parts."""
+        if not self.parts:
+            self.parts = rounds(self.tasks)
 
     @property
     def places(self) -> Places:
@@ -72,13 +66,14 @@ async def add(
     lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    batch = _Batch(tasks, about, tell)
+    batch = _Batch(tasks, partial(_tell_wakes, tasks, about, tell))
     wary = conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
         batch.look()
     if len(batch.parts) <= 1 and not wary:
         with suppress(Taken):
             return await _add_new(lane, batch, now)
+    batch.tell()
     answers = await _add_looking(lane, tasks, batch.parts, now)
     conflicts.met(
         tasks, [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
@@ -86,11 +81,20 @@ async def add(
     return answers
 
 
-def _check_names(tasks: Sequence[NewTask]) -> None:
-    """All at once, as a rule."""
+def _tell_wakes(tasks: Sequence[NewTask], about: Millis, tell: Tell) -> None:
+    dues: dict[Topic, Millis] = {}
+    for new in tasks:
+        due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
+        if due < dues.get(topic, LAST_INSTANT + 1):
+            dues[topic] = due
+    tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
+
+
+def _check_names(tasks: Sequence[NewTask]) -> bool:
+    """Whether all are ASCII without anything to escape. Raises BadInput. All are looked at at once, as a rule."""
     text = "".join([f"{new.topic}{new.key}{new.id}{new.group or ''}" for new in tasks])
     if text.isascii() and "\0" not in text:
-        return
+        return "'" not in text and "\\" not in text
     for new in tasks:
         text = f"{new.topic}{new.key}{new.id}{new.group or ''}"
         if "\0" in text:
@@ -99,6 +103,7 @@ def _check_names(tasks: Sequence[NewTask]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise BadInput("task", (new.topic, new.key, new.group), "text without lone surrogates") from None
+    return False
 
 
 async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
@@ -109,6 +114,7 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
         opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
         if now is not None or len(tasks) < _MANY or not call.utc:
             batch.look()
+            batch.tell()
             places = batch.places
             statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
             answers = await call.timed(*statements, *call.pass_gate(_highest(call, now)), commits=True)
@@ -117,10 +123,11 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
         [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
         places = batch.places
         if first > micros:  # the clock was set back
+            batch.tell()
             statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
             [tokens] = await call.send(*statements, commits=True)
             return _created([None] * len(tasks), tasks, places, there, tokens)
-        return await _insert_many(call, tasks, places, there)
+        return await _insert_many(call, batch, there)
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
@@ -128,8 +135,9 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
     return await lane.run(insert, inserted, adding=True, apart=True)
 
 
-async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, there: Millis) -> list[Answer]:
+async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]:
     """In parts: while the server writes one, the answers to the one before are made, and the next is put into words."""
+    tasks, places = batch.tasks, batch.places
     answers: list[Any] = [None] * len(tasks)
     sending: asyncio.Task[list[Any]] | None = None
     sent: Places = []
@@ -142,12 +150,14 @@ async def _insert_many(call: Call, tasks: Sequence[NewTask], places: Places, the
         while first < len(places):
             part, first, size = places[first : first + size], first + size, min(4 * size, _PART)
             last = first >= len(places)
-            statements = _insertion_of_plain(call, [tasks[place] for place in part], there)
+            statements = _insertion_at(call, [tasks[place] for place in part], there, plain=batch.plain)
             if last:
                 statements += call.pass_gate(_highest(call, None))
             tokens = await answered(sending)
             sending = asyncio.ensure_future(call.send(*statements, commits=last))
             await asyncio.sleep(0)  # it is written before anything else is done
+            if not sent:
+                batch.tell()
             _created(answers, tasks, sent, there, tokens)
             sent = part
         return _created(answers, tasks, sent, there, await answered(sending))
@@ -169,37 +179,47 @@ def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis
     if now is None:
         token = b"GREATEST(@bide_token, " + call.there + b")"
     news = [tasks[place] for place in places]
-    return _inserting(call, COLUMNS, news, [_new_row(new, call.quote, token, there) for new in news])
+    return _inserting(call, COLUMNS, news, b", ".join([_new_row(new, call.quote, token, there) for new in news]))
 
 
-def _insertion_of_plain(call: Call, tasks: Sequence[NewTask], there: Millis) -> list[bytes]:
-    """The same at a time that is known, with the token that a row has by itself, on a connection of our own."""
-    deadlines, groups = any(new.deadline is not None for new in tasks), any(new.group is not None for new in tasks)
-    topics = {topic: escaped(topic.encode()) for topic in {new.topic for new in tasks}}
-    times: dict[Due, bytes] = {}  # much is due together
+def _insertion_at(call: Call, tasks: Sequence[NewTask], there: Millis, *, plain: bool) -> list[bytes]:
+    """The same at a time that is known, with the token that a row has by itself, on a connection of our own.
+
+    `plain`: whether the names need no escaping. Rows are put together as text, in which a byte is a character
+    (Latin-1): what needs no escaping is in its row in a fifth of the time.
+    """
+    payloads = b"".join([new.payload for new in tasks])
+    whole = b"'" not in payloads and b"\\" not in payloads
+    options = {new.options for new in tasks} != {b""}
+    deadlines, groups = {new.deadline for new in tasks} != {None}, {new.group for new in tasks} != {None}
+    topics = {topic: _text(topic.encode()) for topic in {new.topic for new in tasks}}
+    times: dict[Due, str] = {}  # much is due together
     written = []
     for new in tasks:
         when = new.due
         if when not in times:
             due = min(max(when.millis if type(when) is At else there + when.millis, 0), LAST_INSTANT)
-            times[when] = b"%d, %d, %d" % (max(due, there), due, there)
-        more = b""
+            times[when] = f"{max(due, there)}, {due}, {there}"
+        key, life = (new.key, new.id) if plain else (_text(new.key.encode()), _text(new.id.encode()))
+        payload = new.payload.decode("latin-1") if whole else _text(new.payload)
+        more = f", '{_text(new.options)}'" if options else ""
         if deadlines:
-            more = b", NULL" if new.deadline is None else b", %d" % new.deadline
+            more += ", NULL" if new.deadline is None else f", {new.deadline}"
         if groups:
-            more += b", NULL" if new.group is None else b", " + quoted(new.group.encode())
-        names = escaped(f"{new.key}\0{new.id}".encode()).replace(b"\0", b"', '")
-        options = escaped(new.options) if new.options else b""
-        written.append(
-            b"('%b', '%b', '%b', '%b', %b%b)"
-            % (topics[new.topic], names, options, escaped(new.payload), times[when], more)
-        )
-    columns = f"{_NAMES}, {_TIMES}{', deadline' if deadlines else ''}{', group_name' if groups else ''}"
-    return _inserting(call, columns, tasks, written)
+            more += ", NULL" if new.group is None else f", '{_text(new.group.encode())}'"
+        written.append(f"('{topics[new.topic]}', '{key}', '{life}', '{payload}', {times[when]}{more})")
+    several = (", options", options), (", deadline", deadlines), (", group_name", groups)
+    columns = _PLAIN + "".join(column for column, some in several if some)
+    return _inserting(call, columns, tasks, ", ".join(written).encode("latin-1"))
 
 
-def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: list[bytes]) -> list[bytes]:
-    statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(b", ".join(rows)))]
+def _text(data: bytes) -> str:
+    """What stands between the quotes, a character for each byte."""
+    return escaped(data).decode("latin-1")
+
+
+def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: bytes) -> list[bytes]:
+    statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(rows))]
     grouped = [
         (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key)
         for number, new in enumerate(tasks)
@@ -229,7 +249,7 @@ def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
         at = due if millis >= 0 else there
     group = b"NULL" if new.group is None else quote(new.group.encode())
     return b"(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)" % (
-        topic, key, quote(new.id.encode()), quote(new.options), quote(new.payload), token, at, due, there,
+        topic, key, quote(new.id.encode()), quote(new.payload), at, due, there, quote(new.options), token,
         b"NULL" if new.deadline is None else b"%d" % new.deadline, group,
     )  # fmt: skip
 

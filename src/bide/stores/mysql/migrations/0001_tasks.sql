@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS {task} (
     holder      varbinary(255) NOT NULL
         DEFAULT x'000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000',
     error       mediumblob,
-    options     mediumblob NOT NULL,
+    options     mediumblob NOT NULL DEFAULT (''),
     payload     longblob NOT NULL,
     PRIMARY KEY (`row`),
     UNIQUE KEY name (topic, `key`),
