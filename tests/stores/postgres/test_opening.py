@@ -14,7 +14,7 @@ from bide.core.names import new_id
 from bide.core.records import Filter
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.lane import connect
+from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.queries import Names
 from bide.testing.store_suite.acts import keys, listed, new, put_one
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.lane import SESSION, connect
+from bide.stores.postgres.connecting import SESSION, connect
 from bide.stores.postgres.queries import Names, queries_of
 from bide.testing.store_suite.acts import NOW
 

@@ -25,70 +25,21 @@ from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
-from bide.core.errors import BadInput, OutcomeUnknown, StoreMismatch, StoreUnavailable
+from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.held import Held
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning, said
+from bide.stores.postgres.connecting import LANES, PLANNER, SESSION, connect
+from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.postgres")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 CALLS_OF_A_ROW = 256
 """How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""
+_SESSION = SESSION | LANES
+_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | LANES).items())
 T = TypeVar("T")
-Connection: Any = asyncpg.Connection
 Row = Sequence[Any]
-
-PLANNER = {
-    # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
-    # plans that are right for every size are allowed
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "jit": "off",
-}
-SESSION = {
-    **PLANNER,
-    # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
-    "plan_cache_mode": "force_generic_plan",
-    "default_transaction_isolation": "'read committed'",
-    # one whose process is gone without a word keeps its locks no longer
-    "idle_in_transaction_session_timeout": "5000",
-}
-_LANES = {
-    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
-    "lock_timeout": "30",
-}
-_LANE_SESSION = SESSION | _LANES
-_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _LANES).items())
-
-
-async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
-    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable, BadInput."""
-    try:
-        connection = await asyncpg.connect(
-            address.dsn,
-            timeout=within,
-            statement_cache_size=0 if address.pooled else 200,
-            server_settings={"application_name": "bide"},
-        )
-        if session and not address.pooled:  # else the next client would have these settings
-            # in a statement of their own, and not as the connection begins, where proxies refuse them
-            settings = "".join(f"SET {name} = {value};" for name, value in session.items())
-            try:
-                await connection.execute(settings, timeout=within)
-            except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
-                connection.terminate()
-                raise
-        return connection
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        found = meaning(error, address.shown)
-        if isinstance(found, Lost):
-            found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
-        raise found from error
-    except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
-        raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
 
 
 class Call:
@@ -328,7 +279,7 @@ class Lane:
         if self._closed:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._address, within=self._silence, session=_LANE_SESSION)
+            self._connection = await connect(self._address, within=self._silence, session=_SESSION)
         return self._connection
 
     async def _undo(self) -> None:

@@ -17,8 +17,8 @@ from bide.core.errors import StoreUnavailable
 from bide.stores.migrations import Migration, check_version, read_migrations, version_of
 from bide.stores.named_queries import read_statements
 from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import Lost, NotSent, meaning
-from bide.stores.postgres.lane import connect
 from bide.stores.postgres.queries import Names, queries_of
 
 _HERE = Path(__file__).parent / "migrations"

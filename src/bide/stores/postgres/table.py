@@ -24,8 +24,8 @@ from bide.core.table_source import STILL_DUE, Sql, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.connecting import PLANNER, connect
 from bide.stores.postgres.errors import Again, Lost, NotSent, meaning
-from bide.stores.postgres.lane import PLANNER, connect
 from bide.stores.postgres.table_times import TableTimes
 from bide.stores.server_time import ServerTime, StoreClock
 

@@ -20,9 +20,10 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.borrowed import Driver, driver_of
 from bide.stores.postgres.address import Address
+from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import Lost, NotSent, meaning
 from bide.stores.postgres.joined import JoinedVerbs, Joins, Known
-from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call, Lane, connect
+from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call, Lane
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""

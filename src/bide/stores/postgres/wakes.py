@@ -26,8 +26,9 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.postgres.address import Address
+from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import NotSent, said
-from bide.stores.postgres.lane import Call, Lane, connect
+from bide.stores.postgres.lane import Call, Lane
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0

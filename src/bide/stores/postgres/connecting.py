@@ -1,0 +1,93 @@
+"""A connection to the server: made, and set up for our statements."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import asyncpg
+
+from bide.core.errors import BadInput
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.errors import Lost, NotSent, meaning, said
+
+PLANNER = {
+    # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
+    # plans that are right for every size are allowed
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+SESSION = {
+    **PLANNER,
+    # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
+    "plan_cache_mode": "force_generic_plan",
+    "default_transaction_isolation": "'read committed'",
+    # one whose process is gone without a word keeps its locks no longer
+    "idle_in_transaction_session_timeout": "5000",
+}
+LANES = {
+    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
+    "lock_timeout": "30",
+}
+
+
+_BUILT_IN = 16_384
+"""Types below this number are the same in every database."""
+_ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
+"""Of boolean, bytea, smallint, integer and bigint: what our statements are told, and what they answer."""
+
+
+class _Asked(NamedTuple):
+    """In the place of a statement: the driver looks whether it had a name, or has undone what else has none."""
+
+    name: str = "of another connection"
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """Asks what arrays are once in a process, and not on each connection, for each statement with another one.
+
+    That takes three round trips, and the server longer than many calls; so the first call of its kind in a process is
+    done in half the time. Should the driver come to ask in another way, it asks each time.
+    """
+
+    _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
+
+    async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:
+        known, found = self._known
+        if known.issuperset(typeoids):
+            return found, _Asked()
+        found, statement = await super()._introspect_types(_ARRAYS.union(typeoids), timeout)
+        if max(typeoids) < _BUILT_IN:
+            _Connection._known = known | _ARRAYS.union(typeoids), [*self._known[1], *found]
+        return found, statement
+
+
+async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
+    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable, BadInput."""
+    try:
+        connection = await asyncpg.connect(
+            address.dsn,
+            timeout=within,
+            connection_class=_Connection,
+            statement_cache_size=0 if address.pooled else 200,
+            server_settings={"application_name": "bide"},
+        )
+        if session and not address.pooled:  # else the next client would have these settings
+            # in a statement of their own, and not as the connection begins, where proxies refuse them
+            settings = "".join(f"SET {name} = {value};" for name, value in session.items())
+            try:
+                await connection.execute(settings, timeout=within)
+            except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
+                connection.terminate()
+                raise
+        return connection
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        found = meaning(error, address.shown)
+        if isinstance(found, Lost):
+            found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
+        raise found from error
+    except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
+        raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
