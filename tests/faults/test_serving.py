@@ -83,6 +83,7 @@ MS = 1_000_000
 CREATED = Answered("schedule", "k", 9 * MS, 10 * MS, "created", 0, "one", 5, 100, True)
 ARRIVED = Arrived("k", "one", 20, 1, 1, 101 * MS, 101 * MS)
 MOVED = Answered("move", "k", 49 * MS, 50 * MS, "moved", 0, "one", 10, 200, True)
+MOVED_UNSEEN = replace(MOVED, result="finished (done)", unanswered=1, waiting=False, token=21, asked_for=60)
 CANCELLED = Answered("cancel", "k", 59 * MS, 60 * MS, "cancelled", 0, "one", 30, 100)
 CANCELLED_LATE = replace(CANCELLED, result="cancelled_while_leased", at=102 * MS)
 CANCELLED_BEFORE = replace(CANCELLED, result="finished (cancelled)", unanswered=1)
@@ -117,6 +118,14 @@ def late(arrived: Arrived, millisecond: int) -> Arrived:
         [replace(CREATED, result="failed", id="", token=0, wake_at=0, waiting=False), ARRIVED],
         [CREATED, replace(REPLACED, unanswered=1), replace(SECOND, id="three")],  # the first sending was the later one
         [replace(CREATED, result="kept", unanswered=1, waiting=False, token=30, at=110 * MS), ARRIVED],
+        [CREATED, MOVED_UNSEEN, late(ARRIVED, 60)],  # the answer that said so was lost
+        [CREATED, MOVED_UNSEEN, late(ARRIVED, 100)],  # it had not been done
+        [
+            CREATED,
+            replace(MOVED_UNSEEN, waiting=True, wake_at=99),
+            late(FAILED, 60),
+            replace(late(AGAIN, 99), effect="applied"),
+        ],
     ],
 )
 def test_a_right_history_passes(lines: Sequence[Line]) -> None:
@@ -138,6 +147,10 @@ def test_a_right_history_passes(lines: Sequence[Line]) -> None:
         ("early", [CREATED, replace(ARRIVED, wall=100 * MS - 1)]),
         ("early", [CREATED, MOVED, ARRIVED]),
         ("early", [CREATED, MOVED, late(FAILED, 201), late(ARRIVED, 199)]),
+        ("early", [CREATED, MOVED_UNSEEN, late(ARRIVED, 59)]),
+        ("early", [CREATED, replace(MOVED_UNSEEN, unanswered=0), late(ARRIVED, 60)]),
+        ("early", [CREATED, MOVED_UNSEEN, replace(MOVED, at=90 * MS), late(ARRIVED, 60)]),
+        ("early", [CREATED, replace(MOVED_UNSEEN, asked_at=70 * MS, at=80 * MS), late(ARRIVED, 60)]),
         ("fired_after_cancel", [CREATED, CANCELLED, ARRIVED]),
         ("fired_after_cancel", [CREATED, CANCELLED, replace(ARRIVED, token=31)]),
         ("fired_after_cancel", [CREATED, ARRIVED, CANCELLED_LATE, KILLED, AGAIN]),

@@ -10,7 +10,7 @@ up after it has applied the effect, or is slow. Then killing ends, and once noth
 answers and the deliveries say. Wrong is
 
 - lost: acknowledged, not cancelled, and without an effect of the life that was acknowledged last (P2)
-- early: arrived before the time that was acknowledged last (P1, P5)
+- early: arrived before the time that was acknowledged last, or asked for by an unanswered move since (P1, P5)
 - fired_after_cancel: arrived after the answer `cancelled`, or leased after either answer of a cancel (P4)
 - fired_after_move: arrived after the answer `moved`, and leased before it; fired_after_replace: a life that was leased
   after another had replaced it (P5)

@@ -37,6 +37,20 @@ class _Key:
             (one.unanswered and one.verb in ("schedule", "replace")) or one.result == "failed" for one in self.answers
         )
 
+    def planned(self, arrived: Arrived) -> list[int]:
+        """When it was to arrive, in milliseconds since the epoch: more than one time where that was not decided.
+
+        The time that was acknowledged last, and those that were asked for after it by a move that was also sent
+        without an answer: it may have been done then, and its answer be of what came later. None of an unknown life.
+        """
+        found: list[int] = []
+        for one in self.answers:
+            if one.id == arrived.id and one.waiting and one.token < arrived.token:
+                found = [one.wake_at]
+            elif found and one.verb == "move" and one.unanswered and one.asked_at < arrived.at:
+                found.append(one.asked_for)
+        return found
+
 
 class Judgement:
     """What the lines show; their order does not matter."""
@@ -110,18 +124,16 @@ class Judgement:
         for arrived in key.arrivals:
             if arrived.id not in lives and not undecided:
                 self._blame("strange_life", *key.answers, arrived)
-            planned: Answered | None = None
             for said in key.answers:
                 if said.id == arrived.id:
-                    planned = said if said.waiting and said.token < arrived.token else planned
                     if _after_cancel(said, arrived):
                         self._blame("fired_after_cancel", said, arrived)
                     if said.result == "moved" and arrived.token < said.token and arrived.at > said.at:
                         self._blame("fired_after_move", said, arrived)
                 elif said.result == "replaced" and lives.get(arrived.id, said.token) < said.token < arrived.token:
                     self._blame("fired_after_replace", said, arrived)
-            if planned is not None and arrived.wall < planned.wake_at * 1_000_000:
-                self._blame("early", planned, arrived)
+            if arrived.wall < min(key.planned(arrived), default=0) * 1_000_000:
+                self._blame("early", *key.answers, arrived)
 
     def _judge_effects(self, arrivals: Sequence[Arrived]) -> None:
         """The receiver, by its own words."""
@@ -140,7 +152,7 @@ class Judgement:
         lives: dict[str, list[Arrived]] = defaultdict(list)
         for one in key.arrivals:
             lives[one.id].append(one)
-        for id, arrivals in lives.items():
+        for arrivals in lives.values():
             for before, after in pairwise(arrivals):
                 # also before it arrived: what an instance had sent when it died is read after its death
                 killed = self._killed.get(before.instance, after.at) < after.at
@@ -151,9 +163,9 @@ class Judgement:
                 elif before.acknowledged:
                     self._blame("redelivered_unkilled", before, after)
             first = arrivals[0]
-            plans = [one for one in key.answers if one.id == id and one.waiting and one.token < first.token]
-            if plans:
-                late = first.wall / 1e6 - plans[-1].wake_at
+            plans = key.planned(first)
+            if len(plans) == 1:
+                late = first.wall / 1e6 - plans[0]
                 self.lateness.append(late)
                 if first.attempt == 1:
                     self.untouched.append(late)

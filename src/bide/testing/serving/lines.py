@@ -23,6 +23,8 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     """Milliseconds since the epoch."""
     waiting: bool = False
     error: str = ""
+    asked_for: int = 0
+    """Milliseconds since the epoch: a move can have moved the task to no earlier time, also one without an answer."""
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):

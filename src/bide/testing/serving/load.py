@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgspec
+from msgspec.structs import replace
 
 from bide.core.instants import instant, instant_text
 from bide.testing.serving.instances import TOPIC
@@ -176,11 +177,12 @@ class Load:
         """Earlier or later. Sending it again cannot mean another time: it names the instant, or the token."""
         earlier = self._chance.random() < 0.5
         delay = self._chance.uniform(0, 1) if earlier else self._chance.uniform(1, LONGEST_MOVED / 2)
+        earliest = time.time_ns() // 1_000_000 + int(delay * 1000)
         if self._chance.random() < 0.5:
-            ask: dict[str, object] = {"at": instant_text(time.time_ns() // 1_000_000 + int(delay * 1000))}
+            ask: dict[str, object] = {"at": instant_text(earliest)}
         else:
             ask = {"delay": round(delay, 3), "if_token": said.token}
-        return await self._ask("move", said.key, "PATCH", _path(said.key), msgspec.json.encode(ask))
+        return await self._ask("move", said.key, "PATCH", _path(said.key), msgspec.json.encode(ask), earliest)
 
     async def _cancel(self, said: Answered) -> None:
         """At a random moment, or about when it is due."""
@@ -194,7 +196,9 @@ class Load:
 
     # --- calls
 
-    async def _ask(self, verb: str, key: str, method: str, path: str, ask: bytes | None) -> Answered:
+    async def _ask(
+        self, verb: str, key: str, method: str, path: str, ask: bytes | None, asked_for: int = 0
+    ) -> Answered:
         """Of either instance, and of the other as long as there is no answer."""
         asked_at, unanswered = time.monotonic_ns(), 0
         place, problem = self._chance.randrange(len(self._urls)), ""
@@ -210,7 +214,7 @@ class Load:
                 at = time.monotonic_ns()
                 answer, status, problem = _answer(status, body, batch=method == "POST")
                 if answer is not None:
-                    said = _said(verb, key, asked_at, at, unanswered, answer)
+                    said = replace(_said(verb, key, asked_at, at, unanswered, answer), asked_for=asked_for)
                     self._note(said)
                     return said
                 if status < HTTPStatus.INTERNAL_SERVER_ERROR:
