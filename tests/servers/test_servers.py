@@ -25,6 +25,7 @@ from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.resp import Connection, Refused
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import OF_REDIS
+from tests.servers.stalls import watched
 from tests.servers.waiting import wait_until
 
 pytestmark = pytest.mark.faults
@@ -32,6 +33,16 @@ pytestmark = pytest.mark.faults
 
 def client(server: RedisServer) -> redis.Redis:
     return redis.Redis(host=HOST, port=server.port, decode_responses=True)
+
+
+def test_a_server_that_stands_still_is_seen_while_it_does(redis_server: StartsRedis) -> None:
+    server = redis_server()
+    with watched([Connection(HOST, server.port)]) as stalls:
+        server.pause()
+        time.sleep(0.3)
+        assert stalls.seconds > 0.2
+        server.resume()
+        wait_until(lambda: stalls._before > 0.2, "the round to be over")
 
 
 def test_what_was_acknowledged_survives_a_kill(redis_server: StartsRedis) -> None:

@@ -16,8 +16,9 @@ import pytest
 import pytest_asyncio
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.keyspace import delete_keys
+from tests.servers.keyspace import delete_keys, masters_of
 from tests.servers.redis_cluster import RedisCluster
+from tests.servers.stalls import Stalls, watched
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 
@@ -57,6 +58,13 @@ def shared_url(deployment: str, request: pytest.FixtureRequest) -> str:
     """Of servers that others use too, for tests that do nothing to them."""
     url: str = request.getfixturevalue(_SHARED[deployment])
     return url
+
+
+@pytest.fixture
+def server_stalls(shared_url: str) -> Iterator[Stalls]:
+    """How long the machine or one of these servers stood still during the test; see `stalls`."""
+    with watched(masters_of(shared_url)) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.servers.resp import Reply
+from tests.servers.stalls import Stalls
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 
@@ -45,7 +46,7 @@ async def test_a_worker_holds_only_what_it_runs(url: str) -> None:
         assert worker.stats.leased == 40
 
 
-async def test_nobody_waits_behind_what_is_slow_strange_or_nobodys(url: str) -> None:
+async def test_nobody_waits_behind_what_is_slow_strange_or_nobodys(url: str, server_stalls: Stalls) -> None:
     """P6: full slots of another topic, payloads that cannot be read, a flood that nobody works on."""
     client = Bide(RedisStore(url))
     app = Bide(RedisStore(url), concurrency=50)
@@ -79,7 +80,7 @@ async def test_nobody_waits_behind_what_is_slow_strange_or_nobodys(url: str) -> 
         assert len(busy) == 5
         assert worker.stats.leased <= 5 + 60 + 20, "nothing that is nobody's, and no more than there is room for"
         assert sorted(late)[10] < 0.1
-        assert max(late) < 0.5
+        assert max(late) < 0.5 + server_stalls.seconds
         go_on.set()
 
 

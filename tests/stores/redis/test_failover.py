@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.servers.redis_cluster import RedisCluster
+from tests.servers.stalls import Stalls
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
@@ -65,7 +66,9 @@ async def test_no_part_of_the_store_is_on_two_servers(own_cluster: RedisCluster,
 
 
 @in_a_cluster
-async def test_a_dead_node_fails_its_own_callers_only(own_cluster: RedisCluster, open_store: OpensStore) -> None:
+async def test_a_dead_node_fails_its_own_callers_only(
+    own_cluster: RedisCluster, open_store: OpensStore, stalls: Stalls
+) -> None:
     """No replica takes over: that part is unavailable once `patience` is over, and the others answer at once."""
     store = await open_store(own_cluster.url, silence=0.3, patience=1.0)
     by_part = parts(store, 300)
@@ -89,10 +92,10 @@ async def test_a_dead_node_fails_its_own_callers_only(own_cluster: RedisCluster,
         if part == mine:
             assert isinstance(error, StoreError)
             assert not isinstance(error, PartlyFailed)
-            assert 0.9 < seconds < 2.5
+            assert 0.9 < seconds < 2.5 + stalls.seconds
         else:
             assert error is None
-            assert seconds < 0.25
+            assert seconds < 0.25 + stalls.seconds
     everything = [new(f"{number}", due=In(0)) for number in range(300)]
     with pytest.raises(PartlyFailed) as partly:
         await store.add(everything, now=0)
@@ -156,7 +159,7 @@ async def test_what_a_slow_node_leases_too_late_is_given_back(
 @in_a_cluster
 @pytest.mark.parametrize("how", ["killed", "paused"])
 async def test_a_lease_does_not_wait_for_a_dead_node(
-    own_cluster: RedisCluster, open_store: OpensStore, how: str
+    own_cluster: RedisCluster, open_store: OpensStore, stalls: Stalls, how: str
 ) -> None:
     """What the other nodes have is handed out while one is away, whether it refuses or says nothing."""
     store = await open_store(own_cluster.url, silence=1.0)
@@ -175,7 +178,7 @@ async def test_a_lease_does_not_wait_for_a_dead_node(
         while got != alive:
             leased = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
             got |= {task.key for task in leased.tasks}
-            assert loop.time() - began < 1.0, f"{len(got)} of {len(alive)}"
+            assert loop.time() - began < 1.0 + stalls.seconds, f"{len(got)} of {len(alive)}"
         await asyncio.sleep(1.1)
         leased = await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
         assert leased.next_wake is None or leased.next_wake > leased.now, "and nobody asks without a pause"
