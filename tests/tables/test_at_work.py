@@ -145,9 +145,8 @@ async def test_firing_and_taking_back_at_once_a_thousand_times(place: Place) -> 
     count, taken_back = 1_000, set()
     app = await place.app()
     watch = app.watch(place.source(page=7))
-    begin = now() + 150
-    for number in range(1, count + 1):
-        await place.add(number, begin + number // 2)
+    begin = now() + 200
+    await place.add_each([begin + number // 2 for number in range(1, count + 1)])
     async with watching(app, watch):
         for number in range(1, count + 1):
             ahead = begin + number // 2 - now() + random.uniform(-3, 3)
