@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.errors import PartlyFailed
-from bide.core.instants import Millis
-from bide.core.records import Topic
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.records import At, NewTask, Topic
 
 AT_ONCE = 2_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
@@ -87,6 +87,17 @@ def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
     known = wakes.get(topic)
     if known is None or wake < known:
         wakes[topic] = wake
+
+
+def wakes_of(tasks: Sequence[NewTask], about: Millis) -> dict[Topic, Millis]:
+    """The earliest wake of each topic, if these are scheduled at about that time. O(tasks)."""
+    dues: dict[Topic, Millis] = {}
+    for new in tasks:
+        topic, due = new.topic, new.due
+        millis = due.millis if type(due) is At else about + due.millis
+        if millis < dues.get(topic, LAST_INSTANT + 1):
+            dues[topic] = millis
+    return {topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()}
 
 
 def gathered(answers: list[Any]) -> list[Any]:

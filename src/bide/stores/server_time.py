@@ -48,15 +48,20 @@ class ServerTime:
                 low, high = max(low, old_low), min(high, old_high)
         self._low, self._high, self._at = low, high, received
 
-    async def look(self, ask: Callable[[], Awaitable[int]]) -> None:
-        """`ask` what time it is there, in microseconds; again if that was slow, as when there was no connection yet."""
-        for _ in range(_LOOKS):
+    async def look(self, ask: Callable[[], Awaitable[int]]) -> int:
+        """`ask` what time it is there, in microseconds; again if that was slow, as when there was no connection yet.
+
+        The last answer.
+        """
+        looks = _LOOKS
+        while True:
             sent = self.clock()
             micros = await ask()
             received = self.clock()
             self.saw(micros, sent, received)
-            if received - sent < _QUICK:
-                break
+            looks -= 1
+            if received - sent < _QUICK or not looks:
+                return micros
 
     def seconds(self) -> float:
         return time.monotonic() + (self._low + self._high) / 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,8 +14,8 @@ from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, Due, NewTask, Result, State, Token, Topic
-from bide.stores.batches import Conflicts, rounds
+from bide.core.records import At, Due, NewTask, Result, State, Token
+from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.errors import Again, Taken, meaning
 from bide.stores.mysql.lane import Call, Repeated, Runs
@@ -66,7 +65,7 @@ async def add(
     lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    batch = _Batch(tasks, partial(_tell_wakes, tasks, about, tell))
+    batch = _Batch(tasks, lambda: tell(wakes_of(tasks, about)))
     wary = conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
         batch.look()
@@ -79,15 +78,6 @@ async def add(
         tasks, [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
     )
     return answers
-
-
-def _tell_wakes(tasks: Sequence[NewTask], about: Millis, tell: Tell) -> None:
-    dues: dict[Topic, Millis] = {}
-    for new in tasks:
-        due, topic = new.due.millis if type(new.due) is At else about + new.due.millis, new.topic
-        if due < dues.get(topic, LAST_INSTANT + 1):
-            dues[topic] = due
-    tell({topic: min(max(due, about), LAST_INSTANT) for topic, due in dues.items()})
 
 
 def _check_names(tasks: Sequence[NewTask]) -> bool:
@@ -114,18 +104,16 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
         opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
         if now is not None or len(tasks) < _MANY or not call.utc:
             batch.look()
-            batch.tell()
             places = batch.places
             statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
-            answers = await call.timed(*statements, *call.pass_gate(_highest(call, now)), commits=True)
-            [[(there, _)], tokens] = answers
+            statements += call.pass_gate(_highest(call, now))
+            [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.tell)
             return _created([None] * len(tasks), tasks, places, there, tokens)
         [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
         places = batch.places
         if first > micros:  # the clock was set back
-            batch.tell()
             statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
-            [tokens] = await call.send(*statements, commits=True)
+            [tokens] = await call.send(*statements, commits=True, meanwhile=batch.tell)
             return _created([None] * len(tasks), tasks, places, there, tokens)
         return await _insert_many(call, batch, there)
 
@@ -154,10 +142,9 @@ async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]
             if last:
                 statements += call.pass_gate(_highest(call, None))
             tokens = await answered(sending)
-            sending = asyncio.ensure_future(call.send(*statements, commits=last))
+            tell = None if sent else batch.tell
+            sending = asyncio.ensure_future(call.send(*statements, commits=last, meanwhile=tell))
             await asyncio.sleep(0)  # it is written before anything else is done
-            if not sent:
-                batch.tell()
             _created(answers, tasks, sent, there, tokens)
             sent = part
         return _created(answers, tasks, sent, there, await answered(sending))

@@ -254,9 +254,12 @@ class MySqlTable:
                 there = ", ".join(types)
                 raise SetupError(f"{where}: {source.table} has no column {column!r} ({field}); it has {there}")
         self._times = TableTimes(source, types[source.due.lower()])
-        sent = steady.monotonic()
-        [(micros,)] = await self._ask(connection, "SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) * 1000000 AS UNSIGNED)")
-        self._time.saw(int(micros), sent, steady.monotonic())
+
+        async def ask() -> int:
+            [(micros,)] = await self._ask(connection, _QUERIES["clock"])
+            return int(micros)
+
+        now = await self._time.look(ask) // 1000
         if self._by_server:
             self._time.warn_of_skew(where)
         conditions = {word.lower() for word in _WORD.findall(source.where)} & set(types)
@@ -271,7 +274,7 @@ class MySqlTable:
             self._names["by_id"] = f" FORCE INDEX ({_quoted(by_id)})"
         try:
             for query in ("head_beyond", "change"):
-                text, arguments = self._write(query, int(micros) // 1000, (), [0] if query == "change" else ())
+                text, arguments = self._write(query, now, (), [0] if query == "change" else ())
                 await self._ask(connection, f"EXPLAIN {text}", arguments)
         except MySQLError as error:
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error

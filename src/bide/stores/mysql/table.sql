@@ -25,6 +25,9 @@ UPDATE {table}{by_id} SET {changes} WHERE {id} IN ({ids}) AND {due} <= {cutoff} 
 -- UPDATE answers with no rows here, so what the changes leave due is asked for
 SELECT {id} FROM {table} WHERE {id} IN ({ids}) AND {due} <= {cutoff} AND ({where})
 
+-- name: clock
+SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) * 1000000 AS UNSIGNED)
+
 -- name: columns
 SELECT column_name, data_type FROM information_schema.columns
 WHERE table_schema = coalesce(%s, database()) AND table_name = %s ORDER BY ordinal_position

@@ -10,7 +10,7 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Result, Topic
-from bide.stores.batches import Conflicts, earliest, rounds
+from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.held import Held
 from bide.stores.postgres.errors import Taken
 from bide.stores.postgres.lane import Call, Row, Runs, Shut
@@ -44,10 +44,7 @@ async def add(
     answers: list[Any] = [None] * len(tasks)
     first, *later = rounds(tasks)
     rest: Places = []
-    wakes: dict[Topic, Millis] = {}
-    for new in tasks:
-        earliest(wakes, new.topic, min(max(new.due.resolve(about), about), LAST_INSTANT))
-    said = tell(wakes)
+    said = tell(wakes_of(tasks, about))
     tries = [_TRIES]
 
     async def insert_some(places: Places) -> None:

@@ -28,11 +28,6 @@ SESSION = {
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
-LANES = {
-    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
-    "lock_timeout": "30",
-}
-
 
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""

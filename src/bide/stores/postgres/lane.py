@@ -28,7 +28,7 @@ import asyncpg
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.held import Held
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import LANES, PLANNER, SESSION, connect
+from bide.stores.postgres.connecting import PLANNER, SESSION, connect
 from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning
 from bide.stores.server_time import ServerTime
 
@@ -36,8 +36,12 @@ _log = logging.getLogger("bide.postgres")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 CALLS_OF_A_ROW = 256
 """How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""
-_SESSION = SESSION | LANES
-_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | LANES).items())
+_PATIENCE = {
+    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
+    "lock_timeout": "30",
+}
+_SESSION = SESSION | _PATIENCE
+_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())
 T = TypeVar("T")
 Row = Sequence[Any]
 

@@ -307,12 +307,13 @@ class PostgresTable:
                 )
         self._id_type = types[source.id][0]
         self._times = TableTimes(source, types[source.due][0])
-        sent = steady.monotonic()
-        micros = await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-        self._time.saw(micros, sent, steady.monotonic())
+
+        async def ask() -> int:
+            return int(await connection.fetchval(_QUERIES["clock"], timeout=_SILENCE))
+
+        now = await self._time.look(ask) // 1000
         if self._by_server:
             self._time.warn_of_skew(where)
-        now = micros // 1000
         try:
             text, arguments = self._write("explained", now, ())
             async with connection.transaction():

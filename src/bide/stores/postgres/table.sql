@@ -26,6 +26,9 @@ ORDER BY {due} LIMIT {limit} FOR NO KEY UPDATE SKIP LOCKED
 UPDATE {table} SET {changes} WHERE {id} = ANY ({ids}) AND {due} <= {cutoff} AND ({where})
 RETURNING {id}, ({due} <= {cutoff} AND ({where})) IS TRUE
 
+-- name: clock
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
 -- name: columns
 SELECT attname, format_type(atttypid, NULL), format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
