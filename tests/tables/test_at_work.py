@@ -147,14 +147,14 @@ async def test_firing_and_taking_back_at_once_a_thousand_times(place: Place) -> 
     watch = app.watch(place.source(page=7))
     begin = now() + 200
     await place.add_each([begin + number // 2 for number in range(1, count + 1)])
-    async with watching(app, watch):
+    async with watching(app, watch) as loop:
         for number in range(1, count + 1):
             ahead = begin + number // 2 - now() + random.uniform(-3, 3)
             # also when late: a file answers at once, and the worker would have no turn at all
             await asyncio.sleep(max(ahead, 0) / 1000)
             if await place.changed(f"UPDATE {place.table} SET status = 1 WHERE id = $1 AND status = 2", number):
                 taken_back.add(number)
-        await asyncio.sleep(0.1)
+        await until(lambda: fired(loop, count - len(taken_back)))
     states = await place.states()
     assert {number for number, state in states.items() if state == (1, 0)} == taken_back
     assert {number for number, state in states.items() if state == (3, 1)} == set(states) - taken_back

@@ -14,8 +14,11 @@ import itertools
 import random
 import time
 from collections import Counter
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
+
+from tests.servers.stalls import Stalls, watched
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
 from bide.core.records import In, OnConflict, Record, Settlement
@@ -43,7 +46,7 @@ class Load:
         """By how many milliseconds a delivery came before its time."""
         self.errors: Counter[str] = Counter()
         self.gap = 0.0
-        """The longest time in which no schedule was acknowledged, in seconds."""
+        """The longest time in which no schedule was acknowledged, in seconds, less what the machine stood still."""
         self._stores = stores
         self._schedulers = schedulers
         self._workers = workers
@@ -52,7 +55,9 @@ class Load:
         self._numbers = itertools.count()
         self._scheduling: list[asyncio.Task[None]] = []
         self._working: list[asyncio.Task[None]] = []
-        self._latest = time.monotonic()
+        self._watched = ExitStack()
+        self._stalls = Stalls()
+        self._latest = 0.0
         self._stopping = False
 
     @property
@@ -61,7 +66,8 @@ class Load:
         return self.acknowledged - set(self.delivered)
 
     async def __aenter__(self) -> Self:
-        self._latest = time.monotonic()
+        self._stalls = self._watched.enter_context(watched())
+        self._latest = self._now()
         for store in self._stores:
             self._scheduling += [asyncio.create_task(self._schedule(store)) for _ in range(self._schedulers)]
             self._working += [asyncio.create_task(self._work(store, f"w{one}")) for one in range(self._workers)]
@@ -80,6 +86,7 @@ class Load:
             for task in (*self._scheduling, *self._working):
                 task.cancel()
             await asyncio.gather(*self._scheduling, *self._working, return_exceptions=True)
+            self._watched.close()
 
     def report(self) -> str:
         return (
@@ -109,8 +116,12 @@ class Load:
             await asyncio.sleep(_PAUSE)
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         self.gap, self._latest = max(self.gap, now - self._latest), now
+
+    def _now(self) -> float:
+        """By a clock that stands still with the machine."""
+        return time.monotonic() - self._stalls.seconds
 
     async def _work(self, store: RedisStore, holder: str) -> None:
         while True:
