@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lab.playing import keeps_its_word, named, setting_of, shows
@@ -60,14 +61,13 @@ async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
     rabbitmq_url: str, tmp_path: Path
 ) -> None:
     setting = setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)
-    due, moved = now() + 200, now() + 400
+    due, moved = now() + 1_000, now() + 1_400
     fired: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def effect(key: str, due: int) -> None:
         fired.put_nowait((key, due))
 
-    async with _ready(DelayLevels(setting)) as strategy:
-        consumer = asyncio.create_task(strategy.run("worker", effect))  # type: ignore[arg-type]
+    async with _ready(DelayLevels(setting)) as strategy, _consuming(strategy, effect):
         await strategy.schedule([Item("moved", due), Item("cancelled", due), Item("kept", due)])
         assert await strategy.reschedule(Item("moved", moved))
         assert await strategy.cancel("cancelled")
@@ -75,7 +75,37 @@ async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
         assert strategy.counts()["superseded_dropped"] == 2
         assert await strategy.left() == {"messages_left": 0, "queues": 19}
         assert not await strategy.reschedule(Item("kept", moved)), "it is done, so that it is too late"
+
+
+async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
+    rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would wait for ever for a connection to say goodbye on."""
+    monkeypatch.setattr("bide.lab.servers.rabbitmq._GOODBYE", 0.05)
+    fired = asyncio.Event()
+
+    async def effect(key: str, due: int) -> None:
+        fired.set()
+
+    strategy = DelayLevels(setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path))
+    async with AsyncExitStack() as ends:
+        ready = await ends.enter_async_context(_ready(strategy))
+        async with _consuming(ready, effect):
+            await strategy.schedule([Item("k", now())])
+            await fired.wait()
+            await ends.aclose()
+
+
+@asynccontextmanager
+async def _consuming(strategy: DelayLevels, effect: Any) -> AsyncIterator[None]:
+    """It is at work; in the end, whatever happened, it is not any more."""
+    consumer = asyncio.create_task(strategy.run("worker", effect))
+    try:
+        yield
+    finally:
         consumer.cancel()
+        await asyncio.wait([consumer], timeout=10)
+        assert consumer.cancelled()
 
 
 @asynccontextmanager

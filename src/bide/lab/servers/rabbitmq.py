@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bide.core.errors import MissingExtra
@@ -14,6 +15,8 @@ _WINDOW = 50
 """Messages that a consumer holds at once, each in a coroutine of its own."""
 _RECONNECT = 0.5
 """Seconds before a connection that was lost is made again."""
+_GOODBYE = 5.0
+"""Seconds to tell the broker that a consumer goes: the client waits for a connection, and for ever for one closed."""
 
 
 class Message(NamedTuple):
@@ -106,7 +109,9 @@ class RabbitMqStrategy(Strategy):
         try:
             await asyncio.Event().wait()
         finally:
-            await source.cancel(tag)
+            with suppress(TimeoutError):  # where there is no connection any more there is no consumer either
+                async with asyncio.timeout(_GOODBYE):
+                    await source.cancel(tag)
 
     async def clear(self) -> None:
         for name in self.queues():
