@@ -23,7 +23,7 @@ from tests.servers.stalls import Stalls, watched
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
 from bide.core.records import In, OnConflict, Record, Settlement
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import done, new
+from bide.testing.store_suite.acts import done, new, until
 
 TOPIC = "t"
 _PAUSE = 0.002
@@ -33,8 +33,15 @@ class Load:
     """`schedulers` and `workers` for each store. Leaving it stops the scheduling, and works off what is there."""
 
     def __init__(
-        self, *stores: RedisStore, schedulers: int = 4, workers: int = 2, lasts: int = 1_000, patience: float = 20.0
+        self,
+        *stores: RedisStore,
+        schedulers: int = 4,
+        workers: int = 2,
+        lasts: int = 1_000,
+        patience: float = 20.0,
+        least: int = 51,
     ) -> None:
+        """`least`: so many schedules are answered before it ends, on a slow machine too."""
         self.acknowledged: set[str] = set()
         """Keys whose schedule was answered."""
         self.delivered: Counter[str] = Counter()
@@ -52,6 +59,7 @@ class Load:
         self._workers = workers
         self._lasts = lasts
         self._patience = patience
+        self._least = least
         self._numbers = itertools.count()
         self._scheduling: list[asyncio.Task[None]] = []
         self._working: list[asyncio.Task[None]] = []
@@ -76,9 +84,11 @@ class Load:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping = True
         try:
             async with asyncio.timeout(self._patience):
+                if kind is None:
+                    await until(lambda: len(self.acknowledged) >= self._least, "a load")
+                self._stopping = True
                 await asyncio.gather(*self._scheduling)
                 if kind is None:
                     await self._empty()

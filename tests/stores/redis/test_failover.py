@@ -31,7 +31,7 @@ def told(load: Load, what: str) -> None:
 async def test_a_replica_takes_over(own_servers: Servers, open_store: OpensStore, replicas: int) -> None:
     query = f"&wait_replicas={replicas}"
     stores = [await open_store(own_servers.url, query=query, silence=0.5) for _ in range(2)]
-    async with Load(*stores) as load:
+    async with Load(*stores, least=101) as load:
         await asyncio.sleep(0.5)
         dead = await asyncio.to_thread(own_servers.fail_over)
         if own_servers.deployment == "cluster":

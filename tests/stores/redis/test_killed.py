@@ -22,7 +22,7 @@ async def test_a_killed_server_loses_nothing_that_was_acknowledged(servers: Serv
     times = {"single": 3, "sentinel": 2, "cluster": 1}[servers.deployment]
     stores = [await open_store(servers.url, silence=1.0) for _ in range(2)]
     with servers.patient():
-        async with Load(*stores) as load:
+        async with Load(*stores, least=101) as load:
             for _ in range(times):
                 await asyncio.sleep(0.4)
                 master = servers.masters[0]
