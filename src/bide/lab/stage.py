@@ -159,8 +159,8 @@ class Stage:
         return True
 
     async def rest(self, seconds: float = 0.3) -> None:
-        """Give what should not fire the time to do so."""
-        await asyncio.sleep(seconds)
+        """Give what should not fire the time to do so, and what was done the time to be met again."""
+        await asyncio.sleep(seconds + self.setting.span(self.strategy.again))
 
     def verdict(self, *, until: float | None = None) -> Verdict:
         """What all processes wrote down; what was due by `until` (seconds since the epoch) had to fire."""

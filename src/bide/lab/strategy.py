@@ -100,6 +100,8 @@ class Strategy:
     """Seconds of strategy time that have to pass besides, where it waits for a time-out of its own."""
     period: ClassVar[float] = 0.0
     """Seconds, not scaled, between two looks at what is due, where that is more than a moment."""
+    again: ClassVar[float] = 0.0
+    """Seconds of strategy time within which it meets what it has done once more, if it does at all."""
     direct: ClassVar[bool] = False
     """Whether its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
     shows: ClassVar[Sequence[str]] = ("steady",)

@@ -63,6 +63,7 @@ class Serial(MysqlStrategy):
     name = "S1-serial"
     title = "table scan, one post after another"
     precision = _PERIOD
+    again = _PERIOD
     tables: ClassVar[int] = 1
     shows: ClassVar[Sequence[str]] = ("steady", "burst", "idle", "two")
     flaws: ClassVar[Sequence[Flaw]] = (
