@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,9 @@ from tests.console.browser import Visitor, overflow, visitor
 from tests.console.hands import HANDS
 from tests.console.serving import Served, serving
 from tests.servers.fixtures import StartsRedis
+
+ANSWERED_AFTER = "performance.getEntriesByType('navigation')[0].responseEnd"
+"""Milliseconds from when the page was asked for, without the time that this machine takes to show it."""
 
 
 class Guarded(NamedTuple):
@@ -116,9 +118,8 @@ def test_a_store_that_does_not_answer_has_a_page_within_two_seconds_and_is_back_
         server.pause()
         with at.watch.expecting(503):
             for path in ("/tasks", "/topics"):
-                began = time.monotonic()
                 page = at.goto(path)
-                assert time.monotonic() - began < 2.5
+                assert page.evaluate(ANSWERED_AFTER) < 2_500, "milliseconds"
                 expect(page.get_by_role("alert")).to_contain_text("The store")
                 assert not overflow(page)
                 assert not violations(page, axe)
