@@ -46,7 +46,7 @@ class Repeated(NamedTuple):
 class Call:
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_lane", "_limit", "again", "connection", "number", "queries", "sent")
+    __slots__ = ("_ahead", "_lane", "_limit", "again", "connection", "number", "queries", "sent")
     utc = True
     """Whether the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
@@ -54,6 +54,7 @@ class Call:
 
     def __init__(self, lane: Lane, connection: Connection, number: int, limit: asyncio.Timeout, *, again: bool) -> None:
         """`limit`: when it is taken for lost."""
+        self._ahead: tuple[bytes, ...] = ()
         self._lane = lane
         self._limit = limit
         self.connection = connection
@@ -112,6 +113,10 @@ class Call:
         values = {"me": self.me, "number": self.number, "micros": micros, "answer": answer}
         return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
 
+    def begin_snapshot(self) -> None:
+        """What is sent from now on sees one state of the database. It takes no round trip of its own."""
+        self._ahead = self.write("snapshot"), self.write("begin_snapshot")
+
     def commit(self) -> list[bytes]:
         return [self.write("commit")]
 
@@ -120,6 +125,8 @@ class Call:
     ) -> list[Rows]:
         """One packet; the rows of each statement that has any. `meanwhile`: what to do until the answer comes."""
         self.sent = self.sent or commits
+        if self._ahead:
+            statements, self._ahead = (*self._ahead, *statements), ()
         return await self.connection.ask(_BETWEEN.join(statements), meanwhile)
 
     async def timed(

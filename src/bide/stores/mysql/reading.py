@@ -36,7 +36,7 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
     async def work(call: Call) -> Tally:
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        await begin(call)
+        call.begin_snapshot()
         spans = [] if edges is None else list(pairwise(edges))
         async for topic in topics_from(_Reads(call), Filter(), ""):
             states, intervals = await _counted(call, topic, spans, upto)
@@ -76,11 +76,6 @@ def _count(number: int, upto: int) -> Count:
     return Count(min(number, upto), number <= upto)
 
 
-async def begin(call: Call) -> None:
-    """A transaction that sees one state of the database throughout."""
-    await call.send(call.write("snapshot"), call.write("begin_snapshot"))
-
-
 async def find(lane: Runs, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
     order = order_of(where)
@@ -89,7 +84,7 @@ async def find(lane: Runs, where: Filter, page: Page) -> Found:
     async def work(call: Call) -> Found:
         if page.limit <= 0:
             return Found([], page.cursor)
-        await begin(call)
+        call.begin_snapshot()
         found = await read_page(_Reads(call), where, place, page.limit)
         await call.send(*call.commit())
         return found
