@@ -45,6 +45,10 @@ Opens = Callable[..., Awaitable[RedisStore]]
 Story = Callable[[RedisStore, Callable[[], None]], Awaitable[None]]
 """Prepares, says when the fault is to come, acts, and checks that the act was done once and answered right."""
 
+SOON, PATIENT = 0.5, 2.0
+"""Seconds without an answer: what is waited for where none comes, and longer than a busy machine holds anybody up.
+Whoever extends insists for no longer than that, and three pauses take 0.1 to 0.2 s."""
+
 
 def asks(kind: str) -> Callable[[bytes], bool]:
     """Whether a chunk carries a call of this kind."""
@@ -188,7 +192,7 @@ async def test_a_call_that_meets_a_fault_is_done_once(
     through: Opens, proxies: Proxies, kind: str, story: Story, act: Act
 ) -> None:
     """Cut before the call arrives; its answer lost; half-open, so that nothing ever comes."""
-    store = await through()
+    store = await through(silence=SOON if act is Act.HOLD else PATIENT)
     faults = []
     await story(store, lambda: faults.append(proxies.fault(act, when=asks(kind))))
     assert [fault.hits for fault in faults] == [1], "it has come about"
@@ -198,7 +202,7 @@ async def test_a_call_that_meets_a_fault_is_done_once(
 async def test_a_call_that_loses_three_answers_in_a_row_is_done_once(
     through: Opens, proxies: Proxies, kind: str, story: Story
 ) -> None:
-    store = await through(silence=2.0)  # whoever extends insists for no longer, and three pauses take 0.1 to 0.2 s
+    store = await through(silence=PATIENT)
     faults = []
     await story(store, lambda: faults.append(proxies.fault(Act.LOSE_REPLY, when=asks(kind), times=3)))
     assert [fault.hits for fault in faults] == [3]
@@ -209,7 +213,7 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
     through: Opens, proxies: Proxies, kind: str, story: Story
 ) -> None:
     """The connection ends in the middle of the answers: some are read, the others asked for again."""
-    store = await through()
+    store = await through(silence=PATIENT)
 
     def breaks() -> None:
         state = {"armed": False}
@@ -230,7 +234,7 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
 
 @stories_of_many
 async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, story: Story) -> None:
-    store = await through(silence=2.0)  # longer than a busy machine holds anybody up
+    store = await through(silence=PATIENT)
     await story(store, lambda: proxies.delay(0.02))
     assert all(caller.resent == 0 for caller in store._open().callers.values()), "nothing was given up"
 
