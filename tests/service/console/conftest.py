@@ -8,6 +8,24 @@ import pytest
 from tests.service.calling import Running
 from tests.service.console.browsing import Browser
 
+from bide.service.console import site
+
+_SHIPPED = site.PATIENCE
+
+
+@pytest.fixture(scope="package", autouse=True)
+def patient() -> Iterator[None]:
+    """A page waits for its store for longer than a machine stands still, which would be taken for a silent store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "PATIENCE", 20.0)
+        yield
+
+
+@pytest.fixture
+def shipped_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store is silent."""
+    monkeypatch.setattr(site, "PATIENCE", _SHIPPED)
+
 
 @pytest.fixture
 def browser(one: Running) -> Iterator[Browser]:

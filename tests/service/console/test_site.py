@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers.redis_server import RedisServer
+from tests.servers.stalls import watched
 from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page
 from tests.service.test_access import make
@@ -166,9 +167,10 @@ def together(*asks: Callable[[], Page]) -> list[Page]:
 
 
 def checked(browser: Browser, path: str, *texts: str, status: int = 503) -> Page:
-    began = time.monotonic()
-    page = browser.get(path)
-    assert time.monotonic() - began < SOON
+    with watched() as stalls:
+        began = time.monotonic()
+        page = browser.get(path)
+        assert time.monotonic() - began < SOON + stalls.seconds
     assert page.status == status, page
     for text in texts:
         assert text in page.text
@@ -199,6 +201,7 @@ def test_errors_of_the_store_are_pages(error: Exception, status: int, text: str)
 
 
 @pytest.mark.real_time
+@pytest.mark.usefixtures("shipped_patience")
 def test_a_slow_store_is_told_in_time() -> None:
     store = FaultyStore(MemoryStore())
     with running(store) as one:
@@ -221,6 +224,7 @@ def test_a_slow_store_is_told_in_time() -> None:
 
 @pytest.mark.faults
 @pytest.mark.real_time
+@pytest.mark.usefixtures("shipped_patience")
 def test_a_redis_that_stands_still(tmp_path: Path) -> None:
     """Also for whoever comes first: before any token was read."""
     server = RedisServer(tmp_path / "redis")
@@ -246,6 +250,7 @@ def test_a_redis_that_stands_still(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 @pytest.mark.real_time
+@pytest.mark.usefixtures("shipped_patience")
 def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path) -> None:
     """The first page needs to write the key of the sessions."""
     with running(f"sqlite:///{tmp_path}/tasks.db") as one:
