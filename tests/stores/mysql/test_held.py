@@ -19,6 +19,8 @@ from bide.stores.mysql.errors import Locked, meaning
 from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
 
 COUNT = 100
+SOON = 5.0
+"""Seconds, half of what a call goes on trying for: one wait, and nobody has waited for the end of that."""
 pytestmark = pytest.mark.real_time
 
 
@@ -53,7 +55,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 async def of_the_others(store: MySqlStore, batch: list[Any], verb: str, waits: list[BaseException]) -> list[Any]:
     """What a batch is answered after one wait; the one that is held up is still to come."""
-    answers: list[Any] = await getattr(store, f"{verb}_apart")(batch, now=NOW)
+    async with asyncio.timeout(SOON):
+        answers: list[Any] = await getattr(store, f"{verb}_apart")(batch, now=NOW)
     assert len(waits) == 1
     late = [answer for answer in answers if isinstance(answer, asyncio.Future)]
     assert len(late) == 1
@@ -118,7 +121,8 @@ async def test_leases_of_the_others_are_extended(url: str, open_store: OpensStor
     leases = [Lease(one.topic, one.key, one.token) for one in held]
     async with holding(url, "050"):
         with pytest.raises(PartlyFailed) as raised:
-            await store.extend(leases, now=NOW + 1000, until=NOW + 1000 + LEASE)
+            async with asyncio.timeout(SOON):
+                await store.extend(leases, now=NOW + 1000, until=NOW + 1000 + LEASE)
         assert len(waits) == 1
     answers = raised.value.answers
     assert isinstance(answers[50], StoreUnavailable)
@@ -150,7 +154,8 @@ async def test_callers_do_not_wait_for_one_another(url: str, waits: list[BaseExc
         calls: list[asyncio.Task[Any]] = []
         async with holding(url, "050"):
             calls = [asyncio.ensure_future(app.cancel("t", f"{number:03}")) for number in range(COUNT)]
-            await asyncio.wait([call for number, call in enumerate(calls) if number != 50])
+            async with asyncio.timeout(SOON):
+                await asyncio.wait([call for number, call in enumerate(calls) if number != 50])
             assert len(waits) == 1
             assert (await app.schedule("t", key="other", delay="1h")).ok
             await asyncio.sleep(2)
