@@ -15,6 +15,15 @@ from tests.servers.child import Child
 from tests.service.calling import Api
 
 _PATIENCE = 60.0
+_PATIENTLY = """
+from bide.cli import main
+from bide.service.console import site
+
+site.PATIENCE = 20.0
+main()
+"""
+"""`bide`, whose pages wait for their store for longer than a machine stands still, which would be taken for a silent
+store."""
 _SAID = re.compile(r"bide serve: (http://\S+) from")
 
 
@@ -40,10 +49,14 @@ class Served:
 
 
 @contextmanager
-def serving(store: str, folder: Path, *words: str) -> Iterator[Served]:
-    """`bide serve` on `store`, once it answers; its log is in `folder`. Raises `ServerFailed`."""
+def serving(store: str, folder: Path, *words: str, patient: bool = True) -> Iterator[Served]:
+    """`bide serve` on `store`, once it answers; its log is in `folder`. Raises `ServerFailed`.
+
+    `patient`: not where the store is to be silent.
+    """
     forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
-    command = ["env", *forgotten, sys.executable, "-m", "bide", "serve", "--store", store, "--port", "0", *words]
+    bide = ["-c", _PATIENTLY] if patient else ["-m", "bide"]
+    command = ["env", *forgotten, sys.executable, *bide, "serve", "--store", store, "--port", "0", *words]
     child = Child(command, folder / "serve.log")
     try:
         yield Served(_until_ready(child), store, child)

@@ -113,7 +113,7 @@ def test_a_store_that_does_not_answer_has_a_page_within_two_seconds_and_is_back_
     browser: Browser, redis_server: StartsRedis, axe: str, tmp_path: Path
 ) -> None:
     server = redis_server()
-    with serving(server.url, tmp_path) as served, visitor(browser, served.url) as at:
+    with serving(server.url, tmp_path, patient=False) as served, visitor(browser, served.url) as at:
         at.goto("/")
         server.pause()
         with at.watch.expecting(503):
