@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from asyncpg import InsufficientPrivilegeError
 from click.testing import CliRunner
 from tests.servers.postgres_server import ask
 
@@ -55,6 +56,28 @@ def test_a_schema_with_others_tables_is_not_touched(postgres_url: str, postgres_
         with pytest.raises(StoreMismatch, match="bide migrate"):
             asyncio.run(PostgresStore(place.url).open())
     assert ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.orders")[0][0] == 0
+
+
+def test_what_was_filled_in_is_written_down_before_anything_is_measured(postgres_url: str) -> None:
+    with place_of(postgres_url) as place:
+        [[filled]] = ask(postgres_url, "SELECT pg_current_wal_insert_lsn()::text")
+        place.flush()
+    assert ask(postgres_url, f"SELECT checkpoint_lsn >= '{filled}'::pg_lsn FROM pg_control_checkpoint()")[0][0]
+
+
+def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_url: str, postgres_schema: str) -> None:
+    ask(postgres_url, f"CREATE ROLE {postgres_schema} LOGIN")
+    ask(postgres_url, f"CREATE SCHEMA {postgres_schema} AUTHORIZATION {postgres_schema}")
+    url = f"{postgres_url.replace('//bide@', f'//{postgres_schema}@')}?schema={postgres_schema}"
+    try:
+        with pytest.raises(InsufficientPrivilegeError):
+            ask(url.partition("?")[0], "CHECKPOINT")
+        with place_of(url) as place:
+            place.flush()
+            assert not place.owned
+    finally:
+        ask(postgres_url, f"DROP OWNED BY {postgres_schema} CASCADE")
+        ask(postgres_url, f"DROP ROLE {postgres_schema}")
 
 
 @pytest.mark.parametrize("workload", ["schedule", "throughput", "change", "idle"])

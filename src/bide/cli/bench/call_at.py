@@ -13,6 +13,9 @@ import msgspec
 
 from bide.cli.bench.worker import loop_factory
 
+READY, GO = b"ready\n", b"go\n"
+"""What the process says when it has started, and what it waits for then."""
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """`count` timers, `rate` a second, each due `ahead` milliseconds after it is set."""
@@ -48,7 +51,9 @@ async def lateness(load: Load) -> list[float]:
 def main() -> None:
     load = msgspec.json.decode(sys.argv[1], type=Load)
     with asyncio.Runner(loop_factory=loop_factory(load.loop)) as runner:
-        os.write(1, msgspec.json.encode(runner.run(lateness(load))))
+        os.write(1, READY)
+        if sys.stdin.buffer.readline() == GO:
+            os.write(1, msgspec.json.encode(runner.run(lateness(load))))
 
 
 if __name__ == "__main__":

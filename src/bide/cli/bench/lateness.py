@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -42,6 +44,8 @@ async def lateness(plan: Plan) -> Report:
         async with stage(plan, *_WORKS) as (app, log):
             await fill(app, TOPIC, plan.pending, delay="1h", plan=plan)
             await fill(app, FLOOD, plan.flood, delay="0s", plan=plan)
+            if plan.pending or plan.flood:
+                plan.place.flush()
             for word in words:
                 suffix = f"_{word}" if plan.ahead == "all" and word != "2s" else ""
                 found, late = await _one(plan, app, log, word)
@@ -59,11 +63,11 @@ async def _one(plan: Plan, app: Bide, log: Log, word: str) -> tuple[Findings, li
         keys = await fill(app, TOPIC, count, delay="1h", plan=plan)
     else:
         keys = random_keys(count)
-    async with crew_of(plan, app, log, _WORKS) as crew:
+    async with crew_of(plan, app, log, _WORKS) as crew, _call_at(plan, count, ahead) as call_at:
         await crew.go()
         await asyncio.sleep(0.5)
         before = crew.settled
-        beside = asyncio.create_task(_call_at(plan, count, ahead))
+        beside = asyncio.create_task(_lateness_of(call_at))
         expected = await _schedule(plan, app, keys, word, ahead)
         await settled(crew, before + count, plan=plan, within=ahead / 1000 + 20, what=f"ahead {word}")
         late = await beside
@@ -98,22 +102,36 @@ async def _call(app: Bide, key: str, word: str) -> Answer:
     return await app.schedule(TOPIC, PAYLOAD, key=key, delay=AHEAD[word])
 
 
-async def _call_at(plan: Plan, count: int, ahead: int) -> list[float]:
-    """`loop.call_at` under the same load, in a process of its own; its lateness in milliseconds, sorted."""
+@asynccontextmanager
+async def _call_at(plan: Plan, count: int, ahead: int) -> AsyncIterator[Process]:
+    """A process that is ready to do the same with `loop.call_at`: its start would hold up what is measured."""
     load = Load(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", call_at_module.__file__, msgspec.json.encode(load).decode()),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        said, _ = await process.communicate()
+        assert process.stdout is not None
+        if await process.stdout.readline() != call_at_module.READY:
+            raise _ended(await process.wait())
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode:
-        raise BenchFault(f"the process for loop.call_at ended with {process.returncode}; what it wrote is above")
+
+
+async def _lateness_of(call_at: Process) -> list[float]:
+    """Under the same load, from now on; in milliseconds, sorted."""
+    said, _ = await call_at.communicate(call_at_module.GO)
+    if call_at.returncode:
+        raise _ended(call_at.returncode)
     return sorted(msgspec.json.decode(said, type=list[float]))
+
+
+def _ended(code: int) -> BenchFault:
+    return BenchFault(f"the process for loop.call_at ended with {code}; what it wrote is above")
 
 
 def _figures(found: Findings, call_at: list[float]) -> Mapping[str, float]:

@@ -121,6 +121,9 @@ class MysqlServer:
     def raw(self) -> RawMysql:
         return RawMysql(self._thread, self._url)
 
+    def flush(self) -> None:
+        """InnoDB writes at its own pace, and has no word for it."""
+
     def health(self) -> Mapping[str, int]:
         """Of the table of tasks with its indexes; and how many transactions are not purged yet, of all tables."""
         [[history]] = self._rows(

@@ -51,6 +51,11 @@ class Place:
         """What grows there in long use; of a server what it says of itself."""
         return {"bytes": self.size()} if self.server is None else self.server.health()
 
+    def flush(self) -> None:
+        """Have what was stored written down before something is measured."""
+        if self.server is not None:
+            self.server.flush()
+
     def size(self) -> int:
         """Bytes on disk, the file and what belongs to it; or those that the server uses."""
         if self.server is not None:

@@ -106,6 +106,9 @@ class RedisServer:
     def raw(self) -> RawRedis:
         return RawRedis(self)
 
+    def flush(self) -> None:
+        """It appends as it goes, and has nothing left to write."""
+
     def health(self) -> Mapping[str, int]:
         return {"used_bytes": self.size()}
 

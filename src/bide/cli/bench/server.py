@@ -78,6 +78,10 @@ class Server(Protocol):
         """Bytes that it uses: of the part, or of all where it does not say."""
         ...
 
+    def flush(self) -> None:
+        """Have it write down at once what it would write, of what was stored, while something is measured."""
+        ...
+
     def load(self) -> Load:
         """What it did so far."""
         ...
