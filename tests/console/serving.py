@@ -13,17 +13,17 @@ from pathlib import Path
 
 from tests.servers.child import Child
 from tests.service.calling import Api
+from tests.service.console.browsing import PATIENCE
 
-_PATIENCE = 60.0
-_PATIENTLY = """
+_STARTS_WITHIN = 60.0
+_PATIENTLY = f"""
 from bide.cli import main
 from bide.service.console import site
 
-site.PATIENCE = 20.0
+site.PATIENCE = {PATIENCE}
 main()
 """
-"""`bide`, whose pages wait for their store for longer than a machine stands still, which would be taken for a silent
-store."""
+"""`bide`, whose pages wait so long for their store."""
 _SAID = re.compile(r"bide serve: (http://\S+) from")
 
 
@@ -65,14 +65,14 @@ def serving(store: str, folder: Path, *words: str, patient: bool = True) -> Iter
 
 
 def _until_ready(child: Child) -> str:
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _STARTS_WITHIN
     while time.monotonic() < until:
         if not child.running:
             raise child.failed("ended while it started")
         if (said := _SAID.search(child.log.read_text(encoding="utf-8", errors="replace"))) and _ready(said[1]):
             return said[1]
         time.sleep(0.02)
-    raise child.failed(f"did not answer within {_PATIENCE:.0f} s")
+    raise child.failed(f"did not answer within {_STARTS_WITHIN:.0f} s")
 
 
 def _ready(url: str) -> bool:

@@ -9,6 +9,9 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+PATIENCE = 20.0
+"""Seconds that pages wait for their store in tests: longer than a machine stands still, which would be taken for a
+silent store."""
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.service.calling import Running
-from tests.service.console.browsing import Browser
+from tests.service.console.browsing import PATIENCE, Browser
 
 from bide.service.console import site
 
@@ -15,9 +15,9 @@ _SHIPPED = site.PATIENCE
 
 @pytest.fixture(scope="package", autouse=True)
 def patient() -> Iterator[None]:
-    """A page waits for its store for longer than a machine stands still, which would be taken for a silent store."""
+    """Where the store is not to be silent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site, "PATIENCE", 20.0)
+        patch.setattr(site, "PATIENCE", PATIENCE)
         yield
 
 

@@ -107,7 +107,7 @@ class RedisServer:
         return RawRedis(self)
 
     def flush(self) -> None:
-        """It appends as it goes, and has nothing left to write."""
+        """It appends as it goes; a rewrite of its file that has begun is left to itself."""
 
     def health(self) -> Mapping[str, int]:
         return {"used_bytes": self.size()}
