@@ -156,7 +156,7 @@ class Restarted(Workload):
         return super().why_not(strategy) or ("" if strategy.in_process else "its tasks are on a server: see killed")
 
     async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count, ahead = 500, 1_000
+        count, ahead = 500, 4_000  # none is due before all are there: a thread each takes a slow machine a second
         [player] = await stage.start()
         begin = now()
         stage.sound(await player.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4))
