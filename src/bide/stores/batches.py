@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.errors import PartlyFailed
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, NewTask, Topic
+from bide.core.records import At, Move, NewTask, Topic
 
 AT_ONCE = 2_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
@@ -89,8 +89,14 @@ def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
         wakes[topic] = wake
 
 
-def wakes_of(tasks: Sequence[NewTask], about: Millis) -> dict[Topic, Millis]:
-    """The earliest wake of each topic, if these are scheduled at about that time. O(tasks)."""
+def merge_earliest(wakes: dict[Topic, Millis], others: Mapping[Topic, Millis]) -> None:
+    """The same for several."""
+    for topic, wake in others.items():
+        earliest(wakes, topic, wake)
+
+
+def wakes_of(tasks: Sequence[NewTask | Move], about: Millis) -> dict[Topic, Millis]:
+    """The earliest wake of each topic, if these are scheduled, or moved, at about that time. O(tasks)."""
     dues: dict[Topic, Millis] = {}
     for new in tasks:
         topic, due = new.topic, new.due

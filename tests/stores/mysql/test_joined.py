@@ -15,9 +15,11 @@ import pytest_asyncio
 import sqlalchemy
 from tests.servers.fixtures import StartsMariaDb
 from tests.servers.mariadb_server import ask
+from tests.stores.mysql.conftest import OpensStore
 from tests.stores.mysql.connections import KINDS, Caller, account, by_asyncmy, by_django, by_pymysql, by_sqlalchemy
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable, Task
+from bide.core.records import At
 from bide.stores.mysql import MySqlStore, schema
 from bide.stores.mysql.address import address_of
 from bide.testing.proxy import Act, FaultProxy
@@ -303,3 +305,12 @@ async def test_a_commit_that_was_cut_is_known_to_be_done_or_not(
     else:
         raise AssertionError("the story has no end")
     assert place >= 2
+
+
+async def test_of_many_tasks_the_earliest_is_told(url: str, open_store: OpensStore) -> None:
+    """They are written in parts, of which the first has it."""
+    store = await open_store(url)
+    tasks = [new(str(number), due=At(NOW + number)) for number in range(501)]
+    async with store.transaction() as joined:
+        await joined.add(tasks, now=NOW)
+        assert joined.wakes == {"t": NOW}

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy
 from tests.servers.fixtures import StartsPostgres
+from tests.stores.postgres.conftest import OpensStore
 from tests.stores.postgres.connections import (
     KINDS,
     Caller,
@@ -26,9 +27,11 @@ from tests.stores.postgres.connections import (
 )
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable, Task
+from bide.core.records import At
+from bide.stores.batches import AT_ONCE
 from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
-from bide.testing.store_suite.acts import until
+from bide.testing.store_suite.acts import NOW, new, until
 
 
 class Shop:
@@ -416,6 +419,15 @@ async def test_a_worker_elsewhere_hears_of_it_at_the_commit(shop: Shop, kind: st
             await ending()
         async with asyncio.timeout(5):
             await started.wait()
+
+
+async def test_of_many_tasks_the_earliest_is_told(url: str, open_store: OpensStore) -> None:
+    """They are written in parts, of which the first has it."""
+    store = await open_store(url)
+    tasks = [new(str(number), due=At(NOW + number)) for number in range(AT_ONCE + 1)]
+    async with store.transaction() as joined:
+        await joined.add(tasks, now=NOW)
+        assert joined.wakes == {"t": NOW}
 
 
 async def test_a_rolled_back_wake_does_not_swallow_the_next(shop: Shop) -> None:

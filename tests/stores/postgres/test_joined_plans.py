@@ -18,8 +18,8 @@ from bide.stores.postgres.queries import Names, queries_of
 
 ROWS = 200_000
 JOINED = (
-    "insert_tasks", "lock_tasks", "write_tasks", "settle_done", "tasks_by_names", "page_by_name", "page_by_group",
-    "page_of_state_0", "next_topic", "next_topic_of_group",
+    "insert_tasks", "move_tasks", "lock_tasks", "write_tasks", "settle_done", "tasks_by_names", "page_by_name",
+    "page_by_group", "page_of_state_0", "next_topic", "next_topic_of_group",
 )  # fmt: skip
 """What a joined verb may run."""
 

@@ -64,6 +64,15 @@ async def moves(store: PostgresStore, now_it_fails: Callable[[], None]) -> Any:
     return [(answer.result, answer.was) for answer in answers]
 
 
+async def moves_alone(store: PostgresStore, now_it_fails: Callable[[], None]) -> Any:
+    await put(store, new("k", payload=b"\0\xff", group="g"), new("l"), new("m", deadline=NOW + 5))
+    await do(store, Move("t", "l", In(1)))
+    now_it_fails()
+    moves = [Move("t", key, In(HOUR)) for key in ("k", "nobody", "m", "l", "k")]
+    answers = await store.change(moves, now=NOW)
+    return [(one.result, one.was, one.record and (one.record.payload, one.record.group)) for one in answers]
+
+
 async def redrives(store: PostgresStore, now_it_fails: Callable[[], None]) -> Any:
     gone = await bring(store, State.DEAD)
     assert gone is not None
@@ -107,7 +116,7 @@ async def _held(store: PostgresStore) -> list[Record]:
     return (await lease(store, 5)).tasks
 
 
-STORIES: list[Story] = [schedules, replaces, moves, redrives, leases, settles, retries, extends]
+STORIES: list[Story] = [schedules, replaces, moves, moves_alone, redrives, leases, settles, retries, extends]
 
 
 async def told(story: Story, store: PostgresStore, now_it_fails: Callable[[], None]) -> Any:

@@ -36,6 +36,7 @@ INSERTED: tuple[Any, ...] = ([0, 0], [True, True], [], ["x", "y"], [], [b"", b""
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "insert_tasks": (NOW, "c", 1, *NAMES, *INSERTED),
     "insert_tasks_all_new": (NOW, "c", 1, *NEW, *INSERTED),
+    "move_tasks": (NOW, "c", 1, *NAMES, [NOW, 5], [False, True], [None, 1], [], []),
     "lock_tasks": (NOW, "c", 1, *NAMES),
     "lock_tasks_past": (NOW, "c", 1, *NAMES),
     "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import Conflicts, earliest
+from bide.stores.batches import Conflicts, merge_earliest
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
@@ -201,11 +202,10 @@ class JoinedVerbs:
         async def work(call: Call) -> None:
             whole = _Whole(call)
             for part in slices(asked, _AT_ONCE):
-                answers.extend(await operation(whole, part, there, joins.about(now), wakes.update))
+                answers.extend(await operation(whole, part, there, joins.about(now), partial(merge_earliest, wakes)))
 
         await self._savepoint(work, floor=floor, adding=adding)
-        for topic, wake in wakes.items():
-            earliest(self.wakes, topic, wake)
+        merge_earliest(self.wakes, wakes)
         return answers
 
     # --- as a lane

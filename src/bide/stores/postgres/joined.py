@@ -20,7 +20,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import earliest, slices
+from bide.stores.batches import merge_earliest, slices
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.errors import Lost, by_code, meaning, said
@@ -114,6 +114,8 @@ class Joins:
 class JoinedVerbs:
     """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
 
+    passes = False
+
     def __init__(self, joins: Joins, connection: Any) -> None:
         self._joins = joins
         self._connection = connection
@@ -145,9 +147,9 @@ class JoinedVerbs:
         about = joins.about(now)
         wakes: dict[Topic, Millis] = {}
 
-        def tell(earliest: Mapping[Topic, Millis]) -> list[str]:
-            wakes.update(earliest)
-            return joins.tell(earliest, about)
+        def tell(some: Mapping[Topic, Millis]) -> list[str]:
+            merge_earliest(wakes, some)
+            return joins.tell(some, about)
 
         whole = _Whole()
         answers: list[Any] = []
@@ -159,8 +161,7 @@ class JoinedVerbs:
 
         if asked:
             await self._savepoint(work, adding=operation is adding.add)
-        for topic, wake in wakes.items():
-            earliest(self.wakes, topic, wake)
+        merge_earliest(self.wakes, wakes)
         return answers
 
     # --- as a lane
@@ -260,6 +261,7 @@ class JoinedVerbs:
 class _Whole:
     """A lane for an operation that is within one savepoint already."""
 
+    passes = False
     call: Call
 
     async def run(

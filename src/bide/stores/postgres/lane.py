@@ -108,6 +108,10 @@ Work = Callable[[Call], Awaitable[T]]
 class Runs(Protocol):
     """What carries out calls: a lane, or the transaction of somebody else's that they take part in."""
 
+    @property
+    def passes(self) -> bool:
+        """Whether it waits for nobody: what others have locked is passed over from the first."""
+
     async def run(
         self,
         work: Work[T],
@@ -138,10 +142,7 @@ class Lane:
         time: ServerTime | None = None,
         passes: bool = False,
     ) -> None:
-        """`time`: whom to tell what time it is there; None where the caller's clock counts.
-
-        `passes`: what others have locked is passed over from the first.
-        """
+        """`time`: whom to tell what time it is there; None where the caller's clock counts. `passes`: see Runs."""
         self.name = name
         """What its row is called by now."""
         self._first_name = name
@@ -149,7 +150,7 @@ class Lane:
         self.queries = queries
         self.time = time
         self.pooled = address.pooled
-        self._passes = passes
+        self.passes = passes
         self.resent = 0
         """Calls that had to be sent more than once."""
         self._address = address
@@ -192,7 +193,7 @@ class Lane:
         *,
         adding: bool = False,
     ) -> T:
-        passing = past is not None and (past is work or self._passes)
+        passing = past is not None and (past is work or self.passes)
         if past is not None and passing:
             work = past
         ends = time.monotonic() + self.patience

@@ -11,7 +11,7 @@ from uuid import uuid4
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.aside import Aside
-from bide.stores.batches import Conflicts
+from bide.stores.batches import Conflicts, merge_earliest
 from bide.stores.floors import SLACK, Floors
 from bide.stores.held import HeldTasks
 from bide.stores.postgres import leasing, schema
@@ -110,10 +110,10 @@ class Told:
     def __init__(self, opened: Opened, now: Callable[[], Millis]) -> None:
         self._opened = opened
         self._now = now
-        self._wakes: Mapping[Topic, Millis] = {}
+        self._wakes: dict[Topic, Millis] = {}
 
     def __call__(self, wakes: Mapping[Topic, Millis]) -> list[str]:
-        self._wakes = wakes
+        merge_earliest(self._wakes, wakes)
         return self._opened.telling.messages(wakes, self._now())
 
     def undone(self) -> None:

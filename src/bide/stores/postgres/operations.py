@@ -1,9 +1,9 @@
 """The operations that write, each a call of a lane.
 
-What the statement itself can decide (a key that is new, a plain Done, an extension) is one statement and one round
-trip. The rest reads the rows under locks, lets `core.lifecycle` decide, and writes rows: so it means the same as in
-every other store. Rows are locked in the order of (topic, key), so that two batches over the same tasks wait for each
-other and never in a circle. A key that comes several times in a batch is taken in rounds, within one transaction.
+What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
+round trip. The rest reads the rows under locks, lets `core.lifecycle` decide, and writes rows: so it means the same as
+in every other store. Rows are locked in the order of (topic, key), so that two batches over the same tasks wait for
+each other and never in a circle. A key that comes several times in a batch is taken in rounds, in one transaction.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.stores.batches import Named, earliest, rounds
+from bide.stores.batches import Named, earliest, rounds, wakes_of
 from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Runs, Shut
+from bide.stores.postgres.moving import move
 from bide.stores.postgres.rows import columns, once, record_of, storable, values_of
 
 _LEASE_COLUMNS = 3
@@ -68,7 +69,34 @@ async def lock(
 
 
 async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Any]:
-    """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
+    """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
+    moves = [one for one in changes if type(one) is Move]
+    if len(moves) < len(changes):
+        return await _decide_changes(lane, changes, now, about, tell)
+    answers: list[Any] = [None] * len(moves)
+    locked = lane.passes
+    if not locked:
+        try:
+            await move(lane, moves, answers, now, tell(wakes_of(moves, about)))
+        except Held:  # not done: one of them was locked for longer than a lock is waited for
+            locked = True
+    rest = [place for place, answer in enumerate(answers) if answer is None]
+    if rest:
+        try:
+            decided = await _decide_changes(lane, [moves[place] for place in rest], now, about, tell, past=locked)
+        except StoreError as error:
+            if len(rest) == len(answers):
+                raise
+            raise PartlyFailed([error if answer is None else answer for answer in answers]) from error
+        for place, answer in zip(rest, decided, strict=True):
+            answers[place] = answer
+    return answers
+
+
+async def _decide_changes(
+    lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell, *, past: bool = False
+) -> list[Any]:
+    """The rows are read under locks, and written with what was decided."""
 
     def decide(asked: Change, old: Record | None, there: Millis, token: Token, writes: Writes) -> Answer:
         answer = lifecycle.change(asked, old, there, token)
@@ -83,7 +111,7 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
     async def repeated(row: Any, call: Call) -> list[Answer | None]:
         return answers_of.decode(row["answer"])
 
-    return await _decided(lane, changes, now, about, tell, decide, repeated)
+    return await _decided(lane, changes, now, about, tell, decide, repeated, passing=past)
 
 
 async def settle(
@@ -175,8 +203,13 @@ async def _decided(
     tell: Tell,
     decide: Callable[[Asked, Record | None, Millis, Token, Writes], Decision],
     repeated: Callable[[Any, Call], Any],
+    *,
+    passing: bool = False,
 ) -> list[Any]:
-    """Read under locks, decide, write: one transaction of four round trips."""
+    """Read under locks, decide, write: one transaction of four round trips.
+
+    `passing`: what others have locked is passed over from the first, since it was waited for already.
+    """
     parts = rounds(asked)
 
     async def work(call: Call, query: str = "lock_tasks") -> list[Decision | None]:
@@ -210,7 +243,7 @@ async def _decided(
     async def work_past(call: Call) -> list[Decision | None]:
         return await work(call, "lock_tasks_past")
 
-    decided: list[Decision | None] = await lane.run(work, repeated, past=work_past)
+    decided: list[Decision | None] = await lane.run(work_past if passing else work, repeated, past=work_past)
     return [HELD if one is None else one for one in decided]
 
 

@@ -16,6 +16,8 @@ COLUMNS = (
     "payload, options, deadline, error, created_at, woke_at, keep_until, row"
 )
 """In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
+_AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
+"""The same where bytes have to be text."""
 
 TABLES = ("task", "token", "caller", "worker", "event", "migration")
 LAST_STATE = 4
@@ -63,7 +65,8 @@ class Names:
         self.channel = f"bide_wake_{number:08x}"
         self.parts = {
             "schema": f'"{schema}"', "prefix": prefix, "lock": str(self.lock), "channel": self.channel,
-            "record": COLUMNS, **{table: f'"{schema}"."{prefix}{table}"' for table in TABLES},
+            "record": COLUMNS, "record_as_text": _AS_TEXT,
+            **{table: f'"{schema}"."{prefix}{table}"' for table in TABLES},
         }  # fmt: skip
         self.parts |= {
             "clock": self.write(_JOINED_CLOCK if joined else _CLOCK),

@@ -52,6 +52,43 @@ kept AS (
 SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', said)) FROM unnest($13::text[]) AS said)
 FROM gate, clock, answer
 
+-- name: move_tasks
+-- Moves that apply: what waits, has the token that is asked for, and is not put past its deadline. What the answer leaves
+-- out is for whoever looks first. The very version that was found is updated, since `was` comes from it: what somebody
+-- else was just changing is left out too. $4.. one array per column, of one element where topic or relative are the same
+-- throughout, empty where if_token or deadline are null throughout; $10 what to tell.
+-- The answer that is kept has whole records: when it is asked for the task may be gone.
+WITH {clock}, {gate},
+moved AS (
+    UPDATE {task} AS t SET
+        due_at = m.due_at, at = greatest(m.due_at, clock.now), deadline = m.deadline,
+        token = greatest({new_token}, t.token + 1)
+    FROM gate, clock, (
+        SELECT n.place, old.spot, old.was, coalesce(n.deadline, old.deadline) AS deadline, least(greatest(
+            CASE WHEN coalesce(n.relative, ($7::boolean[])[1]) THEN n.due + clock.now ELSE n.due END, 0
+        ), 253402300799999) AS due_at
+        FROM clock, unnest($4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::bigint[], $9::bigint[])
+            WITH ORDINALITY AS n (topic, key, due, relative, if_token, deadline, place)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS spot, at AS was, deadline FROM {task}
+            WHERE topic = coalesce(n.topic, ($4::text[])[1]) AND key = n.key AND state + 0 = 0
+                AND token = coalesce(n.if_token, token)
+            LIMIT 1
+        ) AS old
+    ) AS m
+    WHERE t.ctid = m.spot AND greatest(m.due_at, clock.now) <= coalesce(m.deadline, 253402300799999)
+    RETURNING m.place, m.was, {record:t}
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = NULL, topics = NULL, keys = NULL, answer = (
+        SELECT convert_to(json_agg(json_build_array(place, was, {record_as_text}))::text, 'UTF8') FROM moved
+    )
+    FROM gate, clock WHERE c.name = $2
+)
+SELECT now, micros, (SELECT count(pg_notify('{channel}', said)) FROM unnest($10::text[]) AS said), moved.*
+FROM gate CROSS JOIN clock LEFT JOIN moved ON true
+
 -- name: lock_tasks
 -- Those of the names that are there, locked in the order that they are given in, each with a token for what follows.
 -- Always one row for each name, so that the clock comes with it.

@@ -12,6 +12,8 @@ STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 CODES = {state: code for code, state in enumerate(STATES)}
 WIDTH = 21
 """The columns of `{record}`: the fields of a Record, then the row's number."""
+BYTES = (13, 14)
+"""Payload and options."""
 WOKE = 18
 """While leased: the wake that it was leased for."""
 ROW = 20
