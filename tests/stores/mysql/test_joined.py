@@ -22,6 +22,7 @@ from bide import BadInput, Bide, SetupError, StoreUnavailable, Task
 from bide.core.records import At
 from bide.stores.mysql import MySqlStore, schema
 from bide.stores.mysql.address import address_of
+from bide.stores.mysql.joined import _AT_ONCE as AT_ONCE
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import NOW, done, lease, new, put
 
@@ -310,7 +311,7 @@ async def test_a_commit_that_was_cut_is_known_to_be_done_or_not(
 async def test_of_many_tasks_the_earliest_is_told(url: str, open_store: OpensStore) -> None:
     """They are written in parts, of which the first has it."""
     store = await open_store(url)
-    tasks = [new(str(number), due=At(NOW + number)) for number in range(501)]
+    tasks = [new(str(number), due=At(NOW + number)) for number in range(AT_ONCE + 1)]
     async with store.transaction() as joined:
         await joined.add(tasks, now=NOW)
         assert joined.wakes == {"t": NOW}

@@ -17,7 +17,7 @@ from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
+from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see, until
 
 COUNT = 100
 pytestmark = pytest.mark.real_time
@@ -64,6 +64,21 @@ async def test_a_change(url: str, open_store: OpensStore) -> None:
         [again] = await store.change([Cancel("t", "001")], now=NOW)
         assert again.result is Result.CANCELLED, "and the next call does not wait either"
     assert (await answers[50]).result is Result.MOVED
+
+
+async def test_what_a_change_moves_beside_it_is_told_of(url: str, open_store: OpensStore) -> None:
+    """What was to be told with the statement that came upon the lock is told with the next."""
+    store, other = await open_store(url), await open_store(url)
+    await put(store, *(new(name, due=At(NOW + HOUR)) for name in "ab"))
+    heard: list[int] = []
+    listening = await other.listen(["t"], lambda topic, wake: heard.append(wake))
+    async with holding(url, "b"):
+        moved, later = await store.change_apart([Move("t", name, At(NOW + 400)) for name in "ab"], now=NOW)
+        assert (moved.result, later.done()) == (Result.MOVED, False)
+        await until(lambda: NOW + 400 in heard, "tidings of the task that was moved")
+        assert not later.done()
+    assert (await later).result is Result.MOVED
+    await listening.close()
 
 
 @pytest.mark.parametrize("how", ["done", "retry"])

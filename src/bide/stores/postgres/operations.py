@@ -76,10 +76,11 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
     answers: list[Any] = [None] * len(moves)
     locked = lane.passes
     if not locked:
+        said = tell(wakes_of(moves, about))
         try:
-            await move(lane, moves, answers, now, tell(wakes_of(moves, about)))
+            await move(lane, moves, answers, now, said)
         except Held:  # not done: one of them was locked for longer than a lock is waited for
-            locked = True
+            locked, tell = True, lambda wakes: said  # which counts as told, and was not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         try:
