@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.stores.calls import READS, WRITES
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
@@ -191,10 +192,22 @@ async def test_a_server_that_is_away_is_told_in_time(proxy: FaultProxy, through:
     assert [one.key for one in await listed(store, Filter())] == ["k"]
 
 
-async def test_what_cannot_be_known_is_said_to_be_so(proxy: FaultProxy, through: Opens) -> None:
+@pytest.mark.parametrize("call", WRITES)
+async def test_what_cannot_be_known_is_said_to_be_so(call: str, proxy: FaultProxy, through: Opens) -> None:
+    """Also where doing it twice does no harm: a lease may have been extended after all."""
     store = await through(patience=0.3, silence=0.2)
-    await put(store, new())
+    await WRITES[call](store)
     proxy.hold()
     with pytest.raises(OutcomeUnknown):
-        await store.add([new("other")], now=NOW)
+        await WRITES[call](store)
+    await proxy.heal()
+
+
+@pytest.mark.parametrize("call", READS)
+async def test_what_only_reads_has_done_nothing(call: str, proxy: FaultProxy, through: Opens) -> None:
+    store = await through(patience=0.3, silence=0.2)
+    await READS[call](store)
+    proxy.hold()
+    with pytest.raises(StoreUnavailable):
+        await READS[call](store)
     await proxy.heal()

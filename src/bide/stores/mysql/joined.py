@@ -220,7 +220,7 @@ class JoinedVerbs:
     ) -> T:
         return await self._savepoint(work, adding=adding)
 
-    async def read(self, work: Work[T], *, apart: bool = False) -> T:
+    async def read(self, work: Work[T]) -> T:
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
@@ -313,7 +313,7 @@ class _Whole:
             await call.send(b"ROLLBACK TO bide_call")
             raise
 
-    async def read(self, work: Work[T], *, apart: bool = False) -> T:
+    async def read(self, work: Work[T]) -> T:
         return await work(self._call)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
-from bide.stores.mysql.lane import Call, Runs
+from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.rows import storable
 from bide.stores.mysql.statements import listed
 from bide.stores.mysql.statements import rows as tuples
@@ -18,7 +18,7 @@ _encode = msgspec.json.encode
 _topics = msgspec.json.Decoder(list[Topic])
 
 
-async def record(lane: Runs, events: Sequence[Event], kept: int) -> None:
+async def record(lane: Lane, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     lines = [
         (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, storable(one.who), storable(one.what),
@@ -32,10 +32,10 @@ async def record(lane: Runs, events: Sequence[Event], kept: int) -> None:
         if last - first >= kept + kept // 10:
             await call.send(call.write("trim_events", line=int(last) - kept))
 
-    await lane.read(work)
+    await lane.repeat(work)
 
 
-async def events(lane: Runs, ref: Ref | None, limit: int, kept: int) -> list[Event]:
+async def events(lane: Lane, ref: Ref | None, limit: int, kept: int) -> list[Event]:
     """The newest first; never more than the log is said to keep."""
     limit = max(0, min(limit, kept))
 
@@ -61,7 +61,7 @@ def _text(data: bytes) -> str:
 
 
 async def announce(
-    lane: Runs, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+    lane: Lane, holder: str, topics: Collection[Topic], until: Millis, now: Millis
 ) -> dict[str, list[Topic]]:
     """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
 
@@ -76,7 +76,7 @@ async def announce(
             await call.send(call.write("forget_workers", holders=listed(gone, call.quote), now=now))
         return {_text(name): _topics_of(its) for name, its, end in rows if end > now}
 
-    return await lane.read(work)
+    return await lane.repeat(work)
 
 
 def _topics_of(packed: bytes) -> list[Topic]:

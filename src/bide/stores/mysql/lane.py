@@ -155,7 +155,7 @@ class Runs(Protocol):
         apart: bool = False,
     ) -> T: ...
 
-    async def read(self, work: Work[T], *, apart: bool = False) -> T: ...
+    async def read(self, work: Work[T]) -> T: ...
 
 
 class Lane:
@@ -208,8 +208,13 @@ class Lane:
             self._number += 1
             return await self._insist(work, repeated, adding=adding, apart=apart)
 
-    async def read(self, work: Work[T], *, apart: bool = False) -> T:
-        """`work` that may be done twice without harm."""
+    async def read(self, work: Work[T]) -> T:
+        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
+        async with self._turn:
+            return await self._insist(work, None, writes=False)
+
+    async def repeat(self, work: Work[T], *, apart: bool = False) -> T:
+        """`work` that writes, and may be done twice without harm; else as `run`."""
         async with self._turn:
             return await self._insist(work, None, apart=apart)
 
@@ -220,6 +225,7 @@ class Lane:
         *,
         adding: bool = False,
         apart: bool = False,
+        writes: bool = True,
     ) -> T:
         ends = time.monotonic() + self.patience
         pause, maybe = _FIRST_PAUSE, False
@@ -259,7 +265,8 @@ class Lane:
                         raise found from error
                 elif isinstance(found, Lost | NotSent):
                     # refused: whatever was in front of the refusal is undone
-                    maybe = maybe or (isinstance(found, Lost) and call is not None and call.sent)
+                    if isinstance(found, Lost) and call is not None:
+                        maybe = maybe or call.sent or repeated is None  # of which nobody says what commits
                     self._drop()
                 else:
                     await self._undo()
@@ -274,7 +281,7 @@ class Lane:
             left = ends - time.monotonic()
             if left <= 0:
                 text = str(why)
-                raise OutcomeUnknown(text) if maybe and repeated is not None else StoreUnavailable(text)
+                raise OutcomeUnknown(text) if maybe and writes else StoreUnavailable(text)
             self.resent += 1
             _log.debug("%s is sent again: %s", self.name, why)
             await asyncio.sleep(min(left, pause * (0.5 + random.random())))

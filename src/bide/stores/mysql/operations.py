@@ -30,7 +30,7 @@ from bide.core.records import (
 from bide.stores.batches import Named, earliest, rounds
 from bide.stores.mysql.errors import Fewer
 from bide.stores.mysql.filing import FileName, close
-from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.rows import ROW, record_of, settled_values
 from bide.stores.mysql.statements import held, listed, these
@@ -276,7 +276,7 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
     """Keep each lease for so long from now on."""
     asked = _holds(leases)
 
@@ -295,5 +295,5 @@ async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts:
             for topic, key, token in rows
         }
 
-    held = await lane.read(work, apart=True)
+    held = await lane.repeat(work, apart=True)
     return [tuple(lease) in held for lease in leases]

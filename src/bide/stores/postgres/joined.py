@@ -176,7 +176,7 @@ class JoinedVerbs:
     ) -> T:
         return await self._savepoint(work, adding=adding)
 
-    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+    async def read(self, work: Work[T]) -> T:
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, adding: bool = False) -> T:
@@ -274,7 +274,7 @@ class _Whole:
     ) -> T:
         return await work(self.call)
 
-    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+    async def read(self, work: Work[T]) -> T:
         return await work(self.call)
 
 

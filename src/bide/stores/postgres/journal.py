@@ -28,7 +28,7 @@ async def record(lane: Lane, events: Sequence[Event], kept: int) -> None:
         if last - first >= kept + kept // 10:
             await call.fetch("trim_events", last - kept)
 
-    await lane.read(work)
+    await lane.repeat(work)
 
 
 async def events(lane: Lane, ref: Ref | None, limit: int, kept: int) -> list[Event]:
@@ -61,4 +61,4 @@ async def announce(
         await call.fetch("forget_workers", now)
         return {name: list(its) for name, its in await call.fetch("workers", now)}
 
-    return await lane.read(work)
+    return await lane.repeat(work)

@@ -121,7 +121,7 @@ class Runs(Protocol):
         adding: bool = False,
     ) -> T: ...
 
-    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T: ...
+    async def read(self, work: Work[T]) -> T: ...
 
 
 class Shut(Exception):
@@ -180,8 +180,13 @@ class Lane:
             self._number += 1
             return await self._insist(work, repeated, past, adding=adding)
 
-    async def read(self, work: Work[T], *, past: Work[T] | None = None) -> T:
-        """`work` that may be done twice without harm; `past` as above."""
+    async def read(self, work: Work[T]) -> T:
+        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
+        async with self._turn:
+            return await self._insist(work, None, writes=False)
+
+    async def repeat(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+        """`work` that writes, and may be done twice without harm; else as `run`."""
         async with self._turn:
             return await self._insist(work, None, past)
 
@@ -192,6 +197,7 @@ class Lane:
         past: Work[T] | None = None,
         *,
         adding: bool = False,
+        writes: bool = True,
     ) -> T:
         passing = past is not None and (past is work or self.passes)
         if past is not None and passing:
@@ -244,7 +250,7 @@ class Lane:
             left = ends - time.monotonic()
             if left <= 0:
                 text = str(why)
-                raise OutcomeUnknown(text) if maybe and repeated is not None else StoreUnavailable(text)
+                raise OutcomeUnknown(text) if maybe and writes else StoreUnavailable(text)
             self.resent += 1
             _log.debug("%s is sent again: %s", self.name, why)
             await asyncio.sleep(min(left, pause * (0.5 + random.random())))

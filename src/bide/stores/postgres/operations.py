@@ -30,7 +30,7 @@ from bide.core.records import (
 )
 from bide.stores.batches import Named, earliest, rounds, wakes_of
 from bide.stores.held import Held
-from bide.stores.postgres.lane import Call, Runs, Shut
+from bide.stores.postgres.lane import Call, Lane, Runs, Shut
 from bide.stores.postgres.moving import move
 from bide.stores.postgres.rows import columns, once, record_of, storable, values_of
 
@@ -291,7 +291,7 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
+async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)
@@ -307,5 +307,5 @@ async def extend(lane: Runs, leases: Sequence[Lease], now: Millis | None, lasts:
         locked.update(lease for lease, held in found if held)
         return {lease for lease, held in found if not held}
 
-    held = await lane.read(work, past=work_past)
+    held = await lane.repeat(work, past=work_past)
     return [HELD if lease in locked else lease in held for lease in leases]

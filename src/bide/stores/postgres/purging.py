@@ -44,7 +44,7 @@ class Purging:
             return int(count)
 
         while purged < limit:
-            forgotten = await lane.read(work)
+            forgotten = await lane.repeat(work)
             purged += forgotten
             if forgotten < AT_ONCE:
                 break

@@ -269,7 +269,7 @@ class PostgresStore:
 
         lane = opened.lanes["keep"]
         purged = await opened.purging.purge(lane, self._now(now), limit)
-        await lane.read(forget)
+        await lane.repeat(forget)
         return purged
 
     # --- JoinsTransaction
