@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 from bide.stores.redis.heads import GRACE, NEVER, Heads, owned, owner_of
 
@@ -17,6 +18,15 @@ def test_what_is_not_known_is_asked_for() -> None:
     assert heads.next_wake() is None
     assert heads.stale(10.0) == []
     assert heads.stale(10.1) == [0, 1, 2]
+
+
+def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
+    heads = Heads(3)
+    for shard in range(3):
+        heads.answered(shard, -1, -1, 10.0 + shard, plenty=False)
+    assert heads.oldest(()) == 10.0
+    assert heads.oldest({0: "its answer is still to come"}) == 11.0
+    assert heads.oldest({0, 1, 2}) == inf
 
 
 def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from tests.servers.redis_server import HOST
@@ -159,6 +160,29 @@ async def test_losing_every_wake_costs_a_second_and_no_task(
         await until(lambda: len(late) == 10, "all tasks")
     assert max(late.values()) < 1.3 + server_stalls.seconds
     assert max(late.values()) > 0.1, "the wakes were lost"
+
+
+async def test_who_looks_in_between_comes_again_in_time(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that was not asked for then is as old as it was: sleeping for a second more, nobody asks for two."""
+    store, elapsed = await open_store(shared_url), 0.0
+    monkeypatch.setattr("bide.stores.redis.leasing.steady", SimpleNamespace(monotonic=lambda: elapsed))
+
+    async def look(*topics: str) -> int | None:
+        """In how many milliseconds to come again."""
+        leased = await store.lease(dict.fromkeys(topics, 1), now=0, until=1_000, holder="w")
+        return None if leased.again_by is None else leased.again_by - leased.now
+
+    assert await look("early") is None, "all was asked for just now"
+    elapsed = 0.3
+    assert await look("early", "late") == pytest.approx(650, abs=3)
+    elapsed = 0.9
+    assert await look("early", "late") == pytest.approx(50, abs=3)
+    elapsed = 0.96
+    assert await look("early", "late") is None, "those half as old were asked for along with them"
+    elapsed = 5.0
+    assert await look("early", "late") is None
 
 
 @pytest.mark.parametrize("deployment", ["sentinel", "cluster"])  # a single server has no replica to take over

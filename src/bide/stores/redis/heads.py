@@ -2,7 +2,8 @@
 
 For each topic and shard the store knows the head, the earliest wake: from the last answer, and from what it was told
 since. So it asks only where something is due, and what it knows may only be too early, never too late: a wake that it
-was not told of is found when a head is asked for again, which happens at least once in `CAP` while somebody leases.
+was not told of is found when a head is asked for again, which happens when it is `CAP` old: a lease says by when that
+is, and whoever leases comes again by then.
 
 Who goes first on a (topic, shard) is computed by rendezvous hashing (Thaler and Ravishankar, 1998) over the live
 workers: all compute the same, and when one goes, only its shards go to others. **That only says who goes first; the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
+from math import inf
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
@@ -71,6 +73,12 @@ class Heads:
     def stale(self, before: float) -> list[int]:
         """The shards that were last asked before then."""
         return [shard for shard, asked in enumerate(self.asked) if asked < before]
+
+    def oldest(self, away: Collection[int]) -> float:
+        """When the shard was asked whose last answer is the oldest, `away` apart."""
+        if not away:
+            return min(self.asked)
+        return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
 
     def answered(self, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
         wake = self.heard.pop(shard, NEVER)

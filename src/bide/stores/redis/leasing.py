@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time as steady
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -106,6 +107,7 @@ class Leaser:
 
     async def lease(self, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
         """See `ports.Store.lease`."""
+        began = steady.monotonic()
         taken: _Taken = []
         empty: _Empty = set()
         since: dict[int, Token] = {}
@@ -153,7 +155,7 @@ class Leaser:
                 self._heads[topic].put_off(shard, self._now(now) + _AGAIN)
         wakes = [self._heads[topic].next_wake() for topic, left in room.items() if left > 0 or wants[topic] == 0]
         next_wake = min((wake for wake in wakes if wake is not None), default=None)
-        return Leased([record for _, record in taken], next_wake, self._now(now))
+        return Leased([record for _, record in taken], next_wake, self._now(now), self._again_by(wants, began))
 
     async def _by_part(self, calls: list[Call], holder: str) -> list[Any]:
         """The replies; None where a server says nothing for a while: what the others have does not wait for it."""
@@ -264,8 +266,7 @@ class Leaser:
     ) -> dict[int, dict[Topic, int]]:
         """For each shard to ask: how much of which topic; nothing of those of which only the head is to be known."""
         asked: dict[int, dict[Topic, int]] = {}
-        # the caller's time may pass in leaps, so that nothing that is known of it is worth anything
-        before = steady.monotonic() - (CAP if self._by_server else 0)
+        before = self._stale_before(room) if stale else -inf
         for topic, left in room.items():
             heads = self._heads[topic]
             if left > 0:
@@ -273,12 +274,32 @@ class Leaser:
                 if due:
                     for shard, share in heads.shares(due, left).items():
                         asked.setdefault(shard, {})[topic] = share
-            if stale:
-                for shard in heads.stale(before):
-                    if shard in self._away:
-                        continue
+            for shard in heads.stale(before):
+                if shard not in self._away:
                     asked.setdefault(shard, {}).setdefault(topic, 0)
         return asked
+
+    def _oldest(self, topics: Iterable[Topic]) -> float:
+        """When the head was asked for that is known for longest."""
+        return min((self._heads[topic].oldest(self._away) for topic in topics), default=inf)
+
+    def _stale_before(self, topics: Iterable[Topic]) -> float:
+        """Heads that were asked for before then are asked for again. One that is old takes along those half as old, so
+        that all come to be asked for together."""
+        clock = steady.monotonic()
+        if not self._by_server:
+            return clock  # the caller's time may pass in leaps, so that nothing that is known of it is worth anything
+        return clock - (CAP / 2 if self._oldest(topics) < clock - CAP else CAP)
+
+    def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
+        """When the head is stale that is known for longest; None: all were asked for since `began`.
+
+        Who looks between two such times would else sleep from then on for as long as a sleep may be.
+        """
+        oldest = self._oldest(topics)
+        if not self._by_server or oldest >= began:
+            return None
+        return self._now(0) + max(int((oldest + CAP - steady.monotonic()) * 1000), 0) + 1
 
     def _read(
         self,
