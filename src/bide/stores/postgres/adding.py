@@ -23,7 +23,7 @@ from bide.stores.postgres.operations import (
     encode,
     lock,
 )
-from bide.stores.postgres.rows import columns, once, record_of
+from bide.stores.postgres.rows import packed, record_of
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -130,10 +130,7 @@ def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
             (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
              new.payload)
         )  # fmt: skip
-    given = [[] if column.count(None) == len(rows) else column for column in columns(rows, 9)]
-    for number in _OFTEN_ALIKE:
-        given[number] = once(given[number])
-    return given
+    return packed(rows, _OFTEN_ALIKE)
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

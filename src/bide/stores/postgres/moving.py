@@ -13,12 +13,10 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Move, Result
 from bide.stores.batches import rounds
 from bide.stores.postgres.lane import Call, Runs, Shut
-from bide.stores.postgres.rows import BYTES, columns, once, record_of
+from bide.stores.postgres.rows import BYTES, packed, record_of
 
 _OFTEN_ALIKE = (0, 3)
 """Topic, relative."""
-_OFTEN_NULL = (4, 5)
-"""If_token, deadline."""
 _DECODE = msgspec.json.Decoder(list[list[Any]]).decode
 
 
@@ -56,13 +54,7 @@ def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
         one = moves[place]
         due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
         rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    given = columns(rows, 6)
-    for number in _OFTEN_ALIKE:
-        given[number] = once(given[number])
-    for number in _OFTEN_NULL:
-        if given[number].count(None) == len(rows):
-            given[number] = []
-    return given
+    return packed(rows, _OFTEN_ALIKE)
 
 
 def _kept(answer: bytes | None) -> list[list[Any]]:

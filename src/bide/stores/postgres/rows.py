@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bide.core.records import Record, State
@@ -54,6 +54,17 @@ def storable(text: str | None) -> str | None:
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
     """One list for each column, as `unnest` takes them."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[Any]]:
+    """The columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
+    what is the same throughout, of those that are often `alike`."""
+    given: list[list[Any]] = [
+        [] if column.count(None) == len(rows) else list(column) for column in zip(*rows, strict=True)
+    ]
+    for number in alike:
+        given[number] = once(given[number])
+    return given
 
 
 def once(column: list[Any]) -> list[Any]:
