@@ -37,6 +37,10 @@ class Listeners:
     def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         return Listener(topics, heard, self._all)
 
+    def topics(self) -> set[Topic]:
+        """Those that somebody listens to."""
+        return set().union(*(listener.topics for listener in self._all))
+
     def tell(self, topic: Topic, wake: Millis) -> None:
         """Whoever listens to `topic` is to ask then."""
         for listener in tuple(self._all):

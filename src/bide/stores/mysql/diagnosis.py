@@ -9,8 +9,8 @@ from asyncmy.errors import MySQLError
 from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection
+from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.opened import POLL
 from bide.stores.mysql.schema import found_version, wanted
 from bide.stores.server_time import ServerTime
 
@@ -30,7 +30,7 @@ async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Findi
             await _durability(connection),
             await _log(connection),
             _packet(connection),
-            Finding(True, f"nobody is told of others' commits here: workers look every {POLL} ms"),
+            Finding(True, f"nobody is told of others' commits here: each process looks for them every {POLL} ms"),
             await _oldest(connection),
             _clock(time),
         ]

@@ -19,6 +19,7 @@ from bide.stores.listeners import Listeners
 from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.depths import Depths
+from bide.stores.mysql.ear import POLL, Ear
 from bide.stores.mysql.joined import Identity, Joins, identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows
@@ -27,8 +28,6 @@ from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.mysql")
-POLL: Millis = 200
-"""How often a worker looks: what another process has scheduled for sooner is late by so much at most."""
 LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held", "whole")
 T = TypeVar("T")
 
@@ -54,6 +53,10 @@ class Opened:
         self.depths = Depths(used=by_server, beside=self._look_whole)
         self.aside = Aside(_log)
         self.expected = leasing.Expected()
+        self.ear = Ear(
+            address, self.listeners, used=by_server, floor=self.floors.floor,
+            now=lambda: int(self.time.seconds() * 1000), tell=self.tell,
+        )  # fmt: skip
         self.conflicts = Conflicts()
         self.leased = LeasedRows()
         self.loop = asyncio.get_running_loop()
@@ -120,7 +123,7 @@ class Opened:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """What was committed in this process and now wakes then."""
+        """What was committed in this process, or seen there, and wakes then."""
         self.floors.told(wakes)
         self.depths.told(wakes)
         self.expected.told(wakes)
@@ -128,6 +131,7 @@ class Opened:
             self.listeners.tell(topic, wake)
 
     async def close(self) -> None:
+        await self.ear.close()
         await self.aside.close()
         await self.transactions.close()
         await self.held.close()

@@ -4,8 +4,8 @@
 reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
 transaction of two. A process has a connection for each kind of call, opened when first used.
 
-Nothing in MySQL tells others of a commit, so a worker looks five times a second, and sleeps exactly until what it has
-seen or was told of in its own process.
+Nothing in MySQL tells others of a commit, so while somebody listens an `ear` looks five times a second, for all in this
+process. Workers sleep exactly until what they have seen, or have heard of from it or from their own process.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from bide.stores.borrowed import borrowed
 from bide.stores.held import together
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
 from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.joined import ACCEPTED, CallersConnection, JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
-from bide.stores.mysql.opened import POLL, Opened
+from bide.stores.mysql.opened import Opened
 from bide.stores.mysql.past import go_past
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
@@ -260,11 +261,13 @@ class MySqlStore:
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         opened = self._open()
+        sent = opened.loop.time()
         leased = await leasing.lease(
             opened.lanes["lease"], opened.floors, opened.depths, opened.expected, wants, self._now(now),
             self._about(now), until - now, holder, opened.leased,
         )  # fmt: skip
-        if self._by_server:  # nobody tells of what other processes schedule
+        opened.ear.looked(wants, sent)
+        if self._by_server and not opened.ear.hears_of(wants):  # nobody tells of what other processes schedule
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
@@ -295,7 +298,7 @@ class MySqlStore:
     # --- Notifies
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return self._open().listeners.listen(topics, heard)
+        return self._open().ear.listen(topics, heard)
 
     # --- Shares
 
