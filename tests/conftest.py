@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -23,6 +24,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # start read bide. To compile them each time is half of what it takes to begin.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and what they start too, to which some send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.servers.fixtures", "tests.together"]
 

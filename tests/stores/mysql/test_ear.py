@@ -93,6 +93,20 @@ async def test_a_lease_is_a_look(url: str, open_store: OpensStore, monkeypatch: 
     assert sum("t" in look for look in looks) <= 1, "but for the one that was due when the first lease came"
 
 
+@pytest.mark.real_time
+async def test_it_keeps_still_for_so_long_only(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.stores.mysql.ear._STILL", 0.5)
+    store = await open_store(url, clock="server")
+    ear, _, _ = await listening_to(store, "t")
+    looks = counting_looks(ear, monkeypatch)
+    for _ in range(30):
+        await lease(store)
+        await asyncio.sleep(0.05)
+    assert 1 <= len(looks) <= 4, "its connection is used"
+
+
 @pytest.mark.faults
 async def test_a_deaf_ear_wakes_who_relies_on_it(
     through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,8 @@ _SOON: Millis = 1_000
 _SILENCE = 2.0
 """Seconds that connecting or a look may take."""
 _PAUSE = 1.0
+_STILL = 10.0
+"""Seconds that it keeps still at most: a connection that nobody uses may be ended by the server or on the way."""
 _NEVER = float("-inf")
 
 _log = logging.getLogger("bide.mysql")
@@ -112,12 +114,15 @@ class Ear:
         try:
             queries = queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
             head = queries["waiting_head"]
+            asked = _NEVER
             while topics := self._listeners.topics():
                 sent = loop.time()
                 for topic in self._looked.keys() - topics:
                     del self._looked[topic]
-                unseen = [topic for topic in topics if self._looked.get(topic, _NEVER) <= sent - _PERIOD]
+                latest = sent - _PERIOD if asked > sent - _STILL else sent
+                unseen = [topic for topic in topics if self._looked.get(topic, _NEVER) <= latest]
                 if unseen:
+                    asked = sent
                     wakes = await self._look(connection, head, unseen)
                     self.hears = True
                     self.looked(unseen, sent)
