@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.servers.mariadb_server import ask
 from tests.stores.calls import READS, WRITES
 from tests.stores.mysql.conftest import OpensStore
 
@@ -18,6 +19,7 @@ from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Result, State
 from bide.stores.mysql import MySqlStore
+from bide.stores.mysql.address import address_of
 from bide.testing.proxy import Act, FaultProxy, PlannedFault
 from bide.testing.store_suite.acts import (
     HOUR,
@@ -36,6 +38,7 @@ from bide.testing.store_suite.acts import (
     retry,
     settle,
     take,
+    until,
 )
 
 pytestmark = pytest.mark.faults
@@ -221,6 +224,23 @@ async def test_what_cannot_be_known_is_said_to_be_so(call: str, proxy: FaultProx
     with pytest.raises(OutcomeUnknown):
         await WRITES[call](store)
     await proxy.heal()
+
+
+@pytest.mark.parametrize("call", WRITES)
+async def test_a_refusal_after_a_lost_answer_is_no_proof(
+    call: str, proxy: FaultProxy, through: Opens, url: str
+) -> None:
+    """The first sending was done, or may have been, and the tables that the second one misses were there then."""
+    store = await through()
+    await WRITES[call](store)
+    await proxy.refuse()
+    lost = proxy.fault(Act.LOSE_REPLY)
+    calling = asyncio.ensure_future(WRITES[call](store))
+    await until(lambda: bool(lost.hits), "the call to be sent")
+    await asyncio.to_thread(ask, url, f"DROP DATABASE `{address_of(url).schema}`")
+    await proxy.accept()
+    with pytest.raises(OutcomeUnknown, match="an answer was lost"):
+        await calling
 
 
 @pytest.mark.parametrize("call", READS)

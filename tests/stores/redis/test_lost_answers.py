@@ -10,10 +10,11 @@ from functools import partial
 import pytest
 from tests.servers.redis_server import HOST
 from tests.servers.stalls import Stalls
-from tests.stores.redis.deployments import DEPLOYMENTS
+from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 
-from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
@@ -308,6 +309,28 @@ async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(th
         await put_one(store, new("maybe"))
     await proxies.heal()
     assert {"before", "between"} <= set(keys(await listed(store, Filter()))) <= {"before", "between", "maybe"}
+
+
+@pytest.mark.parametrize("deployment", ["single"])  # where there are several, one of them is full as well
+async def test_a_refusal_after_a_lost_answer_is_no_proof(
+    servers: Servers, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was done; sent again, it is refused before anybody looks whether it was, since the memory is full by now."""
+    async with Proxies(servers.url, monkeypatch) as proxies:
+        store = await open_store(proxies.url, clock="caller", patience=5.0)
+        await put_one(store, new("before"))
+        nodes, shards = store._open().nodes, range(store._open().layout.shards)
+        await proxies.refuse()
+        proxies.fault(Act.LOSE_REPLY, when=asks("add"))
+        adding = asyncio.create_task(put_one(store, new("done")))
+        await until(lambda: not any(map(nodes.ready, shards)), "the connection to be gone")
+        with servers.nearly_full(-1_000):
+            await proxies.heal()
+            with pytest.raises(OutcomeUnknown, match=r"an answer was lost.*maxmemory"):
+                await adding
+            with pytest.raises(StoreFull):
+                await put_one(store, new("not done"))
+        assert sorted(keys(await listed(store, Filter()))) == ["before", "done"]
 
 
 async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, proxies: Proxies) -> None:

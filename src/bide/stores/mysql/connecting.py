@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -46,13 +47,15 @@ _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 class Connection:
     """One connection of the driver's."""
 
-    __slots__ = ("driver", "largest", "mariadb", "read_only")
+    __slots__ = ("driver", "largest", "made_at", "mariadb", "read_only")
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
+        self.made_at = time.monotonic()
         self.largest = 0
         """Bytes of one packet that the server takes."""
         self.read_only = False
+        """Whether it was, when the connection was made: then it is a replica, and may be behind."""
         self.mariadb = True
 
     async def ask(self, packet: bytes | str, meanwhile: Callable[[], None] | None = None) -> list[Rows]:

@@ -22,6 +22,7 @@ from asyncmy.errors import MySQLError
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
+from bide.stores.lost_answers import refused_later
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection, Rows, connect
 from bide.stores.mysql.errors import Again, Broken, Fewer, Locked, Lost, NotSent, Shut, Taken, meaning
@@ -31,6 +32,8 @@ from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.mysql")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SECOND_BEST = 1.0
+"""Seconds that a connection to a replica is read from, before it is looked whether the primary is there again."""
 _BETWEEN = b"; "
 T = TypeVar("T")
 
@@ -209,12 +212,18 @@ class Lane:
             return await self._insist(work, repeated, adding=adding, apart=apart)
 
     async def read(self, work: Work[T]) -> T:
-        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
+        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer.
+
+        Where the primary is away a replica answers, which may be behind.
+        """
         async with self._turn:
             return await self._insist(work, None, writes=False)
 
     async def repeat(self, work: Work[T], *, apart: bool = False) -> T:
-        """`work` that writes, and may be done twice without harm; else as `run`."""
+        """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
+
+        Else as `run`.
+        """
         async with self._turn:
             return await self._insist(work, None, apart=apart)
 
@@ -233,6 +242,8 @@ class Lane:
             call: Call | None = None
             try:
                 connection = await self._connected()
+                if writes and connection.read_only:
+                    raise NotSent(f"{self._address.shown}: only a server that is read-only can be reached")
                 async with asyncio.timeout(self._silence) as limit:
                     call = Call(self, connection, self._number, limit, again=maybe)
                     if repeated is not None and maybe and (row := await self._look_back(call)) is not None:
@@ -259,6 +270,8 @@ class Lane:
                     continue
             except (MySQLError, Broken, OSError, EOFError, TimeoutError, NotSent, Again, UnicodeError) as error:
                 found = meaning(error, self._address.shown, adding=adding)
+                if isinstance(found, StoreMismatch) and call is not None and call.connection.read_only:
+                    found = NotSent(str(found))  # a replica that is just being made, in the place of the primary
                 if isinstance(found, Again):
                     await self._undo()
                     if apart and not maybe and isinstance(found, Locked):
@@ -270,10 +283,12 @@ class Lane:
                     self._drop()
                 else:
                     await self._undo()
-                    raise found from error
+                    raise (refused_later(found) if maybe and writes else found) from error
                 why = found
-            except Exception:
+            except Exception as error:
                 await self._undo()
+                if maybe and writes and (unknown := refused_later(error)) is not error:
+                    raise unknown from error
                 raise
             except BaseException:
                 self._drop()  # the statement may be under way still, and the answers are out of step
@@ -305,11 +320,19 @@ class Lane:
     async def _connected(self) -> Connection:
         if self._closed:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
-        if self._connection is None or not self._connection.usable:
+        if self._connection is None or not self._connection.usable or self._second_best(self._connection):
             self._drop()
             self._connection = await connect(self._address, within=self._silence)
             self.largest, self.mariadb = self._connection.largest, self._connection.mariadb
         return self._connection
+
+    def _second_best(self, connection: Connection) -> bool:
+        """Whether it is to a replica, and it is time to see whether the primary is there again."""
+        return (
+            connection.read_only
+            and len(self._address.hosts) > 1
+            and time.monotonic() - connection.made_at >= _SECOND_BEST
+        )
 
     async def _undo(self) -> None:
         """Leave the transaction, if one is open."""

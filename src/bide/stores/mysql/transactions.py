@@ -191,7 +191,7 @@ class Transactions:
             return int(rows[0][0]) if rows else 0
 
         try:
-            return await self._keep.read(look) == lent.number
+            return await self._keep.repeat(look) == lent.number
         except Exception as error:
             raise OutcomeUnknown(f"{why}; and whether it was committed cannot be found out: {error}") from error
 

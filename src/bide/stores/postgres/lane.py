@@ -27,6 +27,7 @@ import asyncpg
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.held import Held
+from bide.stores.lost_answers import refused_later
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import PLANNER, SESSION, connect
 from bide.stores.postgres.errors import Again, Locked, Lost, NotSent, meaning
@@ -240,6 +241,8 @@ class Lane:
                     await self._drop()
                 else:
                     await self._undo()
+                    if maybe and writes:
+                        found = refused_later(found)
                     if found is error:
                         raise
                     raise found from error

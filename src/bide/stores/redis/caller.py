@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from bide.stores.lost_answers import refused_later
 from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
@@ -233,8 +234,10 @@ class Caller:
                     reply = (await self._ask(link, commands, fresh=not sent))[-1]
                 except (NotSent, StoreUnavailable) as error:
                     reply = error
-            if type(reply) is list or isinstance(reply, StoreError):
+            if type(reply) is list:
                 return reply
+            if isinstance(reply, StoreError):
+                return refused_later(reply) if sent else reply
             self.resent += 1
             wait = True
             if isinstance(reply, (Lost, FewHaveIt)):
@@ -246,10 +249,14 @@ class Caller:
                 if word == "NOSCRIPT":
                     refused = await self._load(link, call.shard)
                     if refused is not None:
-                        return refusal(refused, self._where(call))
+                        reply = refusal(refused, self._where(call))
+                        return refused_later(reply) if sent else reply
                     wait = False
+                elif word == "BIDEOLD":
+                    return OutcomeUnknown(str(reply))
                 elif word not in WAIT and word not in ELSEWHERE:
-                    return OutcomeUnknown(str(reply)) if word == "BIDEOLD" else refusal(reply, self._where(call))
+                    reply = refusal(reply, self._where(call))
+                    return refused_later(reply) if sent else reply
             if wait:
                 left = ends - self._time.clock()
                 if left <= 0:
