@@ -10,6 +10,7 @@ from tests.servers.mariadb_server import DATABASE, HOST, USER, MariaDbServer
 from tests.servers.waiting import wait_until
 from tests.stores.mysql.conftest import OpensStore
 
+from bide.core.errors import OutcomeUnknown
 from bide.core.records import Filter, In, Record, Ref, Result
 from bide.stores.mysql import schema
 from bide.stores.mysql.address import address_of
@@ -20,10 +21,14 @@ from bide.testing.store_suite.acts import NOW, done, lease, listed, look, new, p
 pytestmark = pytest.mark.faults
 
 
-async def pair(start: StartsMariaDb) -> tuple[MariaDbServer, MariaDbServer, str]:
-    """A primary, a replica that has what was acknowledged, and the URL of both, with tables."""
+async def pair(start: StartsMariaDb, *, waits: int = 10_000) -> tuple[MariaDbServer, MariaDbServer, str]:
+    """A primary, a replica that has what was acknowledged, and the URL of both, with tables.
+
+    `waits`: milliseconds that a commit waits for the replica before it is acknowledged without.
+    """
     log = {"log-bin": "binlog", "gtid-strict-mode": "1"}
-    primary = start(options={**log, "server-id": "1", "rpl-semi-sync-master-enabled": "1"})
+    semi = {"rpl-semi-sync-master-enabled": "1", "rpl-semi-sync-master-timeout": str(waits)}
+    primary = start(options={**log, **semi, "server-id": "1"})
     replica = start(options={**log, "server-id": "2", "rpl-semi-sync-slave-enabled": "1"}, follows=primary)
 
     def connected() -> bool:
@@ -61,7 +66,7 @@ async def test_a_replica_is_read_from_until_the_primary_is_back(
     mariadb_server: StartsMariaDb, open_store: OpensStore
 ) -> None:
     """Here it follows nobody any more: who stayed with it would find nothing due for ever."""
-    primary, replica, url = await pair(mariadb_server)
+    primary, replica, url = await pair(mariadb_server, waits=100)
     store = await open_store(url, migrate=False, clock="server", patience=20.0)
     await put(store, new("old", due=In(0)))
     [old] = await listed(store, Filter())
@@ -105,6 +110,30 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         [answer] = await adding
         assert answer.result is Result.CREATED
         assert {one.key for one in await listed(store, Filter())} == {"first", "second"}
+        await store.close()
+
+
+async def test_a_replica_is_not_asked_what_became_of_a_commit(
+    mariadb_server: StartsMariaDb, open_store: OpensStore
+) -> None:
+    """It may be behind, and so the transaction would be said to have come to nothing."""
+    primary, replica, _ = await pair(mariadb_server, waits=100)
+    await asyncio.to_thread(replica.ask, "STOP SLAVE")
+    async with FaultProxy(HOST, primary.port) as proxy:
+        url = f"mysql://{USER}@{HOST}:{proxy.port},{HOST}:{replica.port}/{DATABASE}"
+        store = await open_store(url, migrate=False, clock="server", patience=0.5)
+        lost = proxy.fault(Act.LOSE_REPLY, when=lambda data: data.endswith(b"COMMIT"))
+
+        async def schedules() -> None:
+            async with store.transaction() as joined:
+                await joined.add([new("committed", due=In(0))], now=NOW)
+                await proxy.refuse()
+
+        with pytest.raises(OutcomeUnknown, match="cannot be found out"):
+            await schedules()
+        assert lost.hits == 1
+        await proxy.accept()
+        assert await look(await open_store(primary.url, clock="server"), Ref("t", "committed")) is not None
         await store.close()
 
 

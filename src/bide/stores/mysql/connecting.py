@@ -110,6 +110,11 @@ class Connection:
         except UNREADABLE as error:
             raise Broken(f"the answer cannot be read: {said(error)}") from error
 
+    def check_writable(self, where: str) -> None:
+        """Raises NotSent if it is to a replica: of all hosts none could be written to."""
+        if self.read_only:
+            raise NotSent(f"{where}: only a server that is read-only can be reached")
+
     @property
     def usable(self) -> bool:
         transport = self.driver._transport

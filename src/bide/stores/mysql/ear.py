@@ -112,8 +112,7 @@ class Ear:
         loop = asyncio.get_running_loop()
         connection = await connect(self._address, within=_SILENCE)
         try:
-            if connection.read_only:
-                raise NotSent("only a server that is read-only can be reached, which may be behind")
+            connection.check_writable(self._address.shown)  # a replica may be behind
             queries = queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
             head = queries["waiting_head"]
             asked = _NEVER

@@ -242,8 +242,8 @@ class Lane:
             call: Call | None = None
             try:
                 connection = await self._connected()
-                if writes and connection.read_only:
-                    raise NotSent(f"{self._address.shown}: only a server that is read-only can be reached")
+                if writes:
+                    connection.check_writable(self._address.shown)
                 async with asyncio.timeout(self._silence) as limit:
                     call = Call(self, connection, self._number, limit, again=maybe)
                     if repeated is not None and maybe and (row := await self._look_back(call)) is not None:

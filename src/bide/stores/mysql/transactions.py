@@ -141,6 +141,7 @@ class Transactions:
             lent: Lent | None = None
             try:
                 lent = self._idle.pop() if self._idle else await self._made_new()
+                lent.connection.check_writable(self._address.shown)
                 lent.number += 1
                 async with asyncio.timeout(self._silence):
                     await lent.connection.reset()
