@@ -118,9 +118,10 @@ class Process:
         """It and all processes below it, by what Linux says of them; itself first."""
         found = [self.pid] if self.running else []
         for pid in found:
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):  # it has ended since
-                    found += map(int, children.read_text().split())
+            with contextlib.suppress(OSError):  # it has ended since
+                for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                    with contextlib.suppress(OSError):  # a thread of it has
+                        found += map(int, children.read_text().split())
         return found
 
     def send(self, number: signal.Signals) -> None:
