@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
+from bide.core.errors import OutcomeUnknown
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Filter, Lease, Page, Ref
-from bide.testing.store_suite.acts import HOUR, NOW, new
+from bide.testing.proxy import Act, FaultProxy
+from bide.testing.store_suite.acts import HOUR, NOW, new, until
 
 Call = Callable[[Any], Awaitable[Any]]
 """Of an open store, with `Shares` and `KeepsEvents`; it may be made again and again."""
@@ -29,3 +34,18 @@ READS: dict[str, Call] = {
     "tally": lambda store: store.tally(),
     "events": lambda store: store.events(),
 }
+
+
+async def refused_after_a_lost_answer(
+    call: Call, store: Any, proxy: FaultProxy, drop_the_tables: Callable[[], object]
+) -> None:
+    """The answer of `call` is lost, and when it is sent again the tables are gone: that is no proof of anything."""
+    await call(store)
+    await proxy.refuse()
+    lost = proxy.fault(Act.LOSE_REPLY)
+    calling = asyncio.ensure_future(call(store))
+    await until(lambda: bool(lost.hits), "the call to be sent")
+    await asyncio.to_thread(drop_the_tables)
+    await proxy.accept()
+    with pytest.raises(OutcomeUnknown, match="an answer was lost"):
+        await calling

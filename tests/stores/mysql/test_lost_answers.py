@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.servers.mariadb_server import ask
-from tests.stores.calls import READS, WRITES
+from tests.stores.calls import READS, WRITES, refused_after_a_lost_answer
 from tests.stores.mysql.conftest import OpensStore
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
@@ -38,7 +39,6 @@ from bide.testing.store_suite.acts import (
     retry,
     settle,
     take,
-    until,
 )
 
 pytestmark = pytest.mark.faults
@@ -231,16 +231,8 @@ async def test_a_refusal_after_a_lost_answer_is_no_proof(
     call: str, proxy: FaultProxy, through: Opens, url: str
 ) -> None:
     """The first sending was done, or may have been, and the tables that the second one misses were there then."""
-    store = await through()
-    await WRITES[call](store)
-    await proxy.refuse()
-    lost = proxy.fault(Act.LOSE_REPLY)
-    calling = asyncio.ensure_future(WRITES[call](store))
-    await until(lambda: bool(lost.hits), "the call to be sent")
-    await asyncio.to_thread(ask, url, f"DROP DATABASE `{address_of(url).schema}`")
-    await proxy.accept()
-    with pytest.raises(OutcomeUnknown, match="an answer was lost"):
-        await calling
+    drop = partial(ask, url, f"DROP DATABASE `{address_of(url).schema}`")
+    await refused_after_a_lost_answer(WRITES[call], await through(), proxy, drop)
 
 
 @pytest.mark.parametrize("call", READS)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.servers.postgres_server import ask
-from tests.stores.calls import READS, WRITES
+from tests.stores.calls import READS, WRITES, refused_after_a_lost_answer
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
@@ -37,7 +38,6 @@ from bide.testing.store_suite.acts import (
     retry,
     settle,
     take,
-    until,
 )
 
 pytestmark = pytest.mark.faults
@@ -211,16 +211,8 @@ async def test_a_refusal_after_a_lost_answer_is_no_proof(
     call: str, proxy: FaultProxy, through: Opens, url: str
 ) -> None:
     """The first sending was done, or may have been, and the tables that the second one misses were there then."""
-    store = await through()
-    await WRITES[call](store)
-    await proxy.refuse()
-    lost = proxy.fault(Act.LOSE_REPLY)
-    calling = asyncio.ensure_future(WRITES[call](store))
-    await until(lambda: bool(lost.hits), "the call to be sent")
-    await asyncio.to_thread(ask, address_of(url).dsn, f'DROP SCHEMA "{address_of(url).schema}" CASCADE')
-    await proxy.accept()
-    with pytest.raises(OutcomeUnknown, match="an answer was lost"):
-        await calling
+    drop = partial(ask, address_of(url).dsn, f'DROP SCHEMA "{address_of(url).schema}" CASCADE')
+    await refused_after_a_lost_answer(WRITES[call], await through(), proxy, drop)
 
 
 @pytest.mark.parametrize("call", READS)
