@@ -105,8 +105,12 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         lost = proxy.fault(Act.LOSE_REPLY)
         adding = asyncio.create_task(store.add([new("second", due=In(0))], now=NOW))
         await until(lambda: bool(lost.hits), "the call to be sent")
-        await until(lambda: store._open().lanes["add"].resent >= 3, "the other server to be asked")
+        proxy.cut()
+        reading = asyncio.create_task(listed(store, Filter()))
+        for kind in ("add", "read"):
+            await until(lambda kind=kind: store._open().lanes[kind].resent >= 3, "the other server to be asked")  # type: ignore[misc]
         await proxy.accept()
+        assert {one.key for one in await reading} >= {"first"}, "and a read does not ask for a migration"
         [answer] = await adding
         assert answer.result is Result.CREATED
         assert {one.key for one in await listed(store, Filter())} == {"first", "second"}
