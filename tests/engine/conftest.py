@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.fixtures import Borrowed
+from tests.waiting import elapse, virtual_time
 
 from bide import Bide
 from bide.core.instants import Millis
@@ -36,27 +37,36 @@ class World:
 
     async def until(self, condition: Callable[[], bool], patience: float = 86_400.0) -> None:
         """Let virtual time pass until `condition()`; fail after `patience` virtual seconds."""
-        ends, step = self.loop.time() + patience, 0.001
+        ends, step = virtual_time() + patience, 0.001
         while not condition():
-            assert self.loop.time() < ends, "it did not happen in time"
-            await self.pause(step)
+            assert virtual_time() < ends, "it did not happen in time"
+            await elapse(step)
             step = min(step * 1.05, 60.0)
 
-    async def until_real(self, condition: Callable[[], bool]) -> None:
-        """Let real time pass until `condition()`, as a thread must do something for it."""
-        ends = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < ends, "it did not happen in time"
-            await asyncio.sleep(0)
-
     async def pause(self, seconds: float) -> None:
-        done = self.loop.create_future()
-        self.loop.call_later(seconds, done.set_result, None)
-        await done
+        await elapse(seconds)
 
 
 Story = Callable[[World], Coroutine[Any, Any, None]]
 Tell = Callable[[Story], None]
+
+
+def stores(*kinds: str) -> pytest.MarkDecorator:
+    """The test runs on an empty store of each of these kinds, which its argument `store_url` names."""
+    return pytest.mark.parametrize("store_url", kinds, indirect=True)
+
+
+@pytest.fixture
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return "memory:"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/tasks.db"
+    if request.param == "redis":
+        server, name = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_namespace")
+        return f"{server}?namespace={name}&shards=4"
+    schemas: Borrowed = request.getfixturevalue(f"{request.param}_schemas")
+    return schemas.url()
 
 
 @pytest.fixture

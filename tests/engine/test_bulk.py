@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.conftest import Tell, World
-from tests.servers.keyspace import delete_keys
+from tests.engine.conftest import Tell, World, stores
+from tests.waiting import until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
@@ -25,17 +24,7 @@ from bide.engine.bulk_store import AT_ONCE, LOST_AFTER, Bulks, BulkStore
 from bide.engine.kept import Kept
 
 HOUR: Millis = 3_600_000
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A store with nothing in it."""
-    if request.param == "redis":
-        server, own = request.getfixturevalue("redis_url"), "t" + secrets.token_hex(5)
-        yield f"{server}?namespace={own}&shards=4"
-        delete_keys(server, own)
-    else:
-        yield "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db"
+EVERY_STORE = stores("memory", "sqlite", "redis")
 
 
 def anything(topic: str) -> bool:
@@ -111,8 +100,9 @@ def test_what_makes_no_sense_is_refused_by_name(more: dict[str, Any], field: str
 # --- every verb, on every store
 
 
-async def test_all_that_match_are_changed_once_and_nothing_else(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         await fill(app, "a", 2 * PAGE + 10, group="g")
         await fill(app, "b", 5, group="g")
@@ -140,8 +130,8 @@ async def test_all_that_match_are_changed_once_and_nothing_else(url: str) -> Non
         fired = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
         assert fired.counts == {"moved": 5}
         due = await records(app, "b")
-        while app.clock.now() <= max(one.wake_at for one in due.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0)  # the server's clock, as we know it, may be a little behind
+        latest = max(one.wake_at for one in due.values())
+        await until(lambda: app.clock.now() > latest, "the server's clock, which may be a little behind")
         again = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
         assert again.counts == {}, "what is due keeps its place in the line"
         assert await records(app, "b") == due
@@ -152,8 +142,9 @@ async def test_all_that_match_are_changed_once_and_nothing_else(url: str) -> Non
         await bulks.close()
 
 
-async def test_dead_ones_of_one_error_are_sent_again_once(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
         await let_die(app, "pay", errors)
@@ -173,8 +164,9 @@ async def test_dead_ones_of_one_error_are_sent_again_once(url: str) -> None:
         await bulks.close()
 
 
-async def test_what_is_being_delivered_is_left_alone_and_told(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         await fill(app, "t", 20)
         await app.schedule("t", None, key="held", delay="0s")
@@ -200,16 +192,17 @@ async def test_what_is_being_delivered_is_left_alone_and_told(url: str) -> None:
         await bulks.close()
 
 
-async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         await fill(app, "t", 30)
         seen = tuple(Seen(one.ref, one.token) for one in (await records(app, "t")).values())
         with acting_as("bo"):
             await app.reschedule("t", "k0003", delay="9h")
         await app.cancel("t", "k0004")
-        while not await app.events("t", "k0003"):
-            pass  # until it is written there
+        noted: list[Event] = await until(lambda: app.events("t", "k0003"), "the event to be written")
+        assert noted[0].who == "bo"
         bulk = Bulk(verb=BulkVerb.CANCEL, chosen=seen)
         before = await preview(app, bulk, anything)
         assert before.meant.number == 28
@@ -231,8 +224,9 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(url: str) 
         await bulks.close()
 
 
-async def test_only_topics_that_one_may_and_never_ours(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         await Kept(app.store, app.clock).put("setting", b"1")
         await Kept(app.store, app.clock, SHOWN_TOPIC).put("shown", b"1")
@@ -254,8 +248,9 @@ async def test_only_topics_that_one_may_and_never_ours(url: str) -> None:
         await bulks.close()
 
 
-async def test_a_range_of_times_and_a_state_narrow_it(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
+    async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         now = app.clock.now()
         for hours in range(1, 6):
@@ -270,8 +265,9 @@ async def test_a_range_of_times_and_a_state_narrow_it(url: str) -> None:
         await bulks.close()
 
 
-async def test_every_instance_shows_it_and_it_is_listed(url: str) -> None:
-    async with Bide(url) as app:
+@EVERY_STORE
+async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
+    async with Bide(store_url) as app:
         here, there = Bulks(app, "here"), Bulks(app, "there")
         await fill(app, "t", 10)
         await fill(app, "u", 10, deadline="2h")
@@ -407,11 +403,11 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
         async with world.app() as app:
             bulks = Bulks(app, "here")
             await fill(app, "t", 20)
-            began = world.loop.time()
+            began = world.elapsed
 
             def away(point: str) -> BaseException | None:
-                if world.loop.time() < began + 30 and point in ("find:before", "change:before", "add:before"):
-                    return StoreUnavailable("cable cut") if world.loop.time() > began else None
+                if world.elapsed < began + 30_000 and point in ("find:before", "change:before", "add:before"):
+                    return StoreUnavailable("cable cut") if world.elapsed > began else None
                 return None
 
             world.store.fault = away

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from bide import BadInput, BadPayload, Bide, DuplicateHandler, Result, SetupError, StoreUnavailable, Task
 from bide.core.retry import Ladder
@@ -202,7 +203,7 @@ async def test_redrive_starts_a_new_life() -> None:
     async with app:
         async with app.worker():
             await fail.schedule(None, key="k", delay="0s")
-            await asyncio.wait_for(died.wait(), 10)
+            await until(died.is_set, "its death")
         dead = [task async for task in app.find(state="dead")]
         answer = await app.redrive("t", "k", delay="1h")
         assert answer.result == "redriven"
@@ -237,5 +238,5 @@ async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
 
     async with app, app.worker():
         await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
-        await asyncio.wait_for(died.wait(), 10)
+        await until(died.is_set, "its death")
     assert ran == [1, 2, 3]

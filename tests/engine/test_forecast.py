@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.conftest import stores
 
 from bide import BadInput, Bide
 from bide.core.instants import Millis, as_datetime
@@ -240,10 +241,9 @@ def test_what_a_peak_needs_is_reckoned_as_a_queue() -> None:
 # --- a store's own
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bide]:
-    clock = ManualClock(NOW)
-    async with Bide("memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db", clock=clock) as app:
+@pytest.fixture
+async def app(store_url: str) -> AsyncIterator[Bide]:
+    async with Bide(store_url, clock=ManualClock(NOW)) as app:
         yield app
 
 
@@ -255,6 +255,7 @@ def everything(topic: str) -> bool:
     return True
 
 
+@stores("memory", "sqlite")
 async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app: Bide) -> None:
     minute = NOW - NOW % MINUTE
     eight = minute + 8 * HOUR
@@ -292,6 +293,7 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     await forecast.close()
 
 
+@stores("memory", "sqlite")
 async def test_a_look_is_shared_for_two_seconds(app: Bide) -> None:
     forecast = Forecast(app)
     wanted = Wanted(Span.HOUR, UTC)
@@ -334,6 +336,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
 # --- the past
 
 
+@stores("memory", "sqlite")
 async def test_the_past_is_told_by_minute(app: Bide) -> None:
     clock = app.clock
     assert isinstance(clock, ManualClock)
@@ -370,6 +373,7 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
     await history.close()
 
 
+@stores("memory", "sqlite")
 async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
     clock = app.clock
     assert isinstance(clock, ManualClock)
@@ -386,6 +390,7 @@ async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
     await history.close()
 
 
+@stores("memory", "sqlite")
 async def test_what_is_told_later_is_seen_by_the_next_look(app: Bide) -> None:
     clock = app.clock
     assert isinstance(clock, ManualClock)

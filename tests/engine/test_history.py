@@ -157,13 +157,13 @@ async def test_a_worker_tells_what_it_did(tmp_path: Path) -> None:
         return Dead("no use") if task.payload == "dead" else None
 
     async with app:
+        began = app.clock.now() // MINUTE
         for payload in ("a", "b", "dead"):
             await app.schedule("story", payload, delay="0s")
         async with app.worker() as worker:
             await worker.until_empty()
         await app.history.flush()
-        now = app.clock.now() // MINUTE
-        rows = await rows_between(app.store, app.clock, now - 1, now)
+        rows = await rows_between(app.store, app.clock, began, app.clock.now() // MINUTE)
         past = summed(row.topics for row in rows.values())["story"]
         assert (past.begun, past.done, past.dead) == (3, 2, 1)
         assert sum(past.planned.values()) == 3

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy
 from django.db.utils import ConnectionHandler
 from sqlalchemy.orm import Session
+from tests.waiting import PATIENCE
 
 from bide import BadInput, BadPayload, Bide, Handler, Result, SetupError, StoreUnavailable, Task
 
@@ -118,7 +119,8 @@ def test_payloads_are_checked_and_what_was_done_is_noted(shop: Shop) -> None:
     assert [event.who for event in shop.app.sync.events("order.close", "1")] == ["ann"]
 
 
-def test_while_others_write_it_waits_without_a_loop(shop: Shop) -> None:
+def test_while_others_write_it_waits_without_a_loop(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.stores.sqlite.joined.PATIENCE", PATIENCE)
     with closing(sqlite3.connect(shop.path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         timer = threading.Timer(0.2, other.execute, ["COMMIT"])

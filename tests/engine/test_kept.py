@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.conftest import stores
 
 from bide import BadInput, Bide, NewTask
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Page, Ref, State
 from bide.engine.kept import Kept
 
-Story = Callable[[Bide], Coroutine[Any, Any, None]]
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_what_is_kept_is_hidden_on_every_store(store_url: str) -> None:
+    async with Bide(store_url) as app:
+        await keeps(app)
 
 
 async def keeps(app: Bide) -> None:
-    """What holds of every store."""
     kept = Kept(app.store, app.clock)
     assert await kept.get("a") is None
     assert await kept.all() == {}
@@ -95,42 +99,14 @@ async def _all(tasks: AsyncIterator[Any]) -> list[Any]:
     return [task async for task in tasks]
 
 
-async def test_memory() -> None:
-    async with Bide("memory:") as app:
-        await keeps(app)
-
-
-async def test_sqlite(tmp_path: Path) -> None:
-    async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
-        await keeps(app)
-
-
-async def test_redis(redis_url: str, redis_namespace: str) -> None:
-    async with Bide(f"{redis_url}?namespace={redis_namespace}") as app:
-        await keeps(app)
-
-
-async def test_postgres(postgres_url: str, postgres_schema: str) -> None:
-    from bide.stores.postgres import PostgresStore
-
-    url = f"{postgres_url}?schema={postgres_schema}"
-    await PostgresStore(url).migrate()
-    async with Bide(url) as app:
-        await keeps(app)
-
-
-async def test_mysql(mysql_url: str, mysql_schema: str) -> None:
-    from bide.stores.mysql import MySqlStore
-
-    url = mysql_url.rpartition("/")[0] + "/" + mysql_schema
-    await MySqlStore(url).migrate()
-    async with Bide(url) as app:
-        await keeps(app)
+@stores("mysql")
+async def test_names_and_topics_are_compared_byte_by_byte(store_url: str) -> None:
+    async with Bide(store_url) as app:
         kept = Kept(app.store, app.clock)
         await kept.put("Token", b"upper")
-        assert await kept.get("token") is None, "names are compared byte by byte"
+        assert await kept.get("token") is None
         task = await app.schedule("BIDE:SETTINGS", 1, key="Token", delay="1h")
-        assert task.result == "created", "and so is the topic"
+        assert task.result == "created"
         assert await kept.get("Token") == b"upper"
 
 

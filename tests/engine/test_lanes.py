@@ -7,10 +7,9 @@ import threading
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE, forever, until
 
 from bide import Bide, Task
-
-LONGEST = 20.0
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])
@@ -24,21 +23,21 @@ def test_a_program_ends_although_its_worker_was_never_stopped(busy: bool) -> Non
         @app.handler("work")
         async def work(task: Task[Any]) -> None:
             running.set()
-            await asyncio.sleep(LONGEST if busy else 0)
+            await (forever() if busy else asyncio.sleep(0))
 
         await app.open()
-        await app.worker().__aenter__()
+        worker = await app.worker().__aenter__()
         for _ in range(3):
             await work.schedule(None, delay="0s")
         await running.wait()
-        await asyncio.sleep(0.05)
+        await until(lambda: busy or worker.stats.done == 3, "all three to be done")
 
     def program() -> None:
         asyncio.run(main())
         ended.set()
 
     threading.Thread(target=program, daemon=True).start()
-    assert ended.wait(LONGEST / 2)
+    assert ended.wait(PATIENCE)
 
 
 async def test_lanes_that_somebody_cancels_are_replaced() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from tests.waiting import pause
 
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event, EventKind
@@ -53,7 +54,7 @@ async def test_a_flush_waits_for_what_another_is_writing(store: SlowStore) -> No
     await store.asked.wait()
     recorder.note(event("2"))
     flushes = [asyncio.create_task(recorder.flush()) for _ in range(3)]
-    await asyncio.wait(flushes, timeout=0.05)
+    await pause(0.02, why="a flush that does not wait would be over by now")
     assert not any(flush.done() for flush in flushes)
     store.let.set()
     await asyncio.wait(flushes, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +71,7 @@ async def test_what_was_being_written_is_written_although_who_asked_has_gone(sto
         async with asyncio.timeout(0.01):
             await recorder.flush()
     closing = asyncio.create_task(recorder.close())
-    await asyncio.wait([closing], timeout=0.05)
+    await pause(0.02, why="a close that does not wait would be over by now")
     assert not closing.done(), "the store is needed yet"
     store.let.set()
     await closing

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tests.waiting import until
+
 from bide import Bide, StoreUnavailable, Task
 from bide.core.instants import Millis
 from bide.core.records import Settlement
 from bide.stores.memory import MemoryStore
-from bide.testing.store_suite.acts import until
 
 
 class TwoParts(MemoryStore):
@@ -47,7 +48,6 @@ async def test_who_is_away_holds_back_nobody_else() -> None:
         await until(lambda: worker.stats.done == 2, "the next one")
         assert await app.get("work", "away-1") is not None
         store.back.set()
-        async with asyncio.timeout(10):
-            await worker.until_empty()
+        await worker.until_empty()
         assert (worker.stats.done, worker.stats.lost) == (3, 0)
     assert all(len({key.split("-")[0] for key in batch}) == 1 for batch in store.asked)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from bide import Bide, SetupError, Task
 
@@ -58,7 +59,7 @@ async def test_a_plain_handler_uses_the_workers_own_loop() -> None:
 
     async with app, app.worker():
         await app.schedule("first", delay="0s")
-        await asyncio.wait_for(done.wait(), 10)
+        await until(done.is_set, "the second handler to run")
         with pytest.raises(SetupError, match="await the verb"):
             app.sync.schedule("second", delay="0s")
 

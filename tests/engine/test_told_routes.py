@@ -52,7 +52,7 @@ def test_a_worker_tells_once_in_one_call(virtual: Tell) -> None:
 
 def test_what_many_tell_alike_is_one_row_and_the_newest_word_stays(virtual: Tell) -> None:
     async def story(world: World) -> None:
-        apps = [shop(world) for _ in range(3)]
+        apps = [shop(world, max_sleep="1h") for _ in range(3)]
         for app in apps:
             await app.worker().__aenter__()
         await world.pause(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from tests.waiting import elapse
+
 from bide import Task
 from bide.core.retry import policy
 from bide.engine.desk import Desk
@@ -94,7 +96,7 @@ def test_the_longest_sleep_counts_from_the_question_and_not_from_its_answer(virt
         for answer_takes in (0.0, 0.4, 3.0):
             asked_at = loop.time()
             waker.forget()
-            await asyncio.sleep(answer_takes)
+            await elapse(answer_takes)
             await waker.sleep(None)
             assert loop.time() - asked_at == max(1.0, answer_takes)
         began = loop.time()
