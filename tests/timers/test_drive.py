@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 
 import pytest
+from tests.waiting import PATIENCE, until, wait_until
 
 from bide.core.instants import Millis
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, WallClock, drive
@@ -31,17 +31,10 @@ class HandClock:
         return length
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        # looking again and again, for what is waited for is not always something that could set an event
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 async def looked_again(clock: HandClock, times: int = 5) -> None:
     """The drive has woken so often and read the clock."""
     asked = clock.asked
-    await until(lambda: clock.asked >= asked + times)
+    await until(lambda: clock.asked >= asked + times, "the drive to look again")
 
 
 async def test_wake_ups_that_come_early_fire_nothing() -> None:
@@ -52,7 +45,7 @@ async def test_wake_ups_that_come_early_fire_nothing() -> None:
         await looked_again(clock)
         assert fired == []
         clock.time += 1
-        await until(lambda: fired == ["a"])
+        await until(lambda: fired == ["a"], "the callback")
 
 
 def test_wake_ups_that_come_early_fire_nothing_in_a_thread() -> None:
@@ -66,11 +59,10 @@ def test_wake_ups_that_come_early_fire_nothing_in_a_thread() -> None:
         timers.add("a", clock.time + 10)
         clock.time += 9
         asked = clock.asked
-        while clock.asked < asked + 5:
-            threading.Event().wait(0.001)
+        wait_until(lambda: clock.asked >= asked + 5, "the drive to look again")
         assert fired == []
         clock.time += 1
-        assert called.wait(10)
+        assert called.wait(PATIENCE)
 
 
 async def test_a_clock_that_is_set_back_fires_nothing_early() -> None:
@@ -82,7 +74,7 @@ async def test_a_clock_that_is_set_back_fires_nothing_early() -> None:
         await looked_again(clock)
         assert fired == []
         clock.time += 5000
-        await until(lambda: fired == ["a"])
+        await until(lambda: fired == ["a"], "the callback")
 
 
 class SlowClock(HandClock):
@@ -99,7 +91,7 @@ async def test_a_clock_that_is_set_ahead_is_noticed_within_the_longest_sleep() -
         await looked_again(clock, 2)
         assert fired == []
         clock.time += 3_600_000
-        await until(lambda: fired == ["a"])
+        await until(lambda: fired == ["a"], "the callback")
 
 
 async def test_an_earlier_one_added_while_asleep_wakes_it() -> None:
@@ -109,9 +101,9 @@ async def test_an_earlier_one_added_while_asleep_wakes_it() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         timers.add("now", timers.now())
-        await until(lambda: fired == ["now"])
+        await until(lambda: fired == ["now"], "the callback")
         timers.move("tomorrow", timers.now())
-        await until(lambda: fired == ["now", "tomorrow"])
+        await until(lambda: fired == ["now", "tomorrow"], "the callback")
 
 
 def test_an_earlier_one_added_while_asleep_wakes_the_thread() -> None:
@@ -119,16 +111,16 @@ def test_an_earlier_one_added_while_asleep_wakes_the_thread() -> None:
     with drive(HashedWheel[str](), lambda item: called[item].set(), longest_sleep=3600) as timers:
         timers.add("tomorrow", timers.now() + 86_400_000)
         timers.add("now", timers.now())
-        assert called["now"].wait(10)
+        assert called["now"].wait(PATIENCE)
         timers.move("tomorrow", timers.now())
-        assert called["tomorrow"].wait(10)
+        assert called["tomorrow"].wait(PATIENCE)
 
 
 async def test_what_was_there_before_it_began_fires() -> None:
     timer, fired = HeapTimer[str](), list[str]()
     timer.add("a", 5)
     async with drive(timer, fired.append):
-        await until(lambda: fired == ["a"])
+        await until(lambda: fired == ["a"], "the callback")
 
 
 async def test_an_error_is_logged_and_the_next_one_called(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +137,7 @@ async def test_an_error_is_logged_and_the_next_one_called(caplog: pytest.LogCapt
         async with drive(HeapTimer[int](), callback) as timers:
             for item in range(4):
                 timers.add(item, item)
-            await until(lambda: fired == [0, 3])
+            await until(lambda: fired == [0, 3], "the callback")
     assert [record.getMessage() for record in caplog.records] == [
         "the callback for 1 failed; the drive goes on",
         "the callback for 2 failed; the drive goes on",
@@ -167,7 +159,7 @@ async def test_a_callback_may_cancel_and_move_what_is_due_with_it() -> None:
     async with drive(HierarchicalWheel[str](), callback, clock=clock) as timers:
         for at, item in enumerate(("first", "second", "third", "fourth")):
             timers.add(item, at)
-        await until(lambda: len(fired) >= 3)
+        await until(lambda: len(fired) >= 3, "the callback")
         assert fired[:3] == ["first", "fourth", "first"]
         assert "second" not in timers
         assert "third" in timers
@@ -211,7 +203,7 @@ async def test_closed_it_leaves_nothing_and_calls_nobody() -> None:
     scheduled: list[asyncio.TimerHandle] = getattr(loop, "_scheduled", [])
     assert all(handle.cancelled() for handle in scheduled)
     async with timers:
-        await until(lambda: fired == ["now"])
+        await until(lambda: fired == ["now"], "the callback")
 
 
 def test_closed_the_thread_is_gone() -> None:
@@ -234,7 +226,7 @@ def test_closed_by_its_own_callback_in_a_thread() -> None:
     timers.add("a", 0)
     timers.add("b", 0)
     with timers:
-        assert closed.wait(10)
+        assert closed.wait(PATIENCE)
     assert "b" in timers
 
 
@@ -248,7 +240,7 @@ async def test_closed_by_its_own_callback_on_a_loop() -> None:
     async with drive(HeapTimer[str](), callback) as timers:
         timers.add("a", 0)
         timers.add("b", 1)
-        await until(lambda: fired == ["a"])
+        await until(lambda: fired == ["a"], "the callback")
         await asyncio.sleep(0)
     assert "b" in timers
 
@@ -279,17 +271,16 @@ async def test_an_idle_ring_on_a_loop() -> None:
         await looked_again(clock)
         assert idle == []
         clock.time = 31_001
-        await until(lambda: idle == ["b"])
+        await until(lambda: idle == ["b"], "the callback")
         assert "a" in ring
         clock.time = 42_001
-        await until(lambda: idle == ["b", "a"])
+        await until(lambda: idle == ["b", "a"], "the callback")
         assert len(ring) == 0
 
 
 def test_many_threads_add_and_cancel_at_once() -> None:
     fired = list[tuple[int, int]]()
     cancelled = list[tuple[int, int]]()
-    done = threading.Event()
 
     def callback(item: tuple[int, int]) -> None:
         fired.append(item)
@@ -307,8 +298,7 @@ def test_many_threads_add_and_cancel_at_once() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        while len(timers):
-            done.wait(0.001)
+        wait_until(lambda: not len(timers), "the last of them")
     assert not set(fired) & set(cancelled)
     assert len(fired) + len(cancelled) == 8 * 500
 

@@ -1,4 +1,4 @@
-"""The drive against the real clock: thousands of short timers, none early, on asyncio, on uvloop and in a thread."""
+"""The drive against the real clock: short timers, none early, on asyncio, on uvloop and in a thread."""
 
 import asyncio
 import random
@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.waiting import PATIENCE, not_before, pause, until
 
-from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, drive
+from bide.timers import HashedWheel, HierarchicalWheel, IdleRing, SteadyClock, drive
 
-pytestmark = pytest.mark.real_time
-
-COUNT = 4000
-WITHIN = 900
+COUNT = 1_000
+WITHIN = 250
 """Milliseconds over which the timers are spread: some 4 at every millisecond."""
 
 Run = Callable[[Coroutine[Any, Any, None]], object]
@@ -25,8 +24,8 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio"
 class Lateness:
     """Notes by how many ms each item came late, by a clock of its own with nanoseconds."""
 
-    def __init__(self, finished: threading.Event | asyncio.Event) -> None:
-        self.finished = finished
+    def __init__(self) -> None:
+        self.finished = threading.Event()
         self.due: dict[int, int] = {}
         self.late: list[float] = []
 
@@ -37,43 +36,35 @@ class Lateness:
 
     def check(self) -> None:
         assert len(self.late) == COUNT
-        assert min(self.late) >= 0
-        # generous, for the machine may be busy: the figures are the bench's, this only finds a drive that oversleeps
-        assert sorted(self.late)[COUNT // 2] < 100
+        not_before(min(self.late), 0, "a timer")
 
 
 @LOOPS
-@pytest.mark.parametrize("kind", [HeapTimer, HashedWheel, HierarchicalWheel])
-def test_never_early_on_a_loop(run: Run, kind: Callable[[], HeapTimer[int]]) -> None:
-    choose = random.Random(4)
+def test_never_early_on_a_loop(run: Run) -> None:
+    choose, lateness = random.Random(4), Lateness()
 
     async def main() -> None:
-        finished = asyncio.Event()
-        lateness = Lateness(finished)
-        async with drive(kind(), lateness, clock=SteadyClock()) as timers:
+        async with drive(HierarchicalWheel[int](), lateness, clock=SteadyClock()) as timers:
             begin = timers.now()
             for item in range(COUNT):
                 lateness.due[item] = begin + choose.randrange(WITHIN)
                 timers.add(item, lateness.due[item])
-                if item % 400 == 0:
-                    await asyncio.sleep(0.01)
-            async with asyncio.timeout(30):
-                await finished.wait()
-        lateness.check()
+                if item % 100 == 0:
+                    await pause(0.01, why="some are added while others fire")
+            await until(lateness.finished.is_set, "all timers to fire")
 
     run(main())
+    lateness.check()
 
 
-@pytest.mark.parametrize("kind", [HeapTimer, HashedWheel, HierarchicalWheel])
-def test_never_early_in_a_thread(kind: Callable[[], HeapTimer[int]]) -> None:
-    finished, choose = threading.Event(), random.Random(5)
-    lateness = Lateness(finished)
-    with drive(kind(), lateness, clock=SteadyClock()) as timers:
+def test_never_early_in_a_thread() -> None:
+    choose, lateness = random.Random(5), Lateness()
+    with drive(HierarchicalWheel[int](), lateness, clock=SteadyClock()) as timers:
         begin = timers.now()
         for item in range(COUNT):
             lateness.due[item] = begin + choose.randrange(WITHIN)
             timers.add(item, lateness.due[item])
-        assert finished.wait(30)
+        assert lateness.finished.wait(PATIENCE)
     lateness.check()
 
 
@@ -91,16 +82,15 @@ def test_one_short_timer_after_the_other(run: Run) -> None:
                 fired.set()
 
         async with drive(HierarchicalWheel[int](), callback, clock=SteadyClock()) as timers:
-            for count in range(200):
+            for count in range(100):
                 due = timers.now() + 1 + count % 4
                 timers.add(due, due)
-                async with asyncio.timeout(10):
-                    await fired.wait()
+                await fired.wait()
                 fired.clear()
 
     run(main())
-    assert len(early) == 200
-    assert min(early) >= 0
+    assert len(early) == 100
+    not_before(min(early), 0, "a timer")
 
 
 @LOOPS
@@ -110,16 +100,15 @@ def test_after_is_never_short(run: Run) -> None:
     async def main() -> None:
         fired = asyncio.Event()
         async with drive(HashedWheel[str](), lambda item: fired.set()) as timers:
-            for _ in range(100):
+            for _ in range(50):
                 begin = time.time_ns()
                 timers.after("a", 2)
-                async with asyncio.timeout(10):
-                    await fired.wait()
+                await fired.wait()
                 lengths.append((time.time_ns() - begin) / 1e6)
                 fired.clear()
 
     run(main())
-    assert min(lengths) >= 2
+    not_before(min(lengths), 2, "the end of 2 ms")
 
 
 @LOOPS
@@ -139,10 +128,9 @@ def test_an_idle_ring_is_never_early(run: Run) -> None:
                 for uid in range(turn * 20, 400):
                     last[uid] = time.monotonic_ns()
                     ring.touch(uid)
-                await asyncio.sleep(0.01)
-            async with asyncio.timeout(10):
-                await all_silent.wait()
+                await pause(0.01, why="each is heard from again and again")
+            await all_silent.wait()
 
     run(main())
     assert len(silent) == 400
-    assert min(silent.values()) >= 100_000_000
+    not_before(min(silent.values()), 100_000_000, "the end of 100 ms of silence")

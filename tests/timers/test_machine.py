@@ -129,6 +129,6 @@ class TidyTimerMachine(TimerMachine):
 
 
 TestTimers = TimerMachine.TestCase
-TestTimers.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTimers.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestTidyTimers = TidyTimerMachine.TestCase
-TestTidyTimers.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTidyTimers.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
