@@ -6,8 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.sinks.receiver import Receiver, receiving
+from tests.waiting import PATIENCE
 
 from bide.sinks.webhook import WebhookPost, WebhookResult
+
+
+@pytest.fixture(autouse=True)
+def patient_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of an answer is waited for, however slow the machine is."""
+    monkeypatch.setattr("bide.sinks.webhook.sending.BODY_PATIENCE", PATIENCE)
 
 
 @pytest.fixture

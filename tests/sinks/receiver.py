@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from tests.waiting import forever
+
 
 class Received(NamedTuple):
     """One request, as it came."""
@@ -38,7 +40,7 @@ def says_bytes(answer: bytes) -> Answer:
 
 async def hangs(request: Received, writer: asyncio.StreamWriter) -> None:
     """Never answers."""
-    await asyncio.get_running_loop().create_future()
+    await forever()
 
 
 async def closes(request: Received, writer: asyncio.StreamWriter) -> None:

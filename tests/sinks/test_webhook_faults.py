@@ -6,23 +6,20 @@ import asyncio
 import socket
 import ssl
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
-from tests.sinks.receiver import Received, Receiver, closes, hangs, receiving, says, says_bytes
+from tests.sinks.receiver import Answer, Received, Receiver, closes, hangs, receiving, says, says_bytes
 from tests.stores.certificates import certify
+from tests.waiting import PATIENCE, pause
 
 from bide import Retry, Task
 from bide.core.outcomes import Outcome
 from bide.sinks.webhook import WebhookPost, WebhookResult
 from bide.sinks.webhook.sending import MOST_READ
 from bide.testing import task_for
-
-LONG_AGO = 20.0
-"""Seconds: far more than any of this takes, far less than what a hanging receiver would."""
 
 
 def task(**details: Any) -> Task[Any]:
@@ -36,42 +33,35 @@ def why(outcome: Outcome | None) -> str:
     return outcome.why
 
 
-async def trickle(writer: asyncio.StreamWriter, piece: bytes, pause: float = 0.01) -> None:
+async def trickle(writer: asyncio.StreamWriter, piece: bytes, every: float = 0.01) -> None:
     """For ever, or until the other side has gone."""
     while not writer.is_closing():
         writer.write(piece)
         await writer.drain()
-        await asyncio.sleep(pause)
+        await pause(every, why="the receiver is slow on purpose")
 
 
 # --- slow
 
 
-async def test_no_answer_in_time(receiver: Receiver, post: WebhookPost) -> None:
-    receiver.answer = hangs
-    outcome = await post.sink(receiver.url, total="200ms").deliver(task())
-    assert why(outcome) == f"no answer from {receiver.place} within 0.2 s"
-    assert post.hosts.allowed(receiver.place) == 10
-    assert post.hosts.busy(receiver.place) == 0
+async def slow_headers(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    await trickle(writer, b"x-a: b\r\n", 0.05)
 
 
-async def test_headers_that_never_end(receiver: Receiver, post: WebhookPost) -> None:
-    async def slow_headers(request: Received, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\n")
-        await trickle(writer, b"x-a: b\r\n", 0.05)
+async def interim(request: Received, writer: asyncio.StreamWriter) -> None:
+    await trickle(writer, b"HTTP/1.1 102 Processing\r\n\r\n")
 
-    receiver.answer = slow_headers
+
+@pytest.mark.parametrize("answer", [hangs, slow_headers, interim])
+async def test_no_answer_in_time(receiver: Receiver, post: WebhookPost, answer: Answer) -> None:
+    """Nothing at all, headers that never end, interim answers without end."""
+    assert await post.sink(receiver.url).deliver(task()) is None, "and now there is a connection"
+    receiver.answer = answer
     outcome = await post.sink(receiver.url, total="300ms").deliver(task())
     assert why(outcome) == f"no answer from {receiver.place} within 0.3 s"
-
-
-async def test_interim_answers_without_end(receiver: Receiver, post: WebhookPost) -> None:
-    async def interim(request: Received, writer: asyncio.StreamWriter) -> None:
-        await trickle(writer, b"HTTP/1.1 102 Processing\r\n\r\n")
-
-    receiver.answer = interim
-    outcome = await post.sink(receiver.url, total="300ms").deliver(task())
-    assert "no answer" in why(outcome)
+    assert post.hosts.allowed(receiver.place) == 10
+    assert post.hosts.busy(receiver.place) == 0
 
 
 @pytest.mark.parametrize(("status", "done"), [(200, True), (500, False)])
@@ -89,7 +79,7 @@ async def test_a_body_that_trickles_is_not_waited_for(
     outcome = await post.sink(receiver.url).deliver(task())
     assert (outcome is None) is done
     if not done:
-        assert why(outcome).startswith("500 Internal Server Error: first.")
+        assert why(outcome).startswith("500 Internal Server Error: first")
     again = await post.sink(receiver.url).deliver(task())
     assert (again is None) is done
     assert receiver.connections == 2, "a connection in the middle of an answer is not used again"
@@ -110,11 +100,9 @@ async def test_a_body_without_end_is_read_to_a_limit(
             await writer.drain()
 
     receiver.answer = endless
-    before = time.perf_counter()
     outcome = await post.sink(receiver.url).deliver(task())
     assert (outcome is None) is (status == 200)
     assert results[0].excerpt == "x" * 500
-    assert time.perf_counter() - before < LONG_AGO
     assert written < 100 * MOST_READ, "what lies in the buffers of two sockets, and no more"
 
 
@@ -303,18 +291,20 @@ async def test_names_that_are_slow_to_look_up_hold_up_no_other(monkeypatch: pyte
     def slowly(host: str, *rest: Any) -> Any:
         if host.endswith(".example"):
             begun.release()
-            released.wait(LONG_AGO)
+            released.wait(PATIENCE)
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return look_up(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     async with receiving() as receiver, WebhookPost(allow=[f"localhost:{receiver.port}"]) as post:
         stuck = [
-            asyncio.ensure_future(post.sink(f"https://slow-{number}.example/", connect="20s").deliver(task()))
-            for number in range(60)
+            asyncio.ensure_future(
+                post.sink(f"https://slow-{number}.example/", connect="10m", total="10m").deliver(task())
+            )
+            for number in range(40)
         ]
         for _ in stuck:
-            assert await asyncio.to_thread(begun.acquire, timeout=LONG_AGO / 2)
+            assert await asyncio.to_thread(begun.acquire, timeout=PATIENCE)
         assert await post.sink(f"http://localhost:{receiver.port}/").deliver(task()) is None
         assert not any(one.done() for one in stuck)
         released.set()

@@ -194,6 +194,7 @@ NOTATIONS: dict[str, Callable[[IPv4Address], str]] = {
 
 
 @pytest.mark.parametrize("notation", NOTATIONS)
+@settings(max_examples=30)
 @given(address=V4)
 def test_no_ipv4_address_that_is_not_public_is_called_in_any_notation(notation: str, address: IPv4Address) -> None:
     assume(not_public(address))
@@ -263,7 +264,7 @@ URLS = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(url=URLS)
 def test_no_two_parsers_read_a_url_that_passed_as_leading_to_two_hosts(url: str) -> None:
     """Ours, that of aiohttp, which makes the request, and that of the standard library."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from tests.waiting import elapse, virtual_time
 
 from bide.sinks.webhook.hosts import FARTHEST, PATIENCE, Hosts, Place
 from bide.testing.virtual import VirtualLoop, run_virtual
@@ -16,18 +17,11 @@ A, B = "a.example:443", "b.example:443"
 MOST = 8
 
 
-def told(story: Callable[[Hosts, VirtualLoop], Coroutine[Any, Any, None]]) -> None:
+def told(story: Callable[[Hosts], Coroutine[Any, Any, None]]) -> None:
     async def begin(loop: VirtualLoop) -> None:
-        await story(Hosts(MOST, chance=lambda: 0.0), loop)
+        await story(Hosts(MOST, chance=lambda: 0.0))
 
     run_virtual(begin)
-
-
-async def pass_time(seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    loop.call_later(seconds, done.set_result, None)
-    await done
 
 
 def fill(hosts: Hosts, name: str = A) -> list[Place]:
@@ -38,7 +32,7 @@ def fill(hosts: Hosts, name: str = A) -> list[Place]:
 
 
 def test_a_host_has_so_many_places_and_no_other_host_has_less_for_it() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         places = fill(hosts)
         assert len(places) == MOST
         assert len(fill(hosts, B)) == MOST
@@ -49,14 +43,14 @@ def test_a_host_has_so_many_places_and_no_other_host_has_less_for_it() -> None:
 
 
 def test_who_waits_gets_the_place_that_becomes_free() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         places = fill(hosts)
         waiting = [asyncio.ensure_future(hosts.wait(A)) for _ in range(2)]
-        await pass_time(PATIENCE / 2)
+        await elapse(PATIENCE / 2)
         assert hosts.enter(A) is None
         places[0].leave(True)
         assert hosts.enter(A) is None, "it is for who came first"
-        await pass_time(PATIENCE)
+        await elapse(PATIENCE)
         assert isinstance(waiting[0].result(), Place)
         assert waiting[1].result() is None
         assert hosts.busy(A) == MOST
@@ -65,21 +59,21 @@ def test_who_waits_gets_the_place_that_becomes_free() -> None:
 
 
 def test_nobody_waits_long_and_at_a_host_that_hangs_nobody_waits_at_all() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         fill(hosts)
-        began = loop.time()
+        began = virtual_time()
         assert await hosts.wait(A) is None
-        assert loop.time() - began == pytest.approx(PATIENCE)
-        await pass_time(1.0)
-        began = loop.time()
+        assert virtual_time() - began == pytest.approx(PATIENCE)
+        await elapse(1.0)
+        began = virtual_time()
         assert await hosts.wait(A) is None
-        assert loop.time() == began
+        assert virtual_time() == began
 
     told(story)
 
 
 def test_who_is_cancelled_while_waiting_takes_no_place_along() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         places = fill(hosts)
         before, given = (asyncio.ensure_future(hosts.wait(A)) for _ in range(2))
         await asyncio.sleep(0)
@@ -96,7 +90,7 @@ def test_who_is_cancelled_while_waiting_takes_no_place_along() -> None:
 
 
 def test_a_host_that_is_down_is_given_fewer_and_one_that_answers_all_again() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         seen = []
         for answered in (False, False, False, False, None, True, True, True, True):
             place = hosts.enter(A)
@@ -112,9 +106,9 @@ def test_a_host_that_is_down_is_given_fewer_and_one_that_answers_all_again() -> 
 def test_those_that_are_deferred_come_back_one_by_one() -> None:
     """And the longer a host takes, the farther apart, within bounds."""
 
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         places = fill(hosts)
-        await pass_time(30.0)
+        await elapse(30.0)
         for place in places:
             place.leave(False)
         fill(hosts)
@@ -122,7 +116,7 @@ def test_those_that_are_deferred_come_back_one_by_one() -> None:
         gaps = [later - earlier for earlier, later in itertools.pairwise(pauses)]
         assert all(gap == pytest.approx(0.02) for gap in gaps)
         assert pauses[-1] == pytest.approx(20.0)
-        await pass_time(10.0)
+        await elapse(10.0)
         assert hosts.pause(A) == pytest.approx(10.02), "half of them are back by now"
         assert max(hosts.pause(A) for _ in range(100_000)) == pytest.approx(FARTHEST)
 
@@ -132,14 +126,14 @@ def test_those_that_are_deferred_come_back_one_by_one() -> None:
 def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_silent() -> None:
     """Nor much later, while it is known to be quick: a host that stood still for a moment has its backlog back."""
 
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         for _ in range(60):
             one = hosts.enter(A)
             assert one is not None
-            await pass_time(0.002)
+            await elapse(0.002)
             one.leave(True)
         fill(hosts)
-        await pass_time(0.5)
+        await elapse(0.5)
         pauses = [hosts.pause(A) for _ in range(5_000)]
         assert min(pauses) == pytest.approx(0.5)
         assert max(pauses) < 2.0
@@ -148,16 +142,16 @@ def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_s
 
 
 def test_a_host_that_is_well_again_is_not_held_to_its_past() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         places = fill(hosts)
-        await pass_time(30.0)
+        await elapse(30.0)
         assert all(hosts.pause(A) == pytest.approx(30.0) for _ in range(1_000))
         for place in places:
             place.leave(False)
         for _ in range(60):
             one = hosts.enter(A)
             assert one is not None
-            await pass_time(0.005)
+            await elapse(0.005)
             one.leave(True)
         fill(hosts)
         assert hosts.pause(A) < 2.0
@@ -178,7 +172,7 @@ def test_jitter_only_lengthens() -> None:
 
 
 def test_hosts_are_forgotten_when_there_are_too_many_and_never_one_at_work() -> None:
-    async def story(hosts: Hosts, loop: VirtualLoop) -> None:
+    async def story(hosts: Hosts) -> None:
         kept = hosts.enter(A)
         assert kept is not None
         for number in range(20_000):

@@ -9,7 +9,7 @@ import pytest
 from tests.sinks.receiver import Receiver, receiving, says
 from tests.sinks.test_webhook_faults import Names, why
 
-from bide import Dead, Task
+from bide import Task
 from bide.sinks.webhook import WebhookPost
 from bide.testing import task_for
 
@@ -28,16 +28,6 @@ async def test_a_name_that_leads_inside(receiver: Receiver) -> None:
         outcome = await post.sink(per_task=True).deliver(task(f"http://evil.example:{receiver.port}/"))
     assert f"refused: {INSIDE} is a loopback address" in why(outcome)
     assert receiver.connections == 0
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["10.0.0.1", "169.254.169.254", "0.0.0.0", "::1", "::ffff:127.0.0.1", "fd00:ec2::254", "64:ff9b::a00:1", "fe80::1"],
-)
-async def test_a_name_that_leads_to_what_is_not_public(address: str) -> None:
-    async with WebhookPost(plain_http=True, resolver=Names([address])) as post:
-        outcome = await post.sink(per_task=True).deliver(task("http://evil.example/"))
-    assert "evil.example:80 refused: " in why(outcome)
 
 
 async def test_a_name_that_is_bound_anew_between_two_deliveries() -> None:
@@ -77,34 +67,14 @@ async def test_a_name_whose_outside_does_not_answer_does_not_fall_back_to_the_in
         assert inside.connections == 0
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_inside_is_not_followed(receiver: Receiver, status: int) -> None:
+async def test_a_redirect_inside_is_not_followed(receiver: Receiver) -> None:
     async with receiving() as inside:
-        receiver.answer = says(status, b"", f"Location: {inside.url}")
+        receiver.answer = says(307, b"", f"Location: {inside.url}")
         async with WebhookPost(allow=[receiver.place]) as post:
             outcome = await post.sink(receiver.url).deliver(task("unused"))
         assert f"redirects are not followed (to {inside.url})" in why(outcome)
         assert inside.connections == 0
         assert len(receiver.received) == 1
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["2130706433", "017700000001", "0x7f000001", "0177.0.0.01", "0x7f.1", "127.1", "127.0.0.1.", "[::ffff:127.0.0.1]"],
-)
-async def test_another_way_to_write_the_inside_is_no_way_in(receiver: Receiver, host: str) -> None:
-    async with WebhookPost(plain_http=True) as post:
-        outcome = await post.sink(per_task=True).deliver(task(f"http://{host}:{receiver.port}/"))
-    assert isinstance(outcome, Dead)
-    assert receiver.connections == 0
-
-
-async def test_an_allowed_host_allows_no_other_port(receiver: Receiver) -> None:
-    async with receiving() as other, WebhookPost(allow=[receiver.place]) as post:
-        sink = post.sink(per_task=True)
-        assert await sink.deliver(task(receiver.url)) is None
-        assert isinstance(await sink.deliver(task(other.url)), Dead)
-        assert other.connections == 0
 
 
 async def test_an_allowed_host_does_not_lend_its_connections_to_a_name(receiver: Receiver) -> None:

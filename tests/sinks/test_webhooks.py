@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sinks.receiver import Received, Receiver, receiving, says
+from tests.waiting import pause
 
 from bide import BadInput, Dead, MissingExtra, Retry, SetupError, Task
 from bide.core.outcomes import Outcome
@@ -38,14 +38,13 @@ def why(outcome: Outcome | None) -> str:
 # --- what is sent
 
 
-async def test_a_task_is_posted(receiver: Receiver, post: WebhookPost) -> None:
-    before = int(time.time())
+async def test_a_task_is_posted(receiver: Receiver) -> None:
     one = task(attempt=3, token=77)
-    assert await post.sink(f"{receiver.url}?shop=7").deliver(one) is None
+    async with WebhookPost(allow=[receiver.place], now=lambda: 1_900_000_000.9) as post:
+        assert await post.sink(f"{receiver.url}?shop=7").deliver(one) is None
     (request,) = receiver.received
     assert (request.method, request.path, request.body) == ("POST", "/hook?shop=7", b'{"number":42}')
     headers = dict(request.headers)
-    assert before <= int(headers.pop("webhook-timestamp")) <= time.time()
     assert headers.pop("user-agent").startswith("bide/")
     assert headers == {
         "host": receiver.place,
@@ -54,6 +53,7 @@ async def test_a_task_is_posted(receiver: Receiver, post: WebhookPost) -> None:
         "content-type": "application/json",
         "content-length": "13",
         "webhook-id": one.id,
+        "webhook-timestamp": "1900000000",
         "bide-topic": "order.close",
         "bide-key": "42",
         "bide-token": "77",
@@ -153,35 +153,12 @@ def test_headers_that_are_not_its_to_set(name: Any, value: Any) -> None:
 # --- what becomes of it
 
 
-@pytest.mark.parametrize("status", [200, 202, 204, 299])
-async def test_any_2xx_is_done(receiver: Receiver, post: WebhookPost, status: int) -> None:
-    receiver.answer = says(status)
-    assert await post.sink(receiver.url).deliver(task()) is None
-
-
-async def test_410_is_dead(receiver: Receiver, post: WebhookPost) -> None:
-    receiver.answer = says(410, b"this shop has closed")
-    outcome = await post.sink(receiver.url).deliver(task())
-    assert isinstance(outcome, Dead)
-    assert outcome.why == "410 Gone: this shop has closed"
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_receiver_that_says_when(receiver: Receiver, post: WebhookPost, status: int) -> None:
-    receiver.answer = says(status, b"", "Retry-After: 120")
+async def test_a_receiver_that_says_when(receiver: Receiver, post: WebhookPost) -> None:
+    receiver.answer = says(503, b"no\r\nway", "Retry-After: 120")
     outcome = await post.sink(receiver.url).deliver(task())
     assert isinstance(outcome, Retry)
     assert outcome.due == In(120_000)
-
-
-@pytest.mark.parametrize("status", [401, 404, 500, 599])
-async def test_other_answers_are_retried_by_the_policy(receiver: Receiver, post: WebhookPost, status: int) -> None:
-    receiver.answer = says(status, b"no\r\nway", "Retry-After: 120")
-    outcome = await post.sink(receiver.url).deliver(task())
-    assert isinstance(outcome, Retry)
-    assert outcome.due is None
-    assert why(outcome).startswith(str(status))
-    assert why(outcome).endswith("no\\r\\nway")
+    assert "no\\r\\nway" in why(outcome)
 
 
 async def test_nobody_there() -> None:
@@ -249,7 +226,7 @@ async def test_each_outcome_is_told_once(receiver: Receiver, post: WebhookPost, 
     for result in results:
         assert (result.topic, result.key, result.attempt) == ("order.close", "42", 2)
         assert result.host == receiver.place
-        assert 0 < result.seconds < 60
+        assert result.seconds > 0
 
 
 async def test_an_observer_that_fails_changes_nothing(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
@@ -299,7 +276,7 @@ async def test_many_at_once(receiver: Receiver, post: WebhookPost, results: list
     """More than the host's places: what was not deferred has arrived, once each."""
 
     async def slowly(request: Received, writer: Any) -> None:
-        await asyncio.sleep(0.01)
+        await pause(0.01, why="more come than are answered")
         await says(200)(request, writer)
 
     receiver.answer = slowly
