@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import secrets
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+import pytest
+from tests.servers.keyspace import delete_keys
+from tests.servers.postgres_server import ask
 from tests.service.instance import Instance, served
+from tests.waiting import PATIENCE
 
 from bide.core.instants import instant
 from bide.service.config import ServeConfig
@@ -51,7 +56,7 @@ class Api:
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url = url
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=2 * PATIENCE)
 
     def close(self) -> None:
         self._connection.close()
@@ -92,8 +97,8 @@ class Api:
         return self.done("PUT", at(topic, key), ask if "at" in ask else {"delay": "1h", **ask})["task"]
 
     def lease(self, topic: str, room: int = 1, **ask: Any) -> Any:
-        """The tasks that are due."""
-        return self.done("POST", "/v1/lease", {"topics": {topic: room}, **ask})["tasks"]
+        """The tasks that are due, for longer than any test takes."""
+        return self.done("POST", "/v1/lease", {"topics": {topic: room}, "lease_for": "1h", **ask})["tasks"]
 
     def settle(self, task: Any, outcome: str, **ask: Any) -> bool:
         """Settle one lease."""
@@ -129,6 +134,26 @@ def millis(text: str) -> int:
     return instant(text)
 
 
+@contextmanager
+def fresh_store(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a store with nothing in it, of the kind that is the fixture's parameter."""
+    name, own = request.param, "t" + secrets.token_hex(5)
+    if name == "redis":
+        server = request.getfixturevalue("redis_url")
+        yield f"{server}?namespace={own}&shards=4"
+        delete_keys(server, own)
+    elif name == "postgres":
+        from bide.stores.postgres import schema
+
+        server = request.getfixturevalue("postgres_url")
+        asyncio.run(schema.migrate(f"{server}?schema={own}"))
+        yield f"{server}?schema={own}"
+        ask(server, f"DROP SCHEMA {own} CASCADE")
+    else:
+        folder = request.getfixturevalue("tmp_path_factory").mktemp("store")
+        yield "memory:" if name == "memory" else f"sqlite:///{folder}/tasks.db"
+
+
 class Running:
     """An instance in a loop and a thread of its own."""
 
@@ -140,7 +165,7 @@ class Running:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do this in the instance's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
 
 @contextmanager
@@ -166,11 +191,11 @@ def running(store: Any, config: ServeConfig | None = None, **settings: Any) -> I
     thread = threading.Thread(target=work, name="instance")
     thread.start()
     try:
-        assert up.wait(30)
+        assert up.wait(PATIENCE)
         if not failed:
             yield found[0]
     finally:
         over.set()
-        thread.join(30)
+        thread.join(PATIENCE)
     if failed:
         raise failed[0]

@@ -1,35 +1,47 @@
-"""What the tests of the console share: somebody who looks at the instance `one` of a module."""
+"""What the tests of the console share: stores, and somebody who looks at the instance `one` of a module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
-from tests.service.calling import Running
-from tests.service.console.browsing import PATIENCE, Browser
+from tests.service.calling import Running, fresh_store, running
+from tests.service.console.browsing import Browser, be_patient
 
-from bide.service.console import site
-
-_SHIPPED = site.PATIENCE
+Visit = Callable[..., Browser]
 
 
 @pytest.fixture(scope="package", autouse=True)
 def patient() -> Iterator[None]:
     """Where the store is not to be silent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site, "PATIENCE", PATIENCE)
+        be_patient(patch)
         yield
 
 
-@pytest.fixture
-def shipped_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the store is silent."""
-    monkeypatch.setattr(site, "PATIENCE", _SHIPPED)
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of a store with nothing in it."""
+    with fresh_store(request) as found:
+        yield found
 
 
 @pytest.fixture
-def browser(one: Running) -> Iterator[Browser]:
+def one() -> Iterator[Running]:
+    """An instance on a store in memory; a module may have its own."""
+    with running("memory:") as found:
+        yield found
+
+
+@pytest.fixture
+def visit() -> Iterator[Visit]:
+    """A new browser at an instance: `visit(one, language="zh-CN")`. It is closed with the test."""
+    with ExitStack() as stack:
+        yield lambda one, **how: stack.enter_context(closing(Browser(one.url, **how)))
+
+
+@pytest.fixture
+def browser(one: Running, visit: Visit) -> Browser:
     """Without scripts, and with nothing in its cookies but a zone."""
-    found = Browser(one.url)
-    yield found
-    found.close()
+    return visit(one)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page
+from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide import Bide
@@ -42,11 +43,9 @@ def guarded() -> Iterator[tuple[Running, str]]:
 
 
 @pytest.fixture
-def stranger(guarded: tuple[Running, str]) -> Iterator[Browser]:
+def stranger(guarded: tuple[Running, str], visit: Visit) -> Browser:
     """Somebody at its door."""
-    found = Browser(guarded[0].url)
-    yield found
-    found.close()
+    return visit(guarded[0])
 
 
 @pytest.fixture
@@ -128,20 +127,22 @@ def test_a_token_for_some_topics(one: Running, browser: Browser) -> None:
     assert "不能对主题 \u2068mail.send\u2069 执行 read" in browser.get("/tasks/mail.send/1").text
 
 
-@pytest.mark.parametrize("path", ["/", "/overview/live", "/timeline", "/tasks", "/dead", "/topics", "/changes"])
-def test_pages_show_the_topics_that_one_may_read_and_no_others(one: Running, browser: Browser, path: str) -> None:
+def test_pages_show_the_topics_that_one_may_read_and_no_others(one: Running, browser: Browser) -> None:
     _, some = one.run(make(one.app, "bo", verbs=frozenset({Verb.READ}), topics=("order.*",)))
     _, none = one.run(make(one.app, "cy", verbs=frozenset({Verb.WORK})))
     one.run(_schedule(one.app, "order.close"))
     one.run(_schedule(one.app, "secret.plan"))
+    paths = ("/", "/overview/live", "/timeline", "/tasks", "/dead", "/topics", "/changes")
     browser.log_in(some)
-    page = browser.get(path)
-    assert page.status == 200
-    assert "secret" not in page.body.decode()
+    for path in paths:
+        page = browser.get(path)
+        assert page.status == 200, path
+        assert "secret" not in page.body.decode(), path
     browser.log_in(none)
-    page = browser.get(path)
-    assert page.status == 403
-    assert "may not read" in page.text
+    for path in paths:
+        page = browser.get(path)
+        assert page.status == 403, path
+        assert "may not read" in page.text, path
 
 
 async def _schedule(app: Bide, topic: str) -> None:

@@ -1,7 +1,7 @@
 """Whatever stands in a topic, key, group, error, payload, header or worker's name: pages have the same elements.
 
 Each page is read twice, of a store whose texts are harmless and of one whose texts are not, and must be made of the
-same elements with the same attributes.
+same elements with the same attributes: also those of changes, from the preview to the end and where one is refused.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import pytest
 from tests.service.calling import Running, running
-from tests.service.console.browsing import Browser, Page
+from tests.service.console.browsing import Browser, Page, over
 
 from bide import Bide
 from bide.core.events import EventKind, event_of
 from bide.core.records import Record, Settlement, Verdict
 from bide.engine.pauses import Pauses
+from bide.ports import Shares
 from bide.service.console.rendering import address, task_address, topic_address
 from bide.testing import ManualClock
 
@@ -78,6 +79,16 @@ def look(texts: Texts) -> Shown:
             "timeline": "/timeline",
         }
         pages = {what: browser.get(path) for what, path in paths.items()}
+        dead = next(where for where in pages["dead letters"].hrefs if "error=" in where)
+        pages |= {
+            "dead letters of a kind": browser.open(dead),
+            "all of a kind": browser.press("Redrive all of the group"),
+        }
+        seen = pages["waiting"].fields() | {"verb": "cancel"}
+        pages["preview"] = browser.send([("verb", "shift"), ("scope", "matching"), ("group", name), ("by", "5h")])
+        browser.press("Shift: 1 task")
+        pages |= {"change": over(browser), "change, part": browser.get(f"{browser.where}/live")}
+        pages["changed meanwhile"] = browser.post("/changes", seen)
         browser.close()
     return Shown(pages)
 
@@ -99,6 +110,12 @@ async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
     _tell(app, record, texts, clock)
     await app.recorder.flush()
     await Pauses(app.store, clock).pause(name, who=texts.free[:100])
+    assert isinstance(app.store, Shares)
+    await app.store.announce(f"worker of {name}", [name], clock.now() + 60_000, now=clock.now())
+    await app.schedule(name, free, key="leased" + name[:100], delay="0s")
+    assert (
+        await app.store.lease({name: 1}, now=clock.now(), until=clock.now() + 60_000, holder=texts.free[:100])
+    ).tasks
 
 
 def _tell(app: Bide, record: Record, texts: Texts, clock: ManualClock) -> None:

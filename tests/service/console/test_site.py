@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.redis_server import RedisServer
-from tests.servers.stalls import watched
+from tests.servers.fixtures import StartsRedis
 from tests.service.calling import Running, running
-from tests.service.console.browsing import Browser, Page
+from tests.service.console.browsing import Browser
+from tests.service.console.conftest import Visit
 from tests.service.test_access import make
+from tests.waiting import wait_until
 
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
+from bide.service.console import site
 from bide.service.sessions import COOKIE
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
 
-SOON = 2.0
-"""Seconds within which a page says that the store is away."""
+SHIPPED = site.PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,10 @@ def one() -> Iterator[Running]:
 
 
 def test_every_page_is_safe(browser: Browser) -> None:
-    for path in ("/tasks", "/tasks/a/b", "/none", "/login", "/tasks?state=x", "/tasks/%00/b"):
+    browser.api.put("a", "b", delay="0s")
+    browser.api.put("c", "d")
+    for path in ("/", "/tasks", "/tasks/a/b", "/dead", "/topics", "/topics/a", "/timeline", "/changes", "/none", "/login",
+                 "/tasks?state=x", "/tasks/%00/b"):  # fmt: skip
         page = browser.get(path)
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -114,9 +116,9 @@ def test_too_many_fields(browser: Browser) -> None:
 # --- who asks
 
 
-def test_what_changes_something_must_come_from_our_page(browser: Browser) -> None:
+def test_what_changes_something_must_come_from_our_page(one: Running, browser: Browser, visit: Visit) -> None:
     browser.get("/tasks")
-    csrf = (browser.get("/tasks").all("body")[0]["hx-headers"] or "").split('"')[3]
+    csrf = browser.get("/tasks").csrf
     for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
         page = browser.post("/changes", fields)
         assert page.status == 403
@@ -129,10 +131,9 @@ def test_what_changes_something_must_come_from_our_page(browser: Browser) -> Non
         page = browser.post("/changes", {"csrf": csrf}, **headers)
         assert page.status == 403
         assert "a page of another" in page.text
-    other = Browser(browser.host.join(("http://", "")))
+    other = visit(one)
     other.get("/tasks")
     assert other.post("/changes", {"csrf": csrf}).status == 403
-    other.close()
     assert browser.post("/changes", {"csrf": csrf, "verb": "none"}).status == 422
     assert browser("POST", "/changes", b"\x00\xff", {"content-type": "multipart/form-data"}).status == 422
 
@@ -160,23 +161,6 @@ def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser
 # --- a store that is slow, or away
 
 
-def together(*asks: Callable[[], Page]) -> list[Page]:
-    """At once, each in a thread."""
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda ask: ask(), asks))
-
-
-def checked(browser: Browser, path: str, *texts: str, status: int = 503) -> Page:
-    with watched() as stalls:
-        began = time.monotonic()
-        page = browser.get(path)
-        assert time.monotonic() - began < SOON + stalls.seconds
-    assert page.status == status, page
-    for text in texts:
-        assert text in page.text
-    return page
-
-
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
@@ -185,107 +169,91 @@ def checked(browser: Browser, path: str, *texts: str, status: int = 503) -> Page
         (RuntimeError("secret"), 500, "A defect of the console"),
     ],
 )  # fmt: skip
-def test_errors_of_the_store_are_pages(error: Exception, status: int, text: str) -> None:
+def test_errors_of_the_store_are_pages(visit: Visit, error: Exception, status: int, text: str) -> None:
     store = FaultyStore(MemoryStore())
     with running(store) as one:
-        browser = Browser(one.url)
+        browser = visit(one)
         assert browser.get("/tasks/a/b").status == 404
         store.fault = lambda point: error if point in ("find:before", "get:before") else None
         for path in ("/tasks?topic=none", "/tasks/a/b"):
-            page = checked(browser, path, text, status=status)
+            page = browser.get(path)
+            assert page.status == status
+            assert text in page.text
             assert "secret" not in page.text
             assert page.links["Try again"] == path
         store.fault = lambda point: None
         assert browser.get("/tasks/a/b").status == 404
-        browser.close()
 
 
-@pytest.mark.real_time
-@pytest.mark.usefixtures("shipped_patience")
-def test_a_slow_store_is_told_in_time() -> None:
+def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SHIPPED <= 2
     store = FaultyStore(MemoryStore())
     with running(store) as one:
-        browser, other = Browser(one.url), Browser(one.url)
-        assert browser.get("/tasks").status == other.get("/tasks").status == 200
-        store.latency = lambda name: 2.2 if name == "get" else 0.0
-        page, part = together(
-            lambda: checked(browser, "/tasks/a/b", "The store does not answer", "it is slow, or away"),
-            lambda: other("GET", "/tasks/a/b/live", headers={"hx-request": "true"}),
-        )
+        browser = visit(one)
+        assert browser.get("/tasks").status == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(site, "PATIENCE", 0.2)
+            store.latency = lambda name: 3_600.0 if name == "get" else 0.0
+            page = browser.get("/tasks/a/b")
+            part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
+        assert page.status == 503
+        assert "The store does not answer" in page.text
+        assert "it is slow, or away" in page.text
         assert page.links["Try again"] == "/tasks/a/b"
         assert part.status == 200
         assert "The store does not answer" in part.text
         assert not part.all("html")
         store.latency = None
-        assert browser.get("/tasks").status == 200
-        browser.close()
+        wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
+
+
+def test_a_redis_that_stands_still(redis_server: StartsRedis, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for whoever comes first: before any token was read."""
+    server = redis_server()
+    with running(f"{server.url}?shards=2") as one:
+        browser = visit(one)
+        server.pause()
+        with monkeypatch.context() as patch:
+            patch.setattr(site, "PATIENCE", 0.2)
+            for path in ("/tasks/order.close/42", "/tasks?state=dead"):
+                page = browser.get(path)
+                assert page.status == 503
+                assert "The store" in page.text
+        server.resume()
+        wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
+        server.pause()
+        with monkeypatch.context() as patch:
+            patch.setattr(site, "PATIENCE", 0.2)
+            assert browser.get("/tasks?state=dead").status == 503
+        server.resume()
+        wait_until(lambda: browser.get("/tasks?state=dead").status == 200, "the page, by itself")
+
+
+def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page needs to write the key of the sessions."""
+    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
+        browser = visit(one)
+        other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with monkeypatch.context() as patch:
+            patch.setattr(site, "PATIENCE", 0.2)
+            page = browser.get("/tasks")
+        assert page.status == 503
+        assert "The store" in page.text
+        other.execute("ROLLBACK")
+        wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
+        other.execute("BEGIN IMMEDIATE")
+        assert browser.get("/tasks").status == 200, "looking waits for no writer"
+        other.execute("ROLLBACK")
         other.close()
 
 
-@pytest.mark.faults
-@pytest.mark.real_time
-@pytest.mark.usefixtures("shipped_patience")
-def test_a_redis_that_stands_still(tmp_path: Path) -> None:
-    """Also for whoever comes first: before any token was read."""
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    try:
-        with running(f"{server.url}?shards=2") as one:
-            browser, first = Browser(one.url), Browser(one.url)
-            for path in ("/tasks/order.close/42", "/tasks?state=dead"):
-                server.pause()
-                try:
-                    together(
-                        lambda: checked(first, "/tasks", "The store"),
-                        lambda path=path: checked(browser, path, "The store"),  # type: ignore[misc]
-                    )
-                finally:
-                    server.resume()
-                _recovers(browser)
-            browser.close()
-            first.close()
-    finally:
-        server.stop()
-
-
-@pytest.mark.faults
-@pytest.mark.real_time
-@pytest.mark.usefixtures("shipped_patience")
-def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path) -> None:
-    """The first page needs to write the key of the sessions."""
-    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
-        browser = Browser(one.url)
-        other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        try:
-            checked(browser, "/tasks", "The store")
-        finally:
-            other.execute("ROLLBACK")
-        _recovers(browser)
-        other.execute("BEGIN IMMEDIATE")
-        try:
-            assert browser.get("/tasks").status == 200  # looking waits for no writer
-        finally:
-            other.execute("ROLLBACK")
-            other.close()
-        browser.close()
-
-
-def _recovers(browser: Browser) -> None:
-    """By itself, and soon."""
-    until = time.monotonic() + 15
-    while browser.get("/tasks").status != 200:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture, visit: Visit) -> None:
     with running("memory:") as one:
         one.run(make(one.app, "ann"))
         _, header = one.run(make(one.app, "bo", topics=("order.*",)))
-        browser = Browser(one.url)
+        browser = visit(one)
         browser.log_in(header)
         with caplog.at_level("WARNING", logger="bide.audit"):
             browser.get("/tasks/mail.send/1")
-        browser.close()
     assert [one for one in caplog.records if one.name == "bide.audit" and "mail.send" in one.getMessage()]

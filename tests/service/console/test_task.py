@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.service.calling import Api, Running, running
+from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page
 from tests.service.test_access import make
 
@@ -34,8 +34,8 @@ class World:
     def __init__(self, service: Running, clock: ManualClock) -> None:
         self.service = service
         self.clock = clock
-        self.api = Api(service.url)
         self.browser = Browser(service.url)
+        self.api = self.browser.api
 
     def page(self, key: str = "4711", topic: str = TOPIC, **query: object) -> Page:
         return self.browser.get(f"/tasks/{topic}/{key}", **query)
@@ -52,7 +52,6 @@ class World:
         self.service.run(self.service.app.history.flush())
 
     def close(self) -> None:
-        self.api.close()
         self.browser.close()
 
 
