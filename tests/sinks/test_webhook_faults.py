@@ -297,12 +297,8 @@ async def test_names_that_are_slow_to_look_up_hold_up_no_other(monkeypatch: pyte
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     async with receiving() as receiver, WebhookPost(allow=[f"localhost:{receiver.port}"]) as post:
-        stuck = [
-            asyncio.ensure_future(
-                post.sink(f"https://slow-{number}.example/", connect="10m", total="10m").deliver(task())
-            )
-            for number in range(40)
-        ]
+        slow = [post.sink(f"https://slow-{number}.example/", connect="10m", total="10m") for number in range(40)]
+        stuck = [asyncio.ensure_future(sink.deliver(task())) for sink in slow]
         for _ in stuck:
             assert await asyncio.to_thread(begun.acquire, timeout=PATIENCE)
         assert await post.sink(f"http://localhost:{receiver.port}/").deliver(task()) is None
