@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from tests.stores.http.serving import HOST, Service, serving
+from tests.waiting import PATIENCE
 
-from bide.stores.http import HttpStore
+from bide.ports import wire
+from bide.stores.http import HttpStore, calls
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
+
+
+@pytest.fixture(autouse=True)
+def patient_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_AT_FIRST", PATIENCE)
 
 
 @pytest_asyncio.fixture
@@ -32,8 +40,8 @@ async def way(service: Service) -> AsyncIterator[FaultProxy]:
 
 @pytest_asyncio.fixture
 async def store(way: FaultProxy) -> AsyncIterator[HttpStore]:
-    """Open; it goes by the test's clock, and is not patient."""
-    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=2.0, silence=0.5)
+    """Open; it goes by the test's clock, and soon asks again."""
+    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=wire.CALL_LASTS, silence=0.5)
     await store.open()
     yield store
     await store.close()

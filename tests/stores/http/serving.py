@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tests.service.prompt_server import PromptServer
+from tests.waiting import until
 
 from bide.engine.client import Client
 from bide.engine.terms import Terms
 from bide.ports import Store, wire
 from bide.service.callers import AccessRefused, Caller, Unauthorized, anonymous
 from bide.service.store_calls import StoreCalls
-from bide.testing.store_suite.acts import until
 
 CallerOf = Callable[[str | None], Caller]
 """Who shows this Authorization header; raises AccessRefused."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from tests.stores.http.serving import Service
+from tests.waiting import until
 
 from bide.core.records import Ref
 from bide.stores.http import HttpStore, link
-from bide.testing.store_suite.acts import until
 
 AT_ONCE = 20
 
@@ -38,9 +37,12 @@ async def test_connections_of_a_busy_moment_end_though_calls_go_on(
         await until(lambda: connections(service) >= AT_ONCE, "all are under way")
         together.set()
         await asyncio.gather(*gets)
-        ends = time.monotonic() + 5
-        while connections(service) > 2 and time.monotonic() < ends:
+
+        async def few_after_a_call() -> bool:
             await store.get([Ref("t", "k")])
-        assert connections(service) <= 2
+            return connections(service) <= 2
+
+        ended: bool = await until(few_after_a_call, "the others to end")
+        assert ended
     finally:
         await store.close()

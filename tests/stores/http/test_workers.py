@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 from tests.stores.http.serving import Service, only, serving
+from tests.waiting import pause, until
 
 from bide import Bide, Retry, Task
 from bide.core.records import In, Ref, State
+from bide.ports import wire
 from bide.service.callers import Caller, Unauthorized, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import new, until
+from bide.testing.store_suite.acts import new
 
 
 class Order(msgspec.Struct):
@@ -45,7 +46,7 @@ async def test_verbs_and_handlers_are_those_of_the_library() -> None:
                 assert (await app.fire_now("order.close", "1")).result == "moved"
                 await app.schedule("order.close", {"number": 2}, key="again", delay="0s")
                 await app.schedule_many([close.new(Order(number), delay="0s") for number in range(3, 103)])
-                await asyncio.wait_for(worker.until_empty(), 20)
+                await worker.until_empty()
             assert worker.stats.done == 102
             assert worker.stats.lost == 0
             assert (await app.cancel("order.close", "1")).result == "not_found"
@@ -68,7 +69,7 @@ async def test_two_workers_share_the_work_and_each_task_has_one_holder() -> None
             async def work(task: Task[Any]) -> None:
                 assert task.key not in running
                 running.add(task.key)
-                await asyncio.sleep(0.001)
+                await pause(0.001, why="a second holder would be seen")
                 running.discard(task.key)
                 done[task.key] += 1
                 by[name] += 1
@@ -77,30 +78,32 @@ async def test_two_workers_share_the_work_and_each_task_has_one_holder() -> None
 
         one, two = hire("one"), hire("two")
         async with one, two:
-            await one.schedule_many([one.new("work", key=str(number), delay="0s") for number in range(1_000)])
+            await one.schedule_many([one.new("work", key=str(number), delay="0s") for number in range(200)])
             async with one.worker() as first, two.worker() as second:
-                await asyncio.wait_for(asyncio.gather(first.until_empty(), second.until_empty()), 30)
-    assert done == Counter({str(number): 1 for number in range(1_000)})
-    assert min(by["one"], by["two"]) > 100
+                await asyncio.gather(first.until_empty(), second.until_empty())
+    assert done == Counter({str(number): 1 for number in range(200)})
+    assert min(by["one"], by["two"]) > 0
 
 
 async def test_every_task_is_done_although_the_way_is_cut_again_and_again() -> None:
     done: Counter[str] = Counter()
     memory = MemoryStore()
     async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:
-        app = Bide(HttpStore(f"http://127.0.0.1:{way.port}", silence=0.3), lease="2s", concurrency=20)
+        app = Bide(
+            HttpStore(f"http://127.0.0.1:{way.port}", patience=wire.CALL_LASTS, silence=0.3), lease="1h", concurrency=20
+        )
 
         @app.handler("work")
         async def work(task: Task[Any]) -> None:
             done[task.key] += 1
-            await asyncio.sleep(0.002)
+            await pause(0.002, why="what goes wrong meets some that run")
 
         async with app, app.worker() as worker:
             for number in range(300):
                 await app.schedule("work", key=str(number), delay="0s")
                 if number % 60 == 30:
                     way.cut()
-            await asyncio.wait_for(worker.until_empty(), 30)
+            await worker.until_empty()
         assert way.connections > 5
     assert set(done) == {str(number) for number in range(300)}
     assert sum(done.values()) == 300, "what was cut off was asked again, and no lease was lost"
@@ -115,39 +118,31 @@ async def test_a_service_that_restarts_loses_nothing() -> None:
         @app.handler("work")
         async def work(task: Task[Any]) -> None:
             done[task.key] += 1
-            await asyncio.sleep(0.002)
+            await pause(0.002, why="what goes wrong meets some that run")
 
         async with app, app.worker() as worker:
-            await app.schedule_many([app.new("work", key=str(number), delay="0s") for number in range(500)])
+            await app.schedule_many([app.new("work", key=str(number), delay="0s") for number in range(200)])
             await until(lambda: sum(done.values()) > 50, "some to be done")
             await service.restart()
-            await asyncio.wait_for(worker.until_empty(), 30)
-    assert set(done) == {str(number) for number in range(500)}
+            await worker.until_empty()
+    assert set(done) == {str(number) for number in range(200)}
 
 
-@pytest.mark.real_time
-async def test_a_wake_up_comes_within_milliseconds() -> None:
-    late: list[float] = []
-    fired = asyncio.Event()
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory)) as service:
+async def test_what_another_client_schedules_wakes_a_worker() -> None:
+    done: list[str] = []
+    async with serving(Service(MemoryStore)) as service:
         app = Bide(service.url, max_sleep="1h")
 
         @app.handler("work")
         async def work(task: Task[Any]) -> None:
-            late.append(time.monotonic())
-            fired.set()
+            done.append(task.key)
 
         other = Bide(service.url)
         async with app, other, app.worker():
-            await asyncio.sleep(0.1)
-            for _ in range(20):
-                fired.clear()
-                begun = time.monotonic()
-                await other.schedule("work", delay="0s")
-                await asyncio.wait_for(fired.wait(), 5)
-                late[-1] -= begun
-    assert sorted(late)[10] < 0.05, late
+            await pause(0.1, why="the worker sleeps by then")
+            for number in range(10):
+                await other.schedule("work", key=str(number), delay="0s")
+                await until(lambda: done[-1:] == [str(number)], "its delivery")  # noqa: B023
 
 
 async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed() -> None:
@@ -247,7 +242,7 @@ async def test_a_single_call_is_folded_with_those_of_other_clients() -> None:
 
         async def add(self, tasks: Any, *, now: int) -> Any:
             Counting.adds += 1
-            await asyncio.sleep(0.01)
+            await until(lambda: service.asked.count("add") == 20, "all to be there")
             return await super().add(tasks, now=now)
 
     async with serving(Service(Counting)) as service:

@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.waiting import PATIENCE
 
-from bide.stores.sqlite import SqliteStore
+from bide.stores.sqlite import SqliteStore, connection, joined
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "tasks.db")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up a lock because the machine is slow; a test of that end sets its own."""
+    monkeypatch.setattr(connection, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(joined, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(connection.patiently, "__kwdefaults__", {"patience": PATIENCE})
 
 
 @pytest_asyncio.fixture

@@ -9,12 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.waiting import until, wait_until
 
 from bide.core.records import Filter
 from bide.stores.sqlite import SqliteStore, schema
 from bide.stores.sqlite.checkpoint import KICK_PAGES, Checkpointer
 from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, connect
-from bide.testing.store_suite.acts import listed, new, put, until
+from bide.testing.store_suite.acts import listed, new, put
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ def test_the_writer_is_asked_to_stop_only_when_the_wal_is_long_and_not_caught_up
         assert not checkpointer.committed(1)
         checkpointer._wal_pages = STOP_BYTES // PAGE + 1
         assert not checkpointer.committed(10 * KICK_PAGES)
-        while checkpointer._busy:
-            pass
+        wait_until(lambda: not checkpointer._busy, "the checkpoint")
         checkpointer._behind = True
         assert checkpointer.committed(10 * KICK_PAGES)
         assert not checkpointer.committed(1)

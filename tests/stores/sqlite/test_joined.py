@@ -13,6 +13,7 @@ from contextlib import closing
 
 import apsw
 import pytest
+from tests.waiting import forever, until
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Page, Ref, Result, State
@@ -86,7 +87,7 @@ async def test_a_cancelled_handler_leaves_nothing_behind(store: SqliteStore) -> 
         async with store.transaction() as open_one:
             await open_one.add([new("never")], now=NOW)
             inside.set()
-            await asyncio.Event().wait()
+            await forever()
 
     for _ in range(5):
         handler = asyncio.create_task(work())
@@ -309,16 +310,16 @@ async def test_a_connection_closed_meanwhile_is_an_error(store: SqliteStore, pat
 
 
 async def test_a_listener_hears_of_both_kinds(store: SqliteStore, path: str) -> None:
-    heard = asyncio.Queue[tuple[str, int]]()
-    listening = await store.listen(["t"], lambda topic, wake: heard.put_nowait((topic, wake)))
+    heard: list[tuple[str, int]] = []
+    listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
     async with store.transaction() as open_one:
         await open_one.add([new(due=In(9 * SECOND)), new("l", due=In(5 * SECOND))], now=NOW)
-    assert await asyncio.wait_for(heard.get(), 5) == ("t", NOW + 5 * SECOND)
+    await until(lambda: bool(heard), "the tasks of the transaction")
+    assert heard[0] == ("t", NOW + 5 * SECOND)
     with closing(sqlite3.connect(path)) as own:
         await store.using(own).add([new("m", due=In(SECOND))], now=NOW)
         own.commit()
-    while await asyncio.wait_for(heard.get(), 5) != ("t", NOW + SECOND):
-        pass
+    await until(lambda: ("t", NOW + SECOND) in heard, "the task of the caller's commit")
     await do(store, Move("t", "m", In(0)))
     await listening.close()
 
