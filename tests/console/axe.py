@@ -48,7 +48,7 @@ def _fetch(folder: Path) -> None:
         for name in ("package.json", "package-lock.json"):
             shutil.copy(_LOCK.with_name(name), made)
         command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        done = subprocess.run(command, cwd=made, check=False, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=made, check=False, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise ServerMissing(f"npm cannot fetch axe-core:\n{done.stderr[-2_000:]}")
         with contextlib.suppress(OSError):  # another process was quicker

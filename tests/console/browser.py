@@ -6,7 +6,7 @@ A test that uses these has no asyncio of its own: the browser is driven by playw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -21,8 +21,13 @@ from playwright.sync_api import (
     Request,
     Response,
     WebError,
+    expect,
 )
+from tests.waiting import PATIENCE, wait_until
 
+_MOST = 1_000 * PATIENCE
+"""Milliseconds that anything may take."""
+expect.set_options(timeout=_MOST)
 WIDE = (1280, 900)
 NARROW = (390, 844)
 Scheme = Literal["light", "dark"]
@@ -35,6 +40,7 @@ def launch(playwright: Playwright, program: str) -> Browser:
     """The browser, without a window. It reaches this machine and nothing else."""
     return playwright.chromium.launch(
         executable_path=program,
+        timeout=_MOST,
         args=["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
     )
 
@@ -115,17 +121,21 @@ def visitor(
     zone: str = "Europe/Berlin",
     scripts: bool = True,
     first: bool = False,
+    still: bool = False,
 ) -> Iterator[Visitor]:
     """In the end nothing must have happened that must not: see `Watch`.
 
-    Somebody who is there for the `first` time gets each page twice at first: the browser has to tell its zone.
+    Somebody who is there for the `first` time gets each page twice at first: the browser has to tell its zone. Where it
+    is `still`, pages do not look for news, so that they are the same however long one looks at them.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, locale=locale, timezone_id=zone,
         java_script_enabled=scripts, reduced_motion="reduce",
     )  # fmt: skip
     try:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(_MOST)
+        if still:
+            context.add_init_script("window.setInterval = () => 0;")
         if not first:
             context.add_cookies([{"name": "bide_zone", "value": zone, "url": origin}])
         watch = Watch(context, origin)
@@ -138,10 +148,8 @@ def visitor(
 
 def overflow(page: Page) -> str:
     """What makes the page as a whole wider than the window, also once it had time to fit in; empty if nothing does."""
-    for _ in range(20):
-        if not _overflow(page):
-            return ""
-        page.wait_for_timeout(50)  # a chart is drawn anew after the window has changed its size
+    with suppress(AssertionError):  # a chart is drawn anew after the window has changed its size
+        wait_until(lambda: not _overflow(page), "the page to fit in")
     return _overflow(page)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,13 +10,21 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 from tests.console.axe import axe_source
 from tests.console.browser import Visitor, launch, visitor
-from tests.console.serving import Served, serving
 from tests.servers.child import ServerMissing
 from tests.servers.chromium import chromium
 from tests.servers.fixtures import not_installed
-from tests.servers.keyspace import delete_keys
+from tests.service.calling import Api, Running, running
+from tests.service.console.browsing import be_patient
 
 Visits = Callable[..., AbstractContextManager[Visitor]]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def patient() -> Iterator[None]:
+    """The store is never silent here."""
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +49,26 @@ def axe() -> str:
         not_installed(error)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one with nothing in it."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('store')}/tasks.db"
-        return
-    server, own = request.getfixturevalue("redis_url"), "t" + secrets.token_hex(5)
-    yield f"{server}?namespace={own}&shards=4"
-    delete_keys(server, own)
-
-
 @pytest.fixture(scope="module")
-def served(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`bide serve` on it."""
-    with serving(store, tmp_path_factory.mktemp("serve")) as found:
+def one() -> Iterator[Running]:
+    """An instance, which the tests of a module share."""
+    with running("memory:", keep_done="1h", keep_cancelled="1h") as found:
         yield found
 
 
 @pytest.fixture
-def visits(browser: Browser, served: Served) -> Visits:
+def api(one: Running) -> Iterator[Api]:
+    """Calls it as a program does."""
+    found = Api(one.url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def visits(browser: Browser, one: Running) -> Visits:
     """Opens the console: `with visits(size=NARROW) as visitor`."""
 
-    def visit(**how: Any) -> AbstractContextManager[Visitor]:
-        return visitor(browser, served.url, **how)
+    def visit(where: Running = one, **how: Any) -> AbstractContextManager[Visitor]:
+        return visitor(browser, where.url, **how)
 
     return visit

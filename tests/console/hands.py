@@ -1,55 +1,12 @@
-"""How somebody uses a page: with the mouse, or with the keyboard alone. The same walks are done by both."""
+"""How somebody uses a page with the keyboard alone."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from playwright.sync_api import Locator, Page, expect
 from tests.console.browser import stop_of
 
 _FAR = 400
 """Times Tab, after which something counts as out of reach."""
-
-
-class Hand(Protocol):
-    """Does to a page what people do."""
-
-    def press(self, what: Locator) -> None:
-        """A link, a button, the summary of what is folded."""
-        ...
-
-    def write(self, where: Locator, text: str) -> None:
-        """In the place of what stands there."""
-        ...
-
-    def tick(self, what: Locator) -> None:
-        """A box that is not ticked, or one of several choices."""
-        ...
-
-    def choose(self, where: Locator, label: str) -> None:
-        """One of a list."""
-        ...
-
-
-class Mouse:
-    """Points and clicks."""
-
-    def __init__(self, page: Page) -> None:
-        self._page = page
-
-    def press(self, what: Locator) -> None:
-        what.click()
-
-    def write(self, where: Locator, text: str) -> None:
-        where.click()
-        where.fill(text)
-
-    def tick(self, what: Locator) -> None:
-        what.check()
-
-    def choose(self, where: Locator, label: str) -> None:
-        where.select_option(label=label)
 
 
 class Keyboard:
@@ -73,15 +30,18 @@ class Keyboard:
         raise AssertionError(f"Tab does not lead to {what}")
 
     def press(self, what: Locator) -> None:
+        """A link, a button, the summary of what is folded."""
         self.reach(what)
         self._keys.press("Enter")
 
     def write(self, where: Locator, text: str) -> None:
+        """In the place of what stands there."""
         self.reach(where)
         self._keys.press("ControlOrMeta+a")
-        self._keys.type(text) if text else self._keys.press("Delete")
+        self._keys.type(text)
 
     def tick(self, what: Locator) -> None:
+        """A box that is not ticked, or one of several choices."""
         if what.get_attribute("type") == "radio":
             self._reach_radio(what)
         else:
@@ -100,15 +60,3 @@ class Keyboard:
             among = self._page.evaluate("name => document.activeElement.name === name", name)
             self._keys.press("ArrowDown" if among else "Tab")
         raise AssertionError(f"the keyboard does not lead to {what}")
-
-    def choose(self, where: Locator, label: str) -> None:
-        self.reach(where)
-        self._keys.press("Home")
-        for _ in range(_FAR):
-            if where.evaluate("one => one.selectedOptions[0].label") == label:
-                return
-            self._keys.press("ArrowDown")
-        raise AssertionError(f"{label!r} is not to be chosen in {where}")
-
-
-HANDS: Mapping[str, Callable[[Page], Hand]] = {"mouse": Mouse, "keyboard": Keyboard}

@@ -1,12 +1,16 @@
-"""The pages there are, and what each of them has."""
+"""The pages there are, and what there is to be seen on them."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
-from tests.console.serving import GROUP, ODD, ORDERS
+from tests.service.calling import Api
 
+ORDERS = [f"{4700 + number}" for number in range(6)]
+"""Keys of waiting tasks of order.close."""
+ODD = 'a/b "c" <i>d</i> 订单%'
+"""A key that has to be escaped wherever it is shown."""
 PAGES = {
     "overview": "/",
     "timeline": "/timeline",
@@ -24,19 +28,32 @@ OF_TEN = {
     "a dead task": "/tasks/payment.notify/n1",
     "a task that is done": "/tasks/coupon.remind/c1",
     "a topic": "/topics/order.close",
-    "tasks of a group": f"/tasks?group={GROUP}",
+    "tasks of a group": "/tasks?group=order-1",
+    "dead letters of a topic": "/dead?topic=payment.notify&list=yes",
 }
-TOPIC, KEY, GROUP_FIELD, TO, BY = "Topic", "Key (exact)", "Group", "to", "by a length"
+TOPIC, KEY, TO, BY = "Topic", "Key (exact)", "to", "by a length"
 """What fields are called."""
-LANGUAGES = ["en-GB", "zh-CN"]
 
 
-def titled(page: Page) -> str:
-    """The one heading of the first level, which says what the page is."""
+def fill_ten(api: Api) -> None:
+    """Ten tasks: of four topics, in every state, with groups, errors, a payload each."""
+    for number, key in enumerate(ORDERS):
+        order = {"number": int(key), "customer": "Anna & Bo", "paid": False}
+        api.put("order.close", key, delay=f"{number + 1}h", group=f"order-{number % 2}", payload=order)
+    api.put("post.publish", ODD, delay="90m", payload="<script>alert(1)</script>")
+    for key, error in (("n1", "merchant 17 answered 503"), ("n2", "merchant 4 answered 503")):
+        api.put("payment.notify", key, delay="0s", payload={"merchant": key})
+        [task] = api.lease("payment.notify")
+        assert api.settle(task, "dead", error=error)
+    api.put("coupon.remind", "c1", delay="0s", payload={"coupon": 1})
+    [task] = api.lease("coupon.remind")
+    assert api.settle(task, "done")
+
+
+def titled(page: Page) -> None:
+    """One heading of the first level says what the page is."""
     expect(page.locator("h1")).to_have_count(1)
-    text = page.locator("h1").inner_text()
-    assert text.strip()
-    return text
+    assert page.locator("h1").inner_text().strip()
 
 
 def ended(page: Page) -> None:

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from playwright.sync_api import expect
 from tests.console.axe import violations
-from tests.console.browser import NARROW, WIDE, Scheme, Visitor, overflow, reachable, stops
+from tests.console.browser import NARROW, WIDE, Scheme, overflow, reachable, stops
 from tests.console.conftest import Visits
-from tests.console.seen import OF_TEN, PAGES, titled
-from tests.console.serving import ODD, Served, fill_group, fill_ten
+from tests.console.seen import OF_TEN, PAGES, fill_ten, titled
+from tests.service.calling import Api, Running, running
 
-pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True, scope="module")
+from bide import StoreUnavailable
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
 
-LOOKS: dict[str, list[tuple[tuple[int, int], Scheme]]] = {
-    "en-GB": [(WIDE, "light"), (NARROW, "dark")],
-    "zh-CN": [(WIDE, "dark"), (NARROW, "light")],
-}
-"""By language: every two of size, scheme and language come together somewhere."""
+LOOKS: list[tuple[str, tuple[int, int], Scheme]] = [
+    ("en-GB", WIDE, "light"), ("zh-CN", NARROW, "light"), ("zh-CN", WIDE, "dark"), ("en-GB", NARROW, "dark"),
+]  # fmt: skip
+"""Every two of language, size and scheme come together somewhere. Pages have them in turn."""
+
+
+def in_turn(names: list[str]) -> list[tuple[str, tuple[str, tuple[int, int], Scheme]]]:
+    return [(name, LOOKS[place % len(LOOKS)]) for place, name in enumerate(names)]
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Running]:
+    """One with nothing in it, which everybody sees first."""
+    with running("memory:") as found:
+        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)
-def filled(served: Served) -> None:
-    with served.api() as api:
-        fill_ten(api)
-        fill_group(api, 3)
+def filled(one: Running) -> None:
+    api = Api(one.url)
+    fill_ten(api)
+    api.close()
 
 
-def check_looks(visitor: Visitor, axe: str, path: str, looks: list[tuple[tuple[int, int], Scheme]]) -> None:
-    """One page, in one look after the other."""
-    page = visitor.goto(path)
-    for size, scheme in looks:
-        page.set_viewport_size({"width": size[0], "height": size[1]})
-        page.emulate_media(color_scheme=scheme)
-        where = f"{path}, {size[0]} px, {scheme}"
-        assert not (wide := overflow(page)), f"{where}: {wide}"
-        assert not (wrong := violations(page, axe)), "\n".join([where, *wrong])
-
-
-@pytest.mark.parametrize("language", LOOKS)
-@pytest.mark.parametrize("name", [*PAGES, *OF_TEN])
-def test_each_page_in_every_look(visits: Visits, axe: str, name: str, language: str) -> None:
-    with visits(locale=language) as visitor:
-        check_looks(visitor, axe, (PAGES | OF_TEN)[name], LOOKS[language])
-        titled(visitor.page)
-
-
-@pytest.mark.parametrize("name", [*PAGES, *OF_TEN])
-def test_the_keyboard_leads_everywhere_in_order(visits: Visits, name: str) -> None:
-    with visits() as visitor:
+@pytest.mark.parametrize(("name", "look"), in_turn([*PAGES, *OF_TEN]))
+def test_each_page_is_in_order_for_the_eye_and_the_keyboard(
+    visits: Visits, axe: str, name: str, look: tuple[str, tuple[int, int], Scheme]
+) -> None:
+    language, size, scheme = look
+    with visits(locale=language, scheme=scheme, still=True) as visitor:
         page = visitor.goto((PAGES | OF_TEN)[name])
+        titled(page)
+        for width, height in (NARROW, WIDE, size):
+            page.set_viewport_size({"width": width, "height": height})
+            assert not (wide := overflow(page)), f"{width} px: {wide}"
+        assert not (wrong := violations(page, axe)), "\n".join(wrong)
+
         found = stops(page)
         assert found[0].what.startswith('<a class="skip"')
         assert not [stop for stop in found if not stop.marked], "one sees where one is"
@@ -59,6 +63,19 @@ def test_the_keyboard_leads_everywhere_in_order(visits: Visits, name: str) -> No
         assert not missing, missing
 
 
+@pytest.mark.parametrize(("name", "look"), in_turn(list(PAGES)))
+def test_each_page_with_nothing_on_it(
+    visits: Visits, empty: Running, axe: str, name: str, look: tuple[str, tuple[int, int], Scheme]
+) -> None:
+    language, size, scheme = look
+    with visits(empty, locale=language, size=size, scheme=scheme, still=True) as visitor:
+        page = visitor.goto(PAGES[name])
+        titled(page)
+        assert page.locator("html").get_attribute("lang") == ("zh-CN" if language == "zh-CN" else "en")
+        assert not (wide := overflow(page)), wide
+        assert not (wrong := violations(page, axe)), "\n".join(wrong)
+
+
 def test_each_page_can_be_read_without_scripts(visits: Visits) -> None:
     with visits(scripts=False) as visitor:
         for path in (PAGES | OF_TEN).values():
@@ -67,19 +84,33 @@ def test_each_page_can_be_read_without_scripts(visits: Visits) -> None:
             expect(page.get_by_role("navigation", name="Pages", exact=True)).to_be_visible()
 
 
-def test_names_and_payloads_are_shown_and_do_nothing(visits: Visits) -> None:
-    with visits() as visitor:
-        page = visitor.goto(OF_TEN["a task with an odd name"])
-        expect(page.get_by_role("main")).to_contain_text(ODD)
-        expect(page.get_by_role("main")).to_contain_text("<script>alert(1)</script>")
-        page = visitor.goto("/tasks?topic=post.publish")
-        page.get_by_role("link", name=ODD).click()
-        assert visitor.path == OF_TEN["a task with an odd name"]
+def test_what_is_not_there_has_a_page_too(visits: Visits, axe: str) -> None:
+    with visits(size=NARROW) as visitor, visitor.watch.expecting(404):
+        for path in ("/nowhere", "/tasks/order.close/4711"):
+            page = visitor.goto(path)
+            titled(page)
+            assert not violations(page, axe), path
+            expect(page.get_by_role("link", name="Overview").last).to_be_visible()
+
+
+def test_a_store_that_is_away_has_a_page_and_is_back_by_one_click(visits: Visits, axe: str) -> None:
+    store = FaultyStore(MemoryStore())
+    with running(store) as one, visits(one, size=NARROW) as visitor:
+        visitor.goto("/")
+        store.fault = lambda point: StoreUnavailable("away") if point == "tally:before" else None
+        with visitor.watch.expecting(503):
+            page = visitor.goto("/topics")
+            expect(page.get_by_role("alert")).to_contain_text("The store")
+            assert not overflow(page)
+            assert not violations(page, axe)
+            store.fault = lambda _: None
+            page.get_by_role("link", name="Try again").click()
+        expect(page.get_by_role("heading", name="Topics", level=1)).to_be_visible()
 
 
 def test_the_first_view_is_small(visits: Visits) -> None:
     """All that a browser with nothing in its cache loads: at most 200 kB, with headers."""
-    with visits(first=True) as visitor:
+    with visits(first=True, still=True) as visitor:
         received: list[float] = []
         session = visitor.page.context.new_cdp_session(visitor.page)
         session.send("Network.enable")
@@ -91,20 +122,8 @@ def test_the_first_view_is_small(visits: Visits) -> None:
         assert sum(received) <= 200_000
 
 
-def test_the_language_is_the_browsers_until_one_is_chosen(visits: Visits) -> None:
-    with visits(locale="zh-CN") as visitor:
-        page = visitor.goto("/tasks")
-        expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
-        page.get_by_role("link", name="English").click()
-        expect(page.locator("html")).to_have_attribute("lang", "en")
-        assert visitor.path == "/tasks"
-        visitor.goto("/topics")
-        expect(page.get_by_role("link", name="中文")).to_be_visible()
-
-
-def test_times_are_of_the_browsers_zone(visits: Visits, served: Served) -> None:
-    with served.api() as api:
-        api.put("zoned", "z", at="2030-06-30T22:30:00Z")
+def test_times_are_of_the_browsers_zone(visits: Visits, api: Api) -> None:
+    api.put("zoned", "z", at="2030-06-30T22:30:00Z")
     with visits(zone="Asia/Shanghai", first=True) as visitor:
         page = visitor.page
         page.goto(f"{visitor.origin}/tasks/zoned/z", wait_until="commit")
