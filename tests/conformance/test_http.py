@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 import pytest_asyncio
 from tests.conformance.test_sqlite import TestSqlite as _Sqlite
 from tests.stores.http.serving import Service
@@ -17,7 +16,7 @@ from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
-from bide.testing.store_suite import StoreSuite, racing
+from bide.testing.store_suite import StoreSuite
 
 
 class HttpSuite(StoreSuite):
@@ -25,10 +24,8 @@ class HttpSuite(StoreSuite):
 
     durable: ClassVar[bool] = True
 
-    @pytest.fixture(autouse=True)
-    def _fewer_races(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They are run in the service's own store, which has been through all of them."""
-        monkeypatch.setattr(racing, "RACES", 50)
+    races: ClassVar[int] = 50
+    """They are run in the service's own store, which has been through all of them."""
 
     @pytest_asyncio.fixture(autouse=True)
     async def _own_services(self) -> Any:

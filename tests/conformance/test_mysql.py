@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
-from zlib import crc32
 
 import asyncmy
 import pytest
+from tests.servers.fixtures import Borrowed
 from tests.servers.mariadb_server import ask
 
-from bide.stores.mysql import MySqlStore, schema
+from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
 from bide.testing.store_suite import StoreSuite
 
@@ -23,28 +23,30 @@ class TestMySql(StoreSuite):
     hears_commits: ClassVar[bool] = False
     exact_ends: ClassVar[bool] = False
 
-    url: str
+    schemas: Borrowed
     own: str
     """A table of the caller's beside the store that was made last; none can be made within a transaction here."""
 
-    @pytest.fixture(autouse=True)
-    def _own_schemas(self, mysql_url: str, mysql_schema: str) -> None:
-        self.url = f"{mysql_url}?schema={mysql_schema}"
+    prepared: ClassVar[set[str]] = set()
+    """Where that table is."""
 
-    def place(self, tmp_path: Path) -> str:
-        return f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+    @pytest.fixture(autouse=True)
+    def _clean_schemas(self, mysql_schemas: Borrowed) -> None:
+        self.schemas = mysql_schemas
 
     async def make_store(self, tmp_path: Path) -> MySqlStore:
-        url = self.place(tmp_path)
-        await schema.migrate(url)
+        url = self.schemas.url(tmp_path)
         self.own = f"`{address_of(url).schema}`.texts"
-        ask(self.url, f"CREATE TABLE IF NOT EXISTS {self.own} (text varchar(100)) ENGINE = InnoDB")
+        if url not in self.prepared:
+            ask(url, f"CREATE TABLE IF NOT EXISTS {self.own} (text varchar(100)) ENGINE = InnoDB")
+            self.prepared.add(url)
         return MySqlStore(url, clock="caller")
 
     @asynccontextmanager
     async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:
         """A connection of the caller's."""
-        parts, address = urlsplit(self.url), address_of(self.place(tmp_path))
+        url = self.schemas.url(tmp_path)
+        parts, address = urlsplit(url), address_of(url)
         connection = await asyncmy.connect(
             host=parts.hostname, port=parts.port or 3306, user=parts.username, password=parts.password or "",
             database=address.schema,

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
-from zlib import crc32
 
 import asyncpg
 import pytest
+from tests.servers.fixtures import Borrowed
 
-from bide.stores.postgres import PostgresStore, schema
+from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
 from bide.testing.store_suite import StoreSuite
 
@@ -19,27 +19,23 @@ from bide.testing.store_suite import StoreSuite
 class TestPostgres(StoreSuite):
     durable: ClassVar[bool] = True
 
-    url: str
+    schemas: Borrowed
     own: str
     """The schema of the store that was made last, for a table of the caller's."""
 
     @pytest.fixture(autouse=True)
-    def _own_schemas(self, postgres_url: str, postgres_schema: str) -> None:
-        self.url = f"{postgres_url}?schema={postgres_schema}"
-
-    def place(self, tmp_path: Path) -> str:
-        return f"{self.url}_{crc32(str(tmp_path).encode()):x}"
+    def _clean_schemas(self, postgres_schemas: Borrowed) -> None:
+        self.schemas = postgres_schemas
 
     async def make_store(self, tmp_path: Path) -> PostgresStore:
-        url = self.place(tmp_path)
+        url = self.schemas.url(tmp_path)
         self.own = f'"{address_of(url).schema}"'
-        await schema.migrate(url)
         return PostgresStore(url, clock="caller")
 
     @asynccontextmanager
     async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:
         """A connection of the caller's."""
-        connection = await asyncpg.connect(address_of(self.place(tmp_path)).dsn)
+        connection = await asyncpg.connect(address_of(self.schemas.url(tmp_path)).dsn)
         try:
             yield connection
         finally:

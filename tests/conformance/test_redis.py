@@ -17,7 +17,7 @@ from bide.core.records import Ref
 from bide.stores.redis import RedisStore
 from bide.stores.redis.address import address_of
 from bide.stores.redis.layout import Layout
-from bide.testing.store_suite import StoreSuite, racing
+from bide.testing.store_suite import StoreSuite
 
 Client = redis.Redis | RedisCluster
 
@@ -64,10 +64,7 @@ class SeveralServers(RedisSuite):
     """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
 
     exact_order: ClassVar[bool] = False
-
-    @pytest.fixture(autouse=True)
-    def _fewer_races(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(racing, "RACES", 100)
+    races: ClassVar[int] = 100
 
 
 class TestRedisCluster(SeveralServers):

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.servers.fixtures import Borrowed
 
 from bide.ports import Store, Timer
 from bide.stores.memory import MemoryStore
@@ -65,38 +66,36 @@ def test_redis_under_sentinel_answers_as_memory_does(redis_sentinel_url: str, re
     assert play_redis(redis_sentinel_url, redis_namespace, 16, games=45) >= 3_000
 
 
-class MigratedStore(PostgresStore):
-    """Makes its tables when it is opened, as no other program should: a game begins with an empty store."""
+class BorrowingPostgres(PostgresStore):
+    """In a schema that the next game gets empty."""
 
-    async def open(self) -> None:
-        await self.migrate()
-        await super().open()
+    def __init__(self, schemas: Borrowed) -> None:
+        self._schemas = schemas
+        super().__init__(schemas.url(self), clock="caller")
 
-
-def test_postgres_answers_as_memory_does(postgres_url: str, postgres_schema: str) -> None:
-    played = count()
-
-    def subject() -> Store:
-        return MigratedStore(f"{postgres_url}?schema={postgres_schema}_{next(played)}", clock="caller")
-
-    assert play(subject, games=60, moves=100) >= 4_000
+    async def close(self) -> None:
+        await super().close()
+        self._schemas.give_back(self)
 
 
-class MigratedMySqlStore(MySqlStore):
+def test_postgres_answers_as_memory_does(postgres_schemas: Borrowed) -> None:
+    assert play(lambda: BorrowingPostgres(postgres_schemas), games=60, moves=100) >= 4_000
+
+
+class BorrowingMySql(MySqlStore):
     """The same."""
 
-    async def open(self) -> None:
-        await self.migrate()
-        await super().open()
+    def __init__(self, schemas: Borrowed) -> None:
+        self._schemas = schemas
+        super().__init__(schemas.url(self), clock="caller")
+
+    async def close(self) -> None:
+        await super().close()
+        self._schemas.give_back(self)
 
 
-def test_mysql_answers_as_memory_does(mysql_url: str, mysql_schema: str) -> None:
-    played = count()
-
-    def subject() -> Store:
-        return MigratedMySqlStore(f"{mysql_url}?schema={mysql_schema}_{next(played)}", clock="caller")
-
-    assert play(subject, games=60, moves=100, exact_ends=False) >= 4_000
+def test_mysql_answers_as_memory_does(mysql_schemas: Borrowed) -> None:
+    assert play(lambda: BorrowingMySql(mysql_schemas), games=60, moves=100, exact_ends=False) >= 4_000
 
 
 def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:

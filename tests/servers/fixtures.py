@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import pytest
 from tests.servers.child import ServerMissing
+from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSchemas
 from tests.servers.keyspace import delete_keys
 from tests.servers.mariadb_server import MariaDbServer, drop_databases
 from tests.servers.postgres_server import PostgresServer, ask
@@ -55,6 +56,28 @@ class StartsRabbitMq(Protocol):
     """Starts a private broker, with the options of `RabbitMqServer`."""
 
     def __call__(self, **options: Any) -> RabbitMqServer: ...
+
+
+class Borrowed:
+    """What a test took of clean schemas, to be given back when it is over."""
+
+    def __init__(self, schemas: CleanSchemas) -> None:
+        self._schemas = schemas
+        self._taken: dict[object, str] = {}
+
+    def url(self, place: object = None) -> str:
+        """Of the schema for this place: the same for the same place."""
+        if place not in self._taken:
+            self._taken[place] = self._schemas.take()
+        return self._taken[place]
+
+    def give_back(self, place: object) -> None:
+        """Before the test is over; another test, or the same, gets it empty."""
+        self._schemas.give_back(self._taken.pop(place))
+
+    def close(self) -> None:
+        for place in list(self._taken):
+            self.give_back(place)
 
 
 def not_installed(error: ServerMissing) -> NoReturn:
@@ -170,6 +193,19 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
     ask(postgres_url, drop)
 
 
+@pytest.fixture(scope="session")
+def _postgres_schemas(postgres_url: str) -> Iterator[PostgresSchemas]:
+    with closing(PostgresSchemas(postgres_url)) as schemas:
+        yield schemas
+
+
+@pytest.fixture
+def postgres_schemas(_postgres_schemas: PostgresSchemas) -> Iterator[Borrowed]:
+    """Schemas with bide's tables, empty, for a test that does not care how they came about."""
+    with closing(Borrowed(_postgres_schemas)) as borrowed:
+        yield borrowed
+
+
 @pytest.fixture
 def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
     """Starts private servers, which the test may pause and kill; they end with it."""
@@ -188,6 +224,19 @@ def mysql_schema(mysql_url: str) -> Iterator[str]:
     name = "t" + secrets.token_hex(5)
     yield name
     drop_databases(mysql_url, name)
+
+
+@pytest.fixture(scope="session")
+def _mysql_schemas(mysql_url: str) -> Iterator[MySqlSchemas]:
+    with closing(MySqlSchemas(mysql_url)) as schemas:
+        yield schemas
+
+
+@pytest.fixture
+def mysql_schemas(_mysql_schemas: MySqlSchemas) -> Iterator[Borrowed]:
+    """Databases with bide's tables, empty, for a test that does not care how they came about."""
+    with closing(Borrowed(_mysql_schemas)) as borrowed:
+        yield borrowed
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ class SuiteBase:
     """Whether another store made for the same directory sees the same tasks, at once and after a close."""
     many: ClassVar[int] = 10_000
     """How many tasks the large batches have."""
+    races: ClassVar[int] = 1_000
+    """How often each race is run."""
     exact_wakes: ClassVar[bool] = True
     """Whether `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
 

@@ -34,7 +34,6 @@ from bide.testing.store_suite.acts import (
 )
 from bide.testing.store_suite.base import SuiteBase
 
-RACES = 1_000
 AT_ONCE = 50
 
 First = TypeVar("First")
@@ -61,9 +60,9 @@ async def both(
     return await early, await late
 
 
-async def in_batches(race: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+async def in_batches(races: int, race: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     """Run the races, some at once: each has a topic of its own."""
-    for start in range(0, RACES, AT_ONCE):
+    for start in range(0, races, AT_ONCE):
         await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
 
 
@@ -117,7 +116,7 @@ class Racing(SuiteBase):
                 assert (moved.result, now_is) == (Result.MOVED, moved.record)
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -141,7 +140,7 @@ class Racing(SuiteBase):
             assert await see(store, held) == held
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -163,7 +162,7 @@ class Racing(SuiteBase):
             assert (await lease(store, topic=topic)).tasks == []
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -186,7 +185,7 @@ class Racing(SuiteBase):
             assert (await self._change(rival, Redrive(topic, "k", new_id(), In(0)))).result is Result.UNDER_WAY
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -213,7 +212,7 @@ class Racing(SuiteBase):
                 assert settled == [True]
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -235,7 +234,7 @@ class Racing(SuiteBase):
             assert await see(store, held) == held
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -255,7 +254,7 @@ class Racing(SuiteBase):
             assert await look(store, late) == (None if settled else leased.tasks[0])
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -274,7 +273,7 @@ class Racing(SuiteBase):
             assert extended is (leased.tasks == [])
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
@@ -300,7 +299,7 @@ class Racing(SuiteBase):
                 assert now_is == cancelled.record
 
         try:
-            await in_batches(race)
+            await in_batches(self.races, race)
         finally:
             await rival.close()
 
