@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sqlite3
 from abc import ABC, abstractmethod
@@ -11,14 +10,14 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncmy
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from bide import Bide, Row, Sql, TableSource
+from bide import Bide, Sql, TableSource
 from bide.core.instants import Millis, as_datetime
 from bide.engine.tables import TableLoop
 from bide.stores.mysql import schema as mysql_schema
@@ -56,6 +55,11 @@ class Place(ABC):
 
     @abstractmethod
     async def create(self, *, index: bool = True) -> None: ...
+
+    async def drop(self) -> None:
+        """What `create` made: bide's tables stay there for others."""
+        for table in (self.table, self.table.replace("posts", "log")):
+            await self.run(f"DROP TABLE IF EXISTS {table} CASCADE")
 
     def source(self, **options: Any) -> TableSource:
         given: dict[str, Any] = {
@@ -100,17 +104,6 @@ class Place(ABC):
         await loop.open()
         self.exits.push_async_callback(loop.stop, 0)
         return loop
-
-
-async def write(row: Row, sql: str) -> None:
-    """Run a statement in the transaction of a row, whichever driver's that is."""
-    if hasattr(row.connection, "cursor") and not hasattr(row.connection, "execute"):
-        async with row.connection.cursor() as cursor:
-            await cursor.execute(sql)
-        return
-    written = row.connection.execute(sql)
-    if asyncio.iscoroutine(written):
-        await written
 
 
 class Sqlite(Place):
@@ -167,6 +160,7 @@ class Postgres(Place):
             "status integer, due timestamptz, times integer DEFAULT 0, wall timestamp, stamp bigint)"
         )
         await self.run(f"CREATE TABLE {self.own}.log (id bigint)")
+        self.exits.push_async_callback(self.drop)
         if index:
             await self.run(f"CREATE INDEX posts_due ON {self.table} (due) WHERE status = 2")
 
@@ -211,14 +205,14 @@ class Mysql(Place):
 
     async def create(self, *, index: bool = True) -> None:
         await mysql_schema.migrate(self.url)
+        indexes = "".join(f", INDEX by_{column} (status, {column})" for column in ("due", "wall", "stamp"))
         await self.run(
             f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, title varchar(99), status integer, due datetime(3), "
-            "times integer DEFAULT 0, wall datetime(3), stamp bigint, CHECK (title <> 'cursed' OR status < 3))"
+            "times integer DEFAULT 0, wall datetime(3), stamp bigint, CHECK (title <> 'cursed' OR status < 3)"
+            f"{indexes if index else ''})"
         )
         await self.run(f"CREATE TABLE {self.own}.log (id bigint)")
-        if index:
-            for column in ("due", "wall", "stamp"):
-                await self.run(f"CREATE INDEX by_{column} ON {self.table} (status, {column})")
+        self.exits.push_async_callback(self.drop)
 
 
 def naive(text: str) -> datetime:
@@ -236,10 +230,9 @@ async def empty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     place: Place
     if request.param == "sqlite":
         place = Sqlite(tmp_path)
-    elif request.param == "mysql":
-        place = Mysql(request.getfixturevalue("mysql_url"), request.getfixturevalue("mysql_schema"))
     else:
-        place = Postgres(request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema"))
+        url, _, query = request.getfixturevalue(f"{request.param}_schemas").url().partition("?")
+        place = (Mysql if request.param == "mysql" else Postgres)(url, parse_qs(query)["schema"][0])
     async with place.exits:
         yield place
 

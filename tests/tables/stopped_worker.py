@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.tables.conftest import write
+from tests.tables.writing import write
+from tests.waiting import forever
 
 from bide import Bide, Row, Sql, TableSource
 
@@ -26,12 +27,12 @@ watch = app.watch(
 async def publish(row: Row) -> None:
     await write(row, f"INSERT INTO {log} VALUES ({row.id})")
     print("within", flush=True)
-    await asyncio.sleep(600)
+    await forever()
 
 
 async def main() -> None:
     async with app.worker():
-        await asyncio.sleep(600)
+        await forever()
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Watched tables in real time: on time, quiet, by several workers, through a kill, and against whoever changes rows."""
+"""Watched tables at work: in time, quiet, by several workers, through a kill, and against whoever changes rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.servers.stalls import Stalls
-from tests.tables.conftest import Place, write
+from tests.tables.conftest import Place, Postgres, Sqlite
+from tests.tables.writing import write
+from tests.waiting import forever, not_before, pause, until
 
 from bide import Bide, Row, Sql, Watch
 from bide.core.instants import Millis
 from bide.engine.tables import TableLoop
 
-PATIENCE = 30.0
+HOUR: Millis = 3_600_000
 
 
 def now() -> Millis:
@@ -34,101 +35,91 @@ def log_of(place: Place) -> str:
     return place.table.replace("posts", "log")
 
 
-async def until(condition: Any, patience: float = PATIENCE) -> None:
-    """Wait until the coroutine function `condition` says so."""
-    ends = time.monotonic() + patience
-    while not await condition():
-        assert time.monotonic() < ends, "it did not happen in time"
-        await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def watching(app: Bide, watch: Watch) -> AsyncIterator[TableLoop]:
-    """The app's worker at work."""
+    """The app's worker at work, once it has looked."""
     async with app.worker() as worker:
         [loop] = [loop for loop in worker.tables if loop.watch is watch]
+        await until(lambda: loop.stats.looks, "the first look")
         yield loop
 
 
-@pytest.mark.real_time
-async def test_the_sleep_ends_when_the_next_row_is_due(place: Place, stalls: Stalls) -> None:
+async def fired(loop: TableLoop, count: int) -> None:
+    await until(lambda: loop.stats.fired == count, f"{count} rows to fire")
+
+
+async def emptied(app: Bide) -> None:
+    """A worker of the app is at work until nothing is left."""
+    async with app.worker() as worker:
+        await worker.until_empty()
+
+
+async def test_the_sleep_ends_when_the_next_row_is_due_and_not_before(place: Place) -> None:
     app = await place.app()
     watch = app.watch(place.source(look_every="1h"))
-    late: list[float] = []
+    handled: list[tuple[Millis, Row]] = []
 
     @watch.handler
     async def publish(row: Row) -> None:
-        late.append(row.lateness.total_seconds())
+        handled.append((now(), row))
 
     for number in range(1, 4):
         await place.add(number, now() + 200 * number)
     async with watching(app, watch) as loop:
-        await until(lambda: fired(loop, 3))
-    assert min(late) >= 0, "never early"
-    assert max(late) < 1.0 + stalls.seconds
+        await fired(loop, 3)
+    assert [row.id for _, row in handled] == [1, 2, 3]
+    for at, row in handled:
+        # by the machine's clock: what a worker knows of the server's may be behind it by half of a slow answer
+        not_before(at, round(row.due_at.timestamp() * 1000), f"row {row.id}")
 
 
-@pytest.mark.real_time
 async def test_a_row_that_this_process_writes_is_seen_when_it_says_so(place: Place) -> None:
     app = await place.app()
     watch = app.watch(place.source(look_every="1h"))
     async with watching(app, watch) as loop:
-        await until(lambda: looked(loop, 1))
         await place.add(1, now())
         watch.look()
-
-        async def fired() -> bool:
-            return loop.stats.fired == 1
-
-        await until(fired)
+        await fired(loop, 1)
     assert await place.states() == {1: (3, 1)}
     watch.look()  # nobody is there any more, and that is no error
 
 
-async def looked(loop: TableLoop, times: int) -> bool:
-    return loop.stats.looks >= times
-
-
-@pytest.mark.real_time
-async def test_an_idle_table_costs_one_look_at_a_time(place: Place) -> None:
+async def test_an_idle_table_is_looked_at_as_often_as_it_says(place: Place) -> None:
+    """The one table as two: of the one that is looked at every hour a worker reads next to nothing."""
     app = await place.app()
-    watch = app.watch(place.source(look_every="250ms"))
-    await place.add(1, now() + 3_600_000)
-    async with watching(app, watch) as loop:
-        await until(lambda: looked(loop, 1))
-        before = loop.stats.looks
-        await asyncio.sleep(1.0)
-        assert 2 <= loop.stats.looks - before <= 6
+    often, seldom = app.watch(place.source(look_every="20ms")), app.watch(place.source(look_every="1h"))
+    await place.add(1, now() + HOUR)
+    async with app.worker() as worker:
+        looks = {loop.watch: loop.stats for loop in worker.tables}
+        await until(lambda: looks[often].looks >= 20, "twenty looks")
+        assert 1 <= looks[seldom].looks <= 10
+    assert await place.states() == {1: (2, 0)}
 
 
-@pytest.mark.real_time
-async def test_ten_thousand_rows_by_four_workers_are_fired_once_each(place: Place) -> None:
-    count = 10_000
+async def test_thousands_of_rows_by_four_workers_are_fired_once_each(place: Place) -> None:
+    count = 4_000
     await place.add_many(1, count, now() - 1_000)
-    async with AsyncExitStack() as workers, asyncio.timeout(120):
+    async with AsyncExitStack() as workers:
         working = []
         for _ in range(4):
             app = await place.app()
             app.watch(place.source())
             working.append(await workers.enter_async_context(app.worker()))
         await asyncio.gather(*(worker.until_empty() for worker in working))
-        fired = [worker.tables[0].stats.fired for worker in working]
-    assert sum(fired) == count
+        assert sum(worker.tables[0].stats.fired for worker in working) == count
     assert Counter((await place.states()).values()) == {(3, 1): count}
 
 
-@pytest.mark.real_time
 async def test_handlers_of_several_workers_have_each_row_once(place: Place) -> None:
-    count = 200
+    count = 100
     await place.add_many(1, count, now() - 1_000)
     handled: list[int] = []
 
     async def publish(row: Row) -> None:
-        await asyncio.sleep(0.0005)
         handled.append(row.id)
         await write(row, f"INSERT INTO {log_of(place)} VALUES ({row.id})")
 
-    async with AsyncExitStack() as workers, asyncio.timeout(120):
+    async with AsyncExitStack() as workers:
         working = []
         for _ in range(3):
             app = await place.app()
@@ -139,29 +130,32 @@ async def test_handlers_of_several_workers_have_each_row_once(place: Place) -> N
     assert await place.run(f"SELECT count(*), count(DISTINCT id) FROM {log_of(place)}") == [(count, count)]
 
 
-@pytest.mark.real_time
-async def test_firing_and_taking_back_at_once_a_thousand_times(place: Place) -> None:
-    """Whoever takes a post back is told the truth: either it is a draft again for good, or it was too late."""
-    count, taken_back = 1_000, set()
+async def test_firing_and_taking_back_at_once(place: Place) -> None:
+    """Whoever takes a post back is told the truth: either it is a draft again for good, or it was too late.
+
+    Between the first post, which was due long ago, and the last, which is not due for an hour, both is possible.
+    """
+    count, taken_back = 400, set()
     app = await place.app()
-    watch = app.watch(place.source(page=7))
-    begin = now() + 200
-    await place.add_each([begin + number // 2 for number in range(1, count + 1)])
+    watch = app.watch(place.source(page=7, look_every="1h"))
+    begin = now() + 100
+    await place.add_each([begin - HOUR, *(begin + number for number in range(2, count)), begin + HOUR])
     async with watching(app, watch) as loop:
+        await until(lambda: loop.stats.fired, "the first row to fire")
         for number in range(1, count + 1):
-            ahead = begin + number // 2 - now() + random.uniform(-3, 3)
+            ahead = begin + number - now() + random.uniform(-3, 3)
             # also when late: a file answers at once, and the worker would have no turn at all
-            await asyncio.sleep(max(ahead, 0) / 1000)
+            await pause(max(ahead, 0) / 1000, why="each is taken back at about the time that it is due")
             if await place.changed(f"UPDATE {place.table} SET status = 1 WHERE id = $1 AND status = 2", number):
                 taken_back.add(number)
-        await until(lambda: fired(loop, count - len(taken_back)))
+        await fired(loop, count - len(taken_back))
     states = await place.states()
     assert {number for number, state in states.items() if state == (1, 0)} == taken_back
     assert {number for number, state in states.items() if state == (3, 1)} == set(states) - taken_back
-    assert 0 < len(taken_back) < count
+    assert 1 not in taken_back
+    assert count in taken_back
 
 
-@pytest.mark.faults
 async def test_a_worker_that_is_killed_leaves_nothing_half_done(place: Place) -> None:
     await place.add(1, now() - 1_000)
     script = Path(__file__).parent / "stopped_worker.py"
@@ -183,13 +177,11 @@ async def test_a_worker_that_is_killed_leaves_nothing_half_done(place: Place) ->
     async def publish(row: Row) -> None:
         await write(row, f"INSERT INTO {log_of(place)} VALUES ({row.id})")
 
-    async with app.worker() as worker, asyncio.timeout(PATIENCE):
-        await worker.until_empty()
+    await emptied(app)
     assert await place.states() == {1: (3, 1)}
     assert await place.run(f"SELECT id FROM {log_of(place)}") == [(1,)]
 
 
-@pytest.mark.real_time
 async def test_a_handler_that_outlasts_the_drain_is_rolled_back(place: Place) -> None:
     app = await place.app(grace="50ms")
     watch = app.watch(place.source())
@@ -199,16 +191,15 @@ async def test_a_handler_that_outlasts_the_drain_is_rolled_back(place: Place) ->
     async def publish(row: Row) -> None:
         await write(row, f"INSERT INTO {log_of(place)} VALUES ({row.id})")
         begun.set()
-        await asyncio.sleep(600)
+        await forever()
 
     await place.add(1, now())
-    async with app.worker(), asyncio.timeout(PATIENCE):
-        await begun.wait()
+    async with app.worker():
+        await until(begun.is_set, "the handler")
     assert await place.states() == {1: (2, 0)}
     assert await place.run(f"SELECT id FROM {log_of(place)}") == []
 
 
-@pytest.mark.real_time
 async def test_a_time_limit_rolls_back(place: Place) -> None:
     app = await place.app()
     watch = app.watch(place.source(), timeout="50ms", retry="quick")
@@ -218,16 +209,16 @@ async def test_a_time_limit_rolls_back(place: Place) -> None:
     async def publish(row: Row) -> None:
         tries.append(row.id)
         if len(tries) == 1:
-            await asyncio.sleep(600)
+            await write(row, f"INSERT INTO {log_of(place)} VALUES ({row.id})")
+            await forever()
 
     await place.add(1, now())
-    async with app.worker() as worker, asyncio.timeout(PATIENCE):
-        await worker.until_empty()
+    await emptied(app)
     assert tries == [1, 1]
     assert await place.states() == {1: (3, 1)}
+    assert await place.run(f"SELECT id FROM {log_of(place)}") == []
 
 
-@pytest.mark.real_time
 async def test_tasks_that_rows_became_are_delivered(place: Place) -> None:
     app = await place.app()
     delivered: list[str] = []
@@ -237,14 +228,12 @@ async def test_tasks_that_rows_became_are_delivered(place: Place) -> None:
         delivered.append(task.key)
 
     app.watch(place.source(), topic="post.publish")
-    await place.add_many(1, 250, now() - 5)
-    async with app.worker() as worker, asyncio.timeout(PATIENCE):
-        await worker.until_empty()
-    assert sorted(map(int, delivered)) == list(range(1, 251))
+    await place.add_many(1, 120, now() - 5)
+    await emptied(app)
+    assert sorted(map(int, delivered)) == list(range(1, 121))
     assert set((await place.states()).values()) == {(3, 1)}
 
 
-@pytest.mark.real_time
 async def test_two_tables_do_not_wait_for_each_other(place: Place) -> None:
     if not place.holds_rows:
         pytest.skip("in a SQLite file one transaction keeps all others from writing")
@@ -259,8 +248,8 @@ async def test_two_tables_do_not_wait_for_each_other(place: Place) -> None:
         await go.wait()
 
     await place.add(1, now(), status=7)
-    async with app.worker() as worker, asyncio.timeout(PATIENCE):
-        await waiting.wait()
+    async with app.worker() as worker:
+        await until(waiting.is_set, "the handler")
         await place.add(2, now())
         await worker.tables[1].until_empty()
         assert await place.states() == {1: (7, 0), 2: (3, 1)}
@@ -269,80 +258,55 @@ async def test_two_tables_do_not_wait_for_each_other(place: Place) -> None:
     assert await place.states() == {1: (3, 1), 2: (3, 1)}
 
 
-@pytest.mark.real_time
-async def test_handlers_run_beside_one_another_and_a_held_row_is_passed_over(
-    postgres_url: str, postgres_schema: str
-) -> None:
-    from tests.tables.conftest import Postgres
+@pytest.mark.parametrize("empty", ["postgres"], indirect=True)
+async def test_handlers_run_beside_one_another_and_a_held_row_is_passed_over(place: Postgres) -> None:
+    app = await place.app()
+    watch = app.watch(place.source(), concurrency=2)
+    both = asyncio.Barrier(2)
 
-    place = Postgres(postgres_url, postgres_schema)
-    async with place.exits, asyncio.timeout(PATIENCE):
-        await place.create()
-        app = await place.app()
-        watch = app.watch(place.source(), concurrency=2)
-        both, running = asyncio.Barrier(2), 0
+    @watch.handler
+    async def publish(row: Row) -> None:
+        await both.wait()
 
-        @watch.handler
-        async def publish(row: Row) -> None:
-            await both.wait()
-
-        for number in (1, 2, 3):
-            await place.add(number, now() - 10 + number)
-        editor = await asyncpg.connect(place.plain)
-        place.exits.push_async_callback(editor.close)
-        held = editor.transaction()
-        await held.start()
-        await editor.execute(f"UPDATE {place.table} SET title = 'edited' WHERE id = 1")
-        async with app.worker() as worker:
-            await until(lambda: fired(worker.tables[0], 2))
-            assert await place.states() == {1: (2, 0), 2: (3, 1), 3: (3, 1)}
-            await editor.execute(f"UPDATE {place.table} SET status = 1 WHERE id = 1")
-            await held.commit()
-            await worker.until_empty()
-        assert running == 0
-        assert await place.states() == {1: (1, 0), 2: (3, 1), 3: (3, 1)}
+    for number in (1, 2, 3):
+        await place.add(number, now() - 10 + number)
+    editor = await asyncpg.connect(place.plain)
+    place.exits.push_async_callback(editor.close)
+    held = editor.transaction()
+    await held.start()
+    await editor.execute(f"UPDATE {place.table} SET title = 'edited' WHERE id = 1")
+    async with app.worker() as worker:
+        await fired(worker.tables[0], 2)
+        assert await place.states() == {1: (2, 0), 2: (3, 1), 3: (3, 1)}
+        await editor.execute(f"UPDATE {place.table} SET status = 1 WHERE id = 1")
+        await held.commit()
+        await worker.until_empty()
+    assert await place.states() == {1: (1, 0), 2: (3, 1), 3: (3, 1)}
 
 
-async def fired(loop: TableLoop, count: int) -> bool:
-    return loop.stats.fired == count
+@pytest.mark.parametrize("empty", ["postgres"], indirect=True)
+async def test_a_channel_tells_of_what_others_write(place: Postgres) -> None:
+    await place.run(
+        f"CREATE OR REPLACE FUNCTION {place.own}.tell() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM pg_notify('{place.own}', ''); RETURN NULL; END $$"
+    )
+    await place.run(
+        f"CREATE TRIGGER tell AFTER INSERT OR UPDATE ON {place.table} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {place.own}.tell()"
+    )
+    app = await place.app()
+    watch = app.watch(place.source(look_every="1h", channel=place.own))
+    async with watching(app, watch) as loop:
+        await place.add(1, now() + 100)
+        await fired(loop, 1)
+    assert await place.states() == {1: (3, 1)}
 
 
-@pytest.mark.real_time
-async def test_a_channel_tells_of_what_others_write(postgres_url: str, postgres_schema: str) -> None:
-    from tests.tables.conftest import Postgres
-
-    place = Postgres(postgres_url, postgres_schema)
-    async with place.exits, asyncio.timeout(PATIENCE):
-        await place.create()
-        channel = postgres_schema
-        await place.run(
-            f"CREATE FUNCTION {postgres_schema}.tell() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN PERFORM pg_notify('{channel}', ''); RETURN NULL; END $$"
-        )
-        await place.run(
-            f"CREATE TRIGGER tell AFTER INSERT OR UPDATE ON {place.table} "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {postgres_schema}.tell()"
-        )
-        app = await place.app()
-        watch = app.watch(place.source(look_every="1h", channel=channel))
-        async with watching(app, watch) as loop:
-            await until(lambda: looked(loop, 1))
-            await place.add(1, now() + 100)
-            await until(lambda: fired(loop, 1))
-        assert await place.states() == {1: (3, 1)}
-
-
-@pytest.mark.real_time
-async def test_in_a_sqlite_store_s_own_file_every_commit_is_noticed(tmp_path: Path) -> None:
-    from tests.tables.conftest import Sqlite
-
-    place = Sqlite(tmp_path)
-    async with place.exits:
-        await place.create()
-        app = await place.app()
-        watch = app.watch(place.source(look_every="1h", changes={"status": 3, "times": Sql("times + 1")}))
-        async with watching(app, watch) as loop:
-            await until(lambda: looked(loop, 1))
-            await place.add(1, now() + 100)
-            await until(lambda: fired(loop, 1))
+@pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
+async def test_in_a_sqlite_store_s_own_file_every_commit_is_noticed(place: Sqlite) -> None:
+    app = await place.app()
+    watch = app.watch(place.source(look_every="1h", changes={"status": 3, "times": Sql("times + 1")}))
+    async with watching(app, watch) as loop:
+        await place.add(1, now() + 100)
+        await fired(loop, 1)
     assert watch.heard == set()

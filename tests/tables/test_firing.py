@@ -6,7 +6,8 @@ import logging
 from typing import Any
 
 import pytest
-from tests.tables.conftest import START, Place, naive, write
+from tests.tables.conftest import START, Place, naive
+from tests.tables.writing import write
 
 from bide import BadInput, Bide, Fixed, Row, SetupError, Sql, Task
 from bide.core.instants import instant
