@@ -1,23 +1,25 @@
-"""What the tests of strategies share: a strategy on a stage, held to what it claims when nothing goes wrong."""
+"""What the tests of strategies share: their processes, all played within this one, so that it can be said what each of
+them has done when another does something. How fast that is decides nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from bide.lab.actor import Step
-from bide.lab.figures import Figures
-from bide.lab.judge import Verdict
-from bide.lab.stage import Stage, keys_of
-from bide.lab.strategy import Flaw, Setting, Strategy, now
-from bide.lab.workloads import WORKLOADS
+from tests.waiting import not_before, pause, until
 
-_FAR = 3_600_000
-_SOON = 900
+from bide.lab.strategies.s08_expiry_events import ExpiryEvents
+from bide.lab.strategy import Flaw, Item, Setting, Strategy, now
+
+FAR = 3_600_000
+"""Milliseconds."""
+S = TypeVar("S", bound=Strategy)
 
 
 def setting_of(strategy: type[Strategy], urls: Mapping[str, str], folder: Path, **more: Any) -> Setting:
@@ -27,52 +29,127 @@ def setting_of(strategy: type[Strategy], urls: Mapping[str, str], folder: Path, 
     )
 
 
-async def keeps_its_word(
-    strategy: type[Strategy], urls: Mapping[str, str], folder: Path, *, ahead: int = 300, count: int = 20, **more: Any
-) -> Verdict:
+class Effects:
+    """What was fired, by key: each time, in nanoseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, list[int]] = {}
+
+    async def __call__(self, key: str, due: int) -> None:
+        self.blocking(key, due)
+
+    def blocking(self, key: str, due: int) -> None:
+        self.at.setdefault(key, []).append(time.time_ns())
+
+
+class Held(Effects):
+    """Effects that end only when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    async def __call__(self, key: str, due: int) -> None:
+        await super().__call__(key, due)
+        await self.let_go.wait()
+
+
+class Company(Generic[S]):
+    """A client of the strategy and its consumers. At the end they have ended, and what the strategy made is gone."""
+
+    def __init__(self, strategy: type[S], setting: Setting) -> None:
+        self.client = strategy(setting)
+        self._strategy, self._setting = strategy, setting
+        self._consumers: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Company[S]:
+        self._stack.push_async_callback(self.client.close)
+        await self.client.open()
+        self._stack.push_async_callback(self.client.clear)
+        await self.client.prepare()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def another(self) -> S:
+        """As another process has it."""
+        one = self._strategy(self._setting)
+        self._stack.push_async_callback(one.close)
+        await one.open()
+        return one
+
+    async def start(self, effect: Effects, *roles: str, one: S | None = None) -> list[asyncio.Task[None]]:
+        """Consumers, each as a process of its own unless it is `one`; of each role unless `roles` are given."""
+        started = []
+        for role in roles or self._strategy.roles:
+            own = one or (self.client if self._strategy.in_process else await self.another())
+            task = asyncio.create_task(own.run(role, effect))
+            self._stack.push_async_callback(die, task)
+            started.append(task)
+        self._consumers += started
+        await asyncio.sleep(0)
+        if isinstance(self.client, ExpiryEvents):  # what expires before they listen they are never told of
+            await until_so(self._is_heard, "the subscription")
+        return started
+
+    async def _is_heard(self) -> bool:
+        assert isinstance(self.client, ExpiryEvents)
+        return bool(await self.client.redis.pubsub_channels("__keyevent@*__:expired"))
+
+    def is_sound(self) -> bool:
+        """Raises what a consumer failed with."""
+        for task in self._consumers:
+            if task.done() and not task.cancelled():
+                task.result()
+        return True
+
+    async def until_fired(self, effects: Effects, *keys: str) -> None:
+        await until(lambda: self.is_sound() and effects.at.keys() >= set(keys), f"the effects of {keys}")
+
+
+async def until_so(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """`until` for what a coroutine tells."""
+    so: bool = await until(condition, what)
+    assert so
+
+
+async def die(consumer: asyncio.Task[None]) -> None:
+    consumer.cancel()
+    with suppress(asyncio.CancelledError):
+        await consumer
+
+
+async def keeps_its_word(strategy: type[Strategy], setting: Setting, *, ahead: int = 300, count: int = 20) -> None:
     """Tasks `ahead` milliseconds from now fire once each and not early; and whatever of move, cancel and fire now the
-    strategy claims does what it says: a moved one fires at its new time alone, a cancelled one never, a fired one soon.
+    strategy claims does what it says: a moved one fires at its new time alone, a cancelled one cannot be made to fire.
     """
-    has = {verb for verb in ("reschedule", "cancel", "fire_now") if verb not in strategy.cannot}
-    keys = keys_of(count)
-    steps = [Step(0, "schedule", [(key, ahead + 5 * number)]) for number, key in enumerate(keys)]
-    # what is to be cancelled is due soon: that it does not fire says something then
-    due = {"cancel": ahead + _SOON, "reschedule": _FAR, "fire_now": _FAR}
-    steps += [Step(0, "schedule", [(f"{verb}-{number}", due[verb]) for number in range(3)]) for verb in sorted(has)]
-    changes = []
-    for number in range(3):
-        changes += [Step(0, "reschedule", [(f"reschedule-{number}", ahead + 200)])] if "reschedule" in has else []
-        changes += [Step(0, "cancel", [(f"cancel-{number}", None)])] if "cancel" in has else []
-        changes += [Step(0, "fire_now", [(f"fire_now-{number}", None)])] if "fire_now" in has else []
-    async with Stage(strategy, setting_of(strategy, urls, folder, **more)) as stage:
-        await stage.start()
-        client = await stage.client()
-        begin = now() + 50
-        stage.sound(await client.play(begin, steps))
-        stage.sound(await client.play(now(), changes))
-        fires = count + 3 * len(has - {"cancel"})
-        end = now() / 1000 + (ahead + max(5 * count + 200, _SOON if "cancel" in has else 0)) / 1000
-        await stage.until_fired(fires, by=end + stage.patience)
-        await asyncio.sleep(max(0.0, end - time.time()))
-        await stage.rest()
-        await stage.unharmed()
-        verdict = stage.verdict(until=end)
-        answers = {(call.verb, call.done) for call in stage.calls()}
-    assert answers == {("schedule", True), *((verb, True) for verb in has)}
-    assert (verdict.expected, verdict.fired) == (fires, fires), f"lost: {verdict.lost}"
-    assert (verdict.duplicated, verdict.early, verdict.revived) == (0, 0, 0)
-    return verdict
-
-
-async def shows(
-    strategy: type[Strategy], flaw: Flaw, urls: Mapping[str, str], folder: Path, **more: Any
-) -> tuple[str, Figures]:
-    """What of the flaw is to be seen when its workload is played in short, and the figures."""
-    workload = WORKLOADS[flaw.workload]
-    assert not workload.why_not(strategy)
-    async with Stage(strategy, setting_of(strategy, urls, folder, **more), relayed=workload.relayed) as stage:
-        figures = await workload.play(stage, quick=True)
-    return flaw.seen(figures), figures
+    has = [verb for verb in ("cancel", "fire_now", "reschedule") if verb not in strategy.cannot]
+    async with Company(strategy, setting) as company:
+        client, effects = company.client, Effects()
+        await company.start(effects)
+        due = {f"k{number}": now() + ahead + 5 * number for number in range(count)}
+        await client.schedule([Item(*one) for one in due.items()])
+        for verb in has:
+            await client.schedule([Item(verb, now() + FAR)])
+        if "reschedule" in has:
+            due["reschedule"] = now() + ahead + 200
+            assert await client.reschedule(Item("reschedule", due["reschedule"]))
+        if "cancel" in has:
+            assert await client.cancel("cancel")
+            assert "reschedule" not in has or not await client.reschedule(Item("cancel", now()))
+            assert "fire_now" not in has or not await client.fire_now("cancel")
+        if "fire_now" in has:
+            due["fire_now"] = now()
+            assert await client.fire_now("fire_now")
+        await company.until_fired(effects, *due)
+        await pause(0.2 + setting.span(strategy.again), why="what is met twice, or was cancelled, must not fire")
+        company.is_sound()
+    assert effects.at.keys() == due.keys()
+    for key, times in effects.at.items():
+        assert len(times) == 1, key
+        not_before(times[0], due[key] * 1_000_000, key)
 
 
 def named(given: object) -> str | None:

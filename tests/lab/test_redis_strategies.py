@@ -1,134 +1,246 @@
-"""The strategies on Redis: what each claims, what it is known for, and what it leaves on the server."""
+"""What the strategies on Redis are known for, step by step: what one process does while another is in the middle."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
-import redis
-from tests.lab.playing import keeps_its_word, named, setting_of, shows
+from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of, until_so
 from tests.servers.redis_server import RedisServer
+from tests.waiting import forever, pause, until
 
-from bide.lab.stage import Stage, keys_of
 from bide.lab.strategies.s04_zset_poll import RemoveAfter, RemoveBefore, RemoveRange, SmallestOnly
 from bide.lab.strategies.s05_zset_shards import HashedShards, WeightedShards
 from bide.lab.strategies.s06_bucket_queue import BucketAndReady
 from bide.lab.strategies.s07_head_publish import HeadPublish
 from bide.lab.strategies.s08_expiry_events import ExpiryEvents
 from bide.lab.strategies.s18_in_memory_eta import InMemoryEta
-from bide.lab.strategy import Flaw, Strategy, now
-from bide.lab.workloads.load import batches
+from bide.lab.strategy import Item, Strategy, now
 
-pytestmark = pytest.mark.real_time
-
-STRATEGIES: list[type[Strategy]] = [
-    RemoveAfter, RemoveBefore, SmallestOnly, RemoveRange, HashedShards, WeightedShards, BucketAndReady, HeadPublish,
-    ExpiryEvents, InMemoryEta,
-]  # fmt: skip
-KNOWN: list[tuple[type[Strategy], Flaw]] = [
-    (one, flaw) for one in STRATEGIES for flaw in one.flaws if flaw.workload != "uneven"
-]
-MINUTE = 0.3
-"""Seconds that six minutes of nobody being there are scaled by."""
-_AT_ONCE = 3
-"""Cells that are played at the same time: they mostly wait."""
-_EVENTS = "notify-keyspace-events"
+S = TypeVar("S", bound=Strategy)
+_LOOKS = "what must not fire has the time to"
 
 
-@contextmanager
-def server_for(strategy: type[Strategy], shared: str, folder: Path) -> Iterator[str]:
-    """Its URL. One strategy changes a setting of its server, and is late by how many keys others have on it."""
-    with ExitStack() as started:
-        if strategy is ExpiryEvents:
-            yield started.enter_context(RedisServer(folder / "redis")).url
-        else:
-            yield shared
+@pytest.fixture
+def company(redis_url: str, tmp_path: Path) -> Any:
+    """Of a strategy, on the shared server."""
+
+    def made(strategy: type[S], **options: str) -> Company[S]:
+        return Company(strategy, setting_of(strategy, {"redis": redis_url}, tmp_path, options=options))
+
+    return made
 
 
-@contextmanager
-def connected(url: str) -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(url)
-    try:
-        yield client
-    finally:
-        client.close()
+async def test_two_pollers_do_what_is_removed_after_it_is_done(company: Any) -> None:
+    async with company(RemoveAfter) as all_of_them:
+        both = Held()
+        await all_of_them.start(both)
+        await all_of_them.start(both)
+        await all_of_them.client.schedule([Item("k", now())])
+        await until(lambda: len(both.at.get("k", ())) == 2, "both of them")
 
 
-@pytest.fixture(scope="module")
-def seen(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], str]:
-    """By strategy and flaw: what of it is to be seen."""
-
-    async def all_of_them() -> dict[tuple[str, str], str]:
-        room = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(strategy: type[Strategy], flaw: Flaw) -> str:
-            folder = tmp_path_factory.mktemp("cell")
-            async with room:
-                with server_for(strategy, redis_url, folder) as url:
-                    more = {"minute": MINUTE} if flaw.workload == "away" else {}
-                    return (await shows(strategy, flaw, {"redis": url}, folder, **more))[0]
-
-        words = await asyncio.gather(*(one(*known) for known in KNOWN))
-        return {(strategy.name, flaw.text): what for (strategy, flaw), what in zip(KNOWN, words, strict=True)}
-
-    return asyncio.run(all_of_them())
+async def test_a_poller_that_dies_takes_with_it_what_it_had_removed(company: Any) -> None:
+    async with company(RemoveBefore) as all_of_them:
+        held = Held()
+        [first] = await all_of_them.start(held)
+        client: RemoveBefore = all_of_them.client
+        await client.schedule([Item("first", now()), Item("second", now())])
+        await until(lambda: held.at, "an effect")
+        await die(first)
+        assert await client.due_until(now()) == []
+        assert await client.redis.hgetall(client.bodies) == {}
+    assert len(held.at) == 1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-async def test_it_does_what_it_claims(strategy: type[Strategy], redis_url: str, tmp_path: Path) -> None:
-    with server_for(strategy, redis_url, tmp_path) as url:
-        await keeps_its_word(strategy, {"redis": url}, tmp_path)
+async def test_one_slow_task_holds_up_all_others(company: Any) -> None:
+    async with company(SmallestOnly) as all_of_them:
+        held = Held()
+        await all_of_them.start(held)
+        await all_of_them.client.schedule([Item("a", now()), Item("b", now())])
+        await all_of_them.until_fired(held, "a")
+        await pause(0.3, why=_LOOKS)
+        assert list(held.at) == ["a"]
+        held.let_go.set()
+        await all_of_them.until_fired(held, "b")
 
 
-@pytest.mark.parametrize(("strategy", "flaw"), KNOWN, ids=named)
-def test_its_flaw_is_seen(strategy: type[Strategy], flaw: Flaw, seen: Mapping[tuple[str, str], str]) -> None:
-    assert seen[strategy.name, flaw.text]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
-async def test_nothing_of_it_stays_on_the_server(strategy: type[Strategy], redis_url: str, tmp_path: Path) -> None:
-    with server_for(strategy, redis_url, tmp_path) as url, connected(url) as client:
-        setting = setting_of(strategy, {"redis": url}, tmp_path)
-        before = client.config_get(_EVENTS)
-        async with Stage(strategy, setting) as stage:
-            scheduler = await stage.client()
-            stage.sound(await scheduler.play(now(), batches([(key, 3_600_000) for key in keys_of(10)])))
-            assert list(client.scan_iter(match=f"{setting.prefix}:*"))
-        assert not list(client.scan_iter(match=f"{setting.prefix}:*"))
-        assert client.config_get(_EVENTS) == before
-
-
-async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to_run(
-    redis_url: str, tmp_path: Path
+async def test_what_is_added_between_looking_and_removing_is_removed_undone(
+    company: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = setting_of(BucketAndReady, {"redis": redis_url}, tmp_path, options={"hold": "0.5"})
-    async with Stage(BucketAndReady, setting) as stage:
-        [_, worker] = await stage.start(seconds=30.0)  # it would take that long, but dies in the middle
-        client = await stage.client()
-        begin = now()
-        stage.sound(await client.play(begin, batches([("only", 100)])))
-        while not stage.firings():
-            await stage.rest(0.05)
-        worker.kill()
-        await stage.start("worker")
-        assert await stage.until_fired(1, by=begin / 1000 + 10)
-        begun = [firing.at for firing in stage.firings() if firing.begun]
-    assert len(begun) == 2
-    assert begun[1] - begun[0] >= 500_000_000
+    look = RemoveRange.due_until
+
+    async def add_after(self: RemoveRange, end: int) -> list[tuple[str, int]]:
+        found = await look(self, end)
+        if found:
+            await self.schedule([Item("between", end)])
+        return found
+
+    monkeypatch.setattr(RemoveRange, "due_until", add_after)
+    async with company(RemoveRange) as all_of_them:
+        effects, client = Effects(), all_of_them.client
+        await client.schedule([Item("first", now())])
+        await all_of_them.start(effects)
+        await all_of_them.until_fired(effects, "first")
+        assert await client.redis.zcard(client.due) == 0
+        await pause(0.3, why=_LOOKS)
+    assert list(effects.at) == ["first"]
 
 
-async def test_shards_grow_uneven_and_weights_keep_them_evener(redis_url: str, tmp_path: Path) -> None:
-    spreads = []
-    for strategy in (HashedShards, WeightedShards):
-        folder = tmp_path / strategy.name
-        folder.mkdir()
-        seen, figures = await shows(strategy, strategy.flaws[-1], {"redis": redis_url}, folder)
-        assert seen
-        sizes = [size for name, size in figures.counts.items() if name.startswith("waiting_")]
-        assert sum(sizes) == 2_400
-        spreads.append(max(sizes) / (sum(sizes) / 4))
-    by_hash, by_weight = spreads
-    assert by_weight < by_hash
+async def test_the_shards_of_a_poller_that_dies_stand_still_until_its_locks_end(
+    company: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.lab.strategies.s05_zset_shards._LOCK", 600.0)
+    async with company(HashedShards) as all_of_them:
+        effects, client = Effects(), all_of_them.client
+        locks = [client.key(f"lock:{shard}") for shard in range(4)]
+
+        async def all_locked() -> bool:
+            return bool(await client.redis.exists(*locks) == 4)
+
+        [first] = await all_of_them.start(effects, "poller")
+        await until_so(all_locked, "a lock for each shard")
+        await die(first)
+        await all_of_them.start(effects)
+        await client.schedule([Item("k", now())])
+        await pause(0.3, why=_LOOKS)
+        assert not effects.at
+        await client.redis.delete(*locks)
+        await all_of_them.until_fired(effects, "k")
+
+
+async def test_a_large_call_fills_one_shard_and_weights_prefer_the_others(
+    company: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def choices(shards: Sequence[int], *, weights: Sequence[float]) -> list[int]:
+        given.append(weights)
+        return [shards[0]]
+
+    monkeypatch.setattr(random, "choices", choices)
+    async with company(WeightedShards) as all_of_them:
+        client: WeightedShards = all_of_them.client
+        for _ in range(2):
+            await client.schedule([Item(f"{len(given)}-{number}", now() + FAR) for number in range(9)])
+        assert [await client.redis.zcard(client.key(f"due:{shard}")) for shard in range(4)] == [18, 0, 0, 0]
+    assert given == [[1.0] * 4, [0.1, 1.0, 1.0, 1.0]]
+
+
+async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to_run(company: Any) -> None:
+    async with company(BucketAndReady, hold="600") as all_of_them:
+        held, effects, client = Held(), Effects(), all_of_them.client
+        _, worker = await all_of_them.start(held)
+        await client.schedule([Item("only", now())])
+        await all_of_them.until_fired(held, "only")
+        await die(worker)
+        await all_of_them.start(effects, "worker")
+        [bucket] = [key async for key in client.redis.scan_iter(match=client.key("bucket:?"))]
+        [(key, ready_again)] = await client.redis.zrange(bucket, 0, -1, withscores=True)
+        assert (key, await client.redis.hget(client.key("job:only"), "state")) == (b"only", b"reserved")
+        assert ready_again > held.at["only"][0] / 1_000_000 + 300_000
+        assert not effects.at
+        await client.redis.zadd(bucket, {"only": 0})  # as if that time had passed
+        await all_of_them.until_fired(effects, "only")
+
+
+async def test_every_task_goes_two_hops(company: Any) -> None:
+    async with company(BucketAndReady, hold="600") as all_of_them:
+        effects, one = Effects(), await all_of_them.another()
+        await all_of_them.client.schedule([Item("a", now()), Item("b", now())])
+        await all_of_them.start(effects, one=one)
+        await all_of_them.until_fired(effects, "a", "b")
+        assert one.counts() == {"hops": 4.0}
+
+
+async def test_what_a_consumer_has_popped_dies_with_it(company: Any) -> None:
+    async with company(HeadPublish) as all_of_them:
+        held, client = Held(), all_of_them.client
+        [first] = await all_of_them.start(held)
+        await client.schedule([Item("k", now())])
+        await all_of_them.until_fired(held, "k")
+        await die(first)
+        assert [key async for key in client.redis.scan_iter(match=client.key("*"))] == []
+
+
+async def test_all_listeners_look_at_once_one_of_them_for_something(company: Any) -> None:
+    async with company(HeadPublish) as all_of_them:
+        effects, two = Effects(), [await all_of_them.another() for _ in range(2)]
+
+        def looks() -> list[float]:
+            return [sum(one.counts()[name] for one in two) for name in ("looks", "looks_in_vain")]
+
+        for one in two:
+            await all_of_them.start(effects, one=one)
+        await until(lambda: looks() == [2, 2], "the first look of each, at its subscription")
+        await all_of_them.client.schedule([Item("k", now())])
+        await all_of_them.until_fired(effects, "k")
+        await until(lambda: looks() == [4, 3], "both")
+
+
+async def test_a_subscription_that_is_dropped_unnoticed_stops_delivery(
+    company: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with company(HeadPublish) as all_of_them:
+        effects = Effects()
+        with monkeypatch.context() as dropped:
+            dropped.setattr(HeadPublish, "_listen", lambda _: forever())
+            await all_of_them.start(effects)
+        await all_of_them.client.schedule([Item("k", now())])
+        await pause(0.3, why=_LOOKS)
+        assert not effects.at
+        await all_of_them.start(effects)
+        await all_of_them.until_fired(effects, "k")
+
+
+async def test_what_expires_while_no_listener_is_there_is_never_told(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        setting = setting_of(ExpiryEvents, {"redis": server.url}, tmp_path)
+        async with Company(ExpiryEvents, setting) as all_of_them:
+            effects, client = Effects(), all_of_them.client
+
+            async def expired() -> bool:
+                return not await client.redis.exists(client.key("task:k"))
+
+            await client.schedule([Item("k", now())])
+            await until_so(expired, "the key to expire")
+            await all_of_them.start(effects)
+            await client.schedule([Item("later", now())])
+            await all_of_them.until_fired(effects, "later")
+            assert list(effects.at) == ["later"]
+            assert await client.redis.exists(client.key("body:k")), "its body is left behind"
+
+
+async def test_a_task_due_later_than_the_time_out_is_held_several_times(company: Any) -> None:
+    """Each of those is done in the end."""
+    async with company(InMemoryEta, hold="0.2") as all_of_them:
+        one = await all_of_them.another()
+        await all_of_them.client.schedule([Item("k", now() + FAR)])
+        await all_of_them.start(Effects(), one=one)
+        await until(lambda: one.counts()["held"] >= 2, "the same task twice in its memory")
+
+
+async def test_what_a_killed_worker_held_comes_only_after_the_time_out(
+    company: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that ends in order gives back what it holds; one that is killed does not."""
+    async with company(InMemoryEta, hold="600") as all_of_them:
+        client, killed = all_of_them.client, await all_of_them.another()
+        monkeypatch.setattr(killed, "_give_back", lambda _: pause(0, why="it is killed"))
+        await client.schedule([Item("k", now() + 100)])
+        monkeypatch.setattr(killed, "_fire", lambda _: forever())
+        [worker] = await all_of_them.start(Effects(), one=killed)
+        await until(lambda: killed.counts()["held"] == 1, "the only task in its memory")
+        await die(worker)
+        effects = Effects()
+        await all_of_them.start(effects)
+        await pause(0.3, why=_LOOKS)
+        assert not effects.at
+        patient = replace(client.setting, options={"hold": "0.2"})  # as if so much of ten minutes had passed
+        async with Company(InMemoryEta, patient) as others:
+            await others.start(effects)
+            await others.until_fired(effects, "k")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.lab.playing import keeps_its_word, setting_of
+from tests.lab.playing import setting_of
 
 from bide.core.errors import BadInput
 from bide.lab.actor import Step
@@ -17,8 +17,6 @@ from bide.lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play, pla
 from bide.lab.stage import Stage, keys_of
 from bide.lab.strategy import Strategy, now
 from bide.lab.workloads import WORKLOADS
-
-pytestmark = pytest.mark.real_time
 
 NOTHING = Run(urls={}, quick=True, minute=1.0)
 
@@ -70,28 +68,6 @@ class Twice(Right):
         await self.effect(item.key, item.due)
 
 
-class Early(Right):
-    name = "early"
-
-    async def wait(self, item):
-        await asyncio.sleep(max(0, item.due - now() - 100) / 1000)
-        await self.fire(item)
-
-
-class Forgetful(Right):
-    name = "forgetful"
-
-    async def schedule(self, items):
-        await super().schedule([item for item in items if not item.key.endswith("7")])
-
-
-class Deaf(Right):
-    name = "deaf"
-
-    async def cancel(self, key):
-        return True
-
-
 class Broken(Right):
     name = "broken"
 
@@ -131,18 +107,6 @@ def sleepers(tmp_path: Path) -> dict[str, type[Strategy]]:
     return {one.name: one for one in chosen([str(path)])}
 
 
-async def test_a_strategy_that_is_right_passes(sleepers: dict[str, type[Strategy]], tmp_path: Path) -> None:
-    verdict = await keeps_its_word(sleepers["right"], {}, tmp_path)
-    assert len(verdict.late) == 20
-    assert verdict.late[0] >= 0
-
-
-@pytest.mark.parametrize("name", ["twice", "early", "forgetful", "deaf"])
-async def test_one_that_is_wrong_does_not(name: str, sleepers: dict[str, type[Strategy]], tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        await keeps_its_word(sleepers[name], {}, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -159,6 +123,15 @@ async def test_a_cell_that_could_not_be_played_says_why(
     assert result.figures is None
     assert result.why_not.startswith(FAILED)
     assert says in result.why_not
+
+
+@pytest.mark.parametrize(("strategy", "workload"), [("S7", "deaf"), ("S4-A", "idle"), ("S16-lazy", "touch")])
+async def test_a_workload_is_played_and_has_figures(strategy: str, workload: str, redis_url: str) -> None:
+    """What they are depends on the machine: people read them."""
+    run = Run(urls={"redis": redis_url}, quick=True, minute=0.3)
+    result = await play(Cell(catalogue()[strategy], WORKLOADS[workload]), run)
+    assert result.figures is not None, result.why_not
+    assert result.figures.scheduled > 0
 
 
 async def test_a_server_that_is_missing_and_a_workload_that_makes_no_sense_are_said() -> None:
@@ -186,7 +159,7 @@ async def test_a_run_is_taken_up_where_it_ended(sleepers: dict[str, type[Strateg
     found = {one.strategy: one.figures for one in ResultsFile(results.path).read()}
     assert found["broken"] is None
     assert found["twice"] is not None
-    assert found["twice"].duplicated == 1_000
+    assert found["twice"].duplicated == found["twice"].fired
     # another scale is another measurement
     again = await play_all(cells[:1], Run(urls={}, quick=True, minute=2.0), results, told=tell)
     assert [one.strategy for one in again] == ["right"]
@@ -216,7 +189,7 @@ async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place
     async with Stage(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as stage:
         [player] = await stage.start(seconds=0.001)
         await player.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
-        await stage.until_fired(30, by=now() / 1000 + 5)
+        assert await stage.until_fired(30, by=now() / 1000 + 60)
         player.kill()
         assert await player.usage() == {}
         await stage.start()

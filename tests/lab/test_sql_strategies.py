@@ -1,102 +1,90 @@
-"""S1, S2 and S3, the strategies within one database: what each claims, and what it is known for."""
+"""S1, S2 and S3, the strategies within one database: what they are known for, step by step."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tests.lab.playing import keeps_its_word, named, setting_of, shows
+from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of, until_so
+from tests.waiting import until
 
-from bide.lab.stage import Stage, keys_of
-from bide.lab.strategies.s01_table_scan import Parallel, Replica, Serial, Tables
-from bide.lab.strategies.s02_cron_batch import EveryMinute, Hourly
+from bide.lab.strategies import s01_table_scan, s02_cron_batch
+from bide.lab.strategies.s01_table_scan import Serial
+from bide.lab.strategies.s02_cron_batch import Hourly
 from bide.lab.strategies.s03_skip_locked import SkipLocked
-from bide.lab.strategy import Strategy, now
-from bide.lab.workloads.load import batches
+from bide.lab.strategy import Item, now
 
-pytestmark = pytest.mark.real_time
-
-MINUTE = 0.3
-"""Seconds that a minute of theirs takes here."""
+KEYS = [f"k{number}" for number in range(120)]
+"""More than a page."""
 
 
-@pytest.mark.parametrize("strategy", [Serial, Parallel, Tables], ids=named)
-async def test_a_scan_does_what_it_claims(strategy: type[Strategy], mysql_url: str, tmp_path: Path) -> None:
-    verdict = await keeps_its_word(strategy, {"mysql": mysql_url}, tmp_path, minute=MINUTE)
-    assert verdict.late[-1] < MINUTE * 1000 + 500
-
-
-async def test_a_scan_of_a_replica_publishes_nothing_that_was_moved_or_cancelled_meanwhile(
-    mysql_replica_url: str, tmp_path: Path
+async def test_what_is_older_than_the_window_is_never_published(
+    mysql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await keeps_its_word(Replica, {"mysql_replica": mysql_replica_url}, tmp_path)
-
-
-async def test_a_scan_of_a_replica_is_late_by_what_that_is_behind(mysql_replica_url: str, tmp_path: Path) -> None:
-    seen, figures = await shows(Replica, Replica.flaws[0], {"mysql_replica": mysql_replica_url}, tmp_path)
-    assert "posts met again" in seen
-    assert (figures.lost, figures.duplicated, figures.early) == (0, 0, 0)
-    assert figures.p50 is not None
-    assert figures.p50 > 1_500
-
-
-@pytest.mark.parametrize("strategy", [Hourly, EveryMinute], ids=named)
-async def test_a_batch_does_what_it_claims(strategy: type[Strategy], tmp_path: Path) -> None:
-    await keeps_its_word(strategy, {}, tmp_path, minute=MINUTE)
-
-
-async def test_claims_do_what_they_claim(postgres_url: str, tmp_path: Path) -> None:
-    await keeps_its_word(SkipLocked, {"postgres": postgres_url}, tmp_path)
-
-
-async def test_what_is_older_than_the_window_is_never_published(mysql_url: str, tmp_path: Path) -> None:
-    seen, figures = await shows(Serial, Serial.flaws[0], {"mysql": mysql_url}, tmp_path, minute=0.1)
-    assert seen.startswith("100 of 100 posts never published")
-    assert (figures.fired, figures.early, figures.duplicated) == (0, 0, 0)
-
-
-async def test_an_hourly_batch_is_late_by_up_to_its_period(tmp_path: Path) -> None:
-    seen, figures = await shows(Hourly, Hourly.flaws[0], {}, tmp_path, minute=MINUTE)
-    assert seen
-    assert figures.lost == 0
-    assert figures.most is not None
-    assert figures.most < 4 * MINUTE * 1000 + 500
+    async with Company(Serial, setting_of(Serial, {"mysql": mysql_url}, tmp_path, minute=60.0)) as company:
+        scanner, effects, due = company.client, Effects(), now()
+        await scanner.schedule([Item("old", due), Item("within", due + 1)])
+        for at in (due - 1, due + 300_001):
+            monkeypatch.setattr(s01_table_scan, "now", lambda at=at: at)
+            await scanner.scan(scanner.blogs[0], effects)
+    assert list(effects.at) == ["within"]
 
 
 async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(mysql_url: str, tmp_path: Path) -> None:
-    count = 300
-    async with Stage(Serial, setting_of(Serial, {"mysql": mysql_url}, tmp_path, minute=MINUTE)) as stage:
-        await stage.start()
-        await stage.start()
-        client = await stage.client()
-        begin = now()
-        stage.sound(await client.play(begin, batches([(key, 400) for key in keys_of(count)])))
-        await stage.until_fired(count, by=(begin + 400) / 1000 + stage.patience)
-        await stage.rest(2 * MINUTE)
-        await stage.unharmed()
-        verdict, counts = stage.verdict(), await stage.counts()
-    assert (verdict.fired, verdict.duplicated) == (count, 0)
-    assert counts["published"] == count
-    assert counts["looked_at"] == count + counts["looked_at_in_vain"]
-    assert counts["looked_at_in_vain"] > 0, "they begin at the same instant"
+    async with Company(Serial, setting_of(Serial, {"mysql": mysql_url}, tmp_path, minute=600.0)) as company:
+        effects, both = Effects(), [await company.another() for _ in range(2)]
+        await company.client.schedule([Item(key, now()) for key in KEYS])
+        [blog] = company.client.blogs
+        found = [[page async for page in one.pages(blog)] for one in both]
+        for one, pages in zip(both, found, strict=True):
+            for page in pages:
+                await one.publish_all(blog, page, effects)
+    assert [one.counts().get("published", 0) for one in both] == [len(KEYS), 0]
+    assert [one.counts().get("looked_at_in_vain", 0) for one in both] == [0, len(KEYS)]
+    assert {key: len(times) for key, times in effects.at.items()} == dict.fromkeys(KEYS, 1)
+
+
+async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes due a moment after a turn is late by a whole period: the next one is the first to ask for it."""
+    turns: list[int] = []
+
+    async def turn(_: float) -> None:
+        turns.append(len(effects.at))
+        if len(turns) == 3:
+            raise asyncio.CancelledError
+        present.append(present[-1] + 3_600_000)
+
+    present, effects = [now()], Effects()
+    monkeypatch.setattr(s02_cron_batch, "now", lambda: present[-1])
+    async with Company(Hourly, setting_of(Hourly, {}, tmp_path)) as company:
+        first = present[0] + 3_600_000
+        await company.client.schedule([Item("late", first + 1), *(Item(key, first) for key in KEYS)])
+        monkeypatch.setattr(s02_cron_batch, "asyncio", SimpleNamespace(sleep=turn))
+        with pytest.raises(asyncio.CancelledError):
+            await company.client.run("worker", effects)
+    assert turns == [0, len(KEYS), len(KEYS) + 1]
 
 
 async def test_what_a_dead_worker_had_claimed_is_done_by_the_next(postgres_url: str, tmp_path: Path) -> None:
-    count = 30
-    async with Stage(SkipLocked, setting_of(SkipLocked, {"postgres": postgres_url}, tmp_path)) as stage:
-        [first] = await stage.start(seconds=0.03)
-        client = await stage.client()
-        begin = now()
-        stage.sound(await client.play(begin, batches([(key, 300) for key in keys_of(count)])))
-        assert await stage.until_fired(3, by=begin / 1000 + 3)
-        first.kill()
-        await stage.start()
-        await stage.until_fired(count, by=begin / 1000 + 5)
-        await stage.rest()
-        verdict, left = stage.verdict(), await stage.director.left()
-    assert not verdict.lost
-    assert 3 <= verdict.duplicated < count, "a page that is not committed is done again"
-    assert left["live_rows"] == 0
+    async with Company(SkipLocked, setting_of(SkipLocked, {"postgres": postgres_url}, tmp_path)) as company:
+        held, effects = Held(), Effects()
+        [first] = await company.start(held)
+        await company.client.schedule([Item(key, now()) for key in KEYS[:30]])
+        await until(lambda: held.at, "a claim")
+        await company.start(effects)
+        await die(first)
+        await company.until_fired(effects, *KEYS[:30])
+
+        async def nothing_is_left() -> bool:
+            return not await company.client.pool.fetch(f"SELECT FROM {company.client.tasks}")
+
+        await until_so(nothing_is_left, "the last commit")
+    assert len(held.at) == 1
+    assert all(len(times) == 1 for times in effects.at.values())
 
 
 class Unvacuumed(SkipLocked):
@@ -107,9 +95,16 @@ class Unvacuumed(SkipLocked):
         await self.pool.execute(f"ALTER TABLE {self.tasks} SET (autovacuum_enabled = off)")
 
 
-async def test_what_is_done_leaves_dead_rows(postgres_url: str, tmp_path: Path) -> None:
-    seen, figures = await shows(Unvacuumed, SkipLocked.flaws[0], {"postgres": postgres_url}, tmp_path)
-    assert "dead rows beside 0 live ones" in seen
-    assert figures.counts["dead_rows"] > figures.expected
-    assert figures.counts["vacuums"] == 0
-    assert (figures.lost, figures.duplicated, figures.revived) == (0, 0, 0)
+async def test_what_is_moved_or_done_leaves_dead_rows(postgres_url: str, tmp_path: Path) -> None:
+    async with Company(Unvacuumed, setting_of(Unvacuumed, {"postgres": postgres_url}, tmp_path)) as company:
+        client = company.client
+        await client.schedule([Item(key, now() + FAR) for key in KEYS[:30]])
+        for key in KEYS[:30]:
+            assert await client.reschedule(Item(key, now()))
+        assert await client.claim(Effects()) == 30
+
+        async def counted() -> bool:
+            left = await client.left()
+            return (left["live_rows"], left["dead_rows"], left["vacuums"]) == (0, 60, 0)
+
+        await until_so(counted, "the server's count of them")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lab.playing import keeps_its_word, named, setting_of, shows
+from tests.lab.playing import FAR, Company, Effects, named, setting_of
+from tests.waiting import not_before, pause
 
-from bide.lab.actor import Step
-from bide.lab.figures import Figures
-from bide.lab.stage import Stage, keys_of
+from bide.lab.stage import keys_of
 from bide.lab.strategies.s12_heap_wait import HeapWait
 from bide.lab.strategies.s13_ring import AsPublished, Counted, PublishedRing, Ring, as_counted, as_published
 from bide.lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
@@ -21,75 +21,11 @@ from bide.lab.strategies.s15_hierarchical_wheel import HierarchicalWheels
 from bide.lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
 from bide.lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
 from bide.lab.strategies.s17_threads import POOL, Pooled, ThreadEach
-from bide.lab.strategy import Flaw, Item, Strategy, now
+from bide.lab.strategy import Item, Strategy, now
 from bide.lab.workloads import WORKLOADS
 from bide.lab.workloads.structures import cost_of
 
 SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWheels, ThreadEach, Pooled]
-"""Those that are never early."""
-IDLE: list[type[IdleConnections]] = [PublishedIdleRing, LazyRing, WholeScan, TimerEach]
-EVERY: list[type[Strategy]] = [*SOUND, AsPublished, *IDLE]
-FLAWS: list[tuple[type[Strategy], Flaw]] = [(strategy, flaw) for strategy in EVERY for flaw in strategy.flaws]
-TOUCHED = [known for known in FLAWS if known[1].workload == "touch"]
-"""What is touched late fires early, and who touches 10,000 connections on a machine with others on it is late."""
-KNOWN = [known for known in FLAWS if known not in TOUCHED]
-Seen = Mapping[tuple[str, str], tuple[str, Figures]]
-_AT_ONCE = 8
-"""Cells that are played at the same time: they mostly wait, and none of them holds a figure that is matter of luck."""
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("strategy", SOUND, ids=named)
-async def test_it_does_what_it_claims(strategy: type[Strategy], tmp_path: Path) -> None:
-    await keeps_its_word(strategy, {}, tmp_path)
-
-
-def _seen(known: Sequence[tuple[type[Strategy], Flaw]], tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """By strategy and flaw: what of it is to be seen, and the figures."""
-
-    async def all_of_them() -> dict[tuple[str, str], tuple[str, Figures]]:
-        room = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(strategy: type[Strategy], flaw: Flaw) -> tuple[str, Figures]:
-            async with room:
-                return await shows(strategy, flaw, {}, tmp_path_factory.mktemp("cell"))
-
-        found = await asyncio.gather(*(one(*which) for which in known))
-        return {(strategy.name, flaw.text): what for (strategy, flaw), what in zip(known, found, strict=True)}
-
-    return asyncio.run(all_of_them())
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return _seen(KNOWN, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def touched(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return _seen(TOUCHED, tmp_path_factory)
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize(("strategy", "flaw"), KNOWN, ids=named)
-def test_its_flaw_is_seen(strategy: type[Strategy], flaw: Flaw, seen: Seen) -> None:
-    words, figures = seen[strategy.name, flaw.text]
-    assert words
-    if flaw.workload == "restarted":
-        assert figures.lost == figures.expected == 500
-    elif flaw.workload != "cost":
-        assert not figures.lost
-        assert not figures.duplicated
-
-
-@pytest.mark.real_time
-@pytest.mark.alone
-@pytest.mark.parametrize(("strategy", "flaw"), TOUCHED, ids=named)
-def test_its_flaw_is_seen_where_much_is_touched(strategy: type[Strategy], flaw: Flaw, touched: Seen) -> None:
-    words, figures = touched[strategy.name, flaw.text]
-    assert words
-    assert not figures.lost
-    assert not figures.duplicated
 
 
 @pytest.mark.parametrize("strategy", [*SOUND, AsPublished], ids=named)
@@ -193,30 +129,29 @@ def test_a_wheel_may_be_full(tmp_path: Path) -> None:
 # connections
 
 
-@pytest.mark.real_time
-@pytest.mark.parametrize("strategy", IDLE, ids=named)
+@pytest.mark.parametrize("strategy", [LazyRing, WholeScan, TimerEach], ids=named)
 async def test_a_packet_puts_the_time_out_off(strategy: type[IdleConnections], tmp_path: Path) -> None:
-    setting = setting_of(strategy, {}, tmp_path, minute=0.8)
-    after = round(setting.span(30) * 1000)
-    silent, talking, closed = keys_of(10, "silent"), keys_of(10, "talking"), keys_of(10, "closed")
-    steps = [Step(0, "schedule", [(key, after)]) for key in (*silent, *talking, *closed, "thrown-out")]
-    steps += [Step(at, "reschedule", [(key, at + after)]) for at in (150, 300) for key in talking]
-    steps += [Step(160, "cancel", [(key, None)]) for key in closed]
-    steps += [Step(170, "fire_now", [("thrown-out", None)])]
-    async with Stage(strategy, setting) as stage:
-        [player] = await stage.start()
-        begin = now() + 50
-        stage.sound(await player.play(begin, steps, callers=len(steps)))
-        end = (begin + 300 + after) / 1000
-        await stage.until_fired(21, by=end + stage.patience)
-        await stage.rest()
-        await stage.unharmed()
-        verdict = stage.verdict(until=end)
-        assert all(call.done for call in stage.calls())
-    assert (verdict.expected, verdict.fired, verdict.duplicated, verdict.revived) == (21, 21, 0, 0)
-    slot = setting.span(1) * 1000
-    earliest = -2 * slot if strategy is PublishedIdleRing else 0
-    assert verdict.late[0] > earliest - 1, "by clocks of whole milliseconds"
+    """Of the published ring see the next test."""
+    async with Company(strategy, setting_of(strategy, {}, tmp_path, minute=0.6)) as company:
+        connections, effects = company.client, Effects()
+        await company.start(effects)
+        touched = {key: time.time_ns() for key in ("silent", "talking", "closed", "thrown-out")}
+        await connections.schedule([Item(key, 0) for key in touched])
+        if await connections.cancel("closed"):  # a slow machine has called it idle by then
+            del touched["closed"]
+        if await connections.fire_now("thrown-out"):
+            touched["thrown-out"] = 0
+        while "silent" not in effects.at:
+            at = time.time_ns()
+            if await connections.reschedule(Item("talking", 0)):
+                touched["talking"] = at
+            await pause(0.02, why="the time between two packets")
+        await company.until_fired(effects, *touched)
+    assert effects.at.keys() == touched.keys()
+    for key, times in effects.at.items():
+        assert len(times) == 1, key
+        if touched[key]:
+            not_before(times[0], touched[key] + 298_000_000, f"{key}, by clocks of whole milliseconds,")
 
 
 def test_the_published_idle_ring_counts_the_slot_of_the_hand_and_the_one_behind_it(tmp_path: Path) -> None:
@@ -235,7 +170,7 @@ def test_the_published_idle_ring_counts_the_slot_of_the_hand_and_the_one_behind_
 # what they cost
 
 
-@pytest.mark.parametrize("strategy", [one for one in (*SOUND, AsPublished) if hasattr(one, "structure")], ids=named)
+@pytest.mark.parametrize("strategy", [one for one in SOUND if hasattr(one, "structure")], ids=named)
 def test_everything_that_is_measured_comes_due_once(strategy: type[Strategy], tmp_path: Path) -> None:
     found = cost_of(strategy(setting_of(strategy, {}, tmp_path)).structure, 100)  # type: ignore[attr-defined]
     assert set(found) == {"insert_ns", "cancel_ns", "advance_ns", "bytes", "pause_ns"}
@@ -250,12 +185,47 @@ def test_cost_is_measured_where_there_is_a_structure() -> None:
     assert "one time-out" in cost.why_not(LazyRing)
 
 
-@pytest.mark.real_time
-def test_a_thread_for_each_task_and_no_more_than_the_machine_bears(
-    seen: Mapping[tuple[str, str], tuple[str, Figures]],
-) -> None:
-    _, figures = seen["S17-A", "every waiting task is a thread"]
-    assert figures.scheduled == ThreadEach.bears
-    assert figures.threads == ThreadEach.bears + 1
-    _, pooled = seen["S17-B", Pooled.flaws[0].text]
-    assert pooled.counts["slow"] == POOL
+# threads
+
+
+async def test_one_slow_task_holds_up_all_others_in_the_one_thread_that_there_is(tmp_path: Path) -> None:
+    effects = Blocked()
+    async with Company(HeapWait, setting_of(HeapWait, {}, tmp_path)) as company:
+        await company.start(effects)
+        await company.client.schedule([Item("a", now() - 2), Item("b", now() - 1)])
+        await company.until_fired(effects, "a")
+        await pause(0.2, why="what must not fire has the time to")
+        assert list(effects.at) == ["a"]
+        effects.let_go.set()
+        await company.until_fired(effects, "b")
+
+
+async def test_every_waiting_task_is_a_thread(tmp_path: Path) -> None:
+    async with Company(ThreadEach, setting_of(ThreadEach, {}, tmp_path)) as company:
+        await company.client.schedule([Item(key, now() + FAR) for key in keys_of(50)])
+        assert sum(isinstance(one, threading.Timer) for one in threading.enumerate()) == 50
+
+
+async def test_as_many_slow_tasks_as_there_are_threads_hold_up_all_others(tmp_path: Path) -> None:
+    effects, slow = Blocked(), keys_of(POOL, "slow")
+    async with Company(Pooled, setting_of(Pooled, {}, tmp_path)) as company:
+        await company.start(effects)
+        await company.client.schedule([Item(key, now()) for key in slow])
+        await company.until_fired(effects, *slow)
+        await company.client.schedule([Item("another", now())])
+        await pause(0.2, why="what must not fire has the time to")
+        assert set(effects.at) == set(slow)
+        effects.let_go.set()
+        await company.until_fired(effects, "another")
+
+
+class Blocked(Effects):
+    """Effects whose thread is held until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def blocking(self, key: str, due: int) -> None:
+        super().blocking(key, due)
+        self.let_go.wait(60)
