@@ -13,10 +13,12 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.waiting import wait_until
 
 _GUARD = 'trap "" HUP INT TERM; read -r dismissed || kill -KILL "$1"'
 _TAIL = 3_000
@@ -64,7 +66,7 @@ class Child:
         """Sent if it still runs; a pid that was reaped is never signalled."""
         self._process.send_signal(number)
 
-    def end(self, number: signal.Signals, *, patience: float = 10.0) -> None:
+    def end(self, number: signal.Signals, *, patience: float = 60.0) -> None:
         """Ended by `number`, by SIGKILL if it has not after `patience` seconds, and reaped."""
         self.send(number)
         self.send(signal.SIGCONT)  # one that is paused sees a SIGTERM when it goes on
@@ -75,6 +77,19 @@ class Child:
             self._process.wait()
         with contextlib.suppress(BrokenPipeError):  # somebody else ended the guard
             self._guard.communicate(b"dismissed\n")
+
+    def await_ready(self, answers: Callable[[], bool], *, passes: tuple[type[Exception], ...] = (OSError,)) -> None:
+        """Until `answers()`; an error of `passes` counts as no. Raises `ServerFailed`, at once where it has ended."""
+
+        def ready() -> bool:
+            if not self.running:
+                raise self.failed("ended while it started")
+            return answers()
+
+        try:
+            wait_until(ready, "an answer", passes=passes)
+        except AssertionError as error:
+            raise self.failed(str(error)) from error
 
     def failed(self, why: str) -> ServerFailed:
         tail = self.log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]

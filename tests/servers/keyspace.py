@@ -56,7 +56,7 @@ def _connected(addresses: list[tuple[str, int]], login: str) -> Connection:
     problem: OSError | None = None
     for host, port in addresses:
         try:
-            connection = Connection(host, port, timeout=10)
+            connection = Connection(host, port, timeout=60)
         except OSError as error:
             problem = error
             continue

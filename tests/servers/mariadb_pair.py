@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.servers.child import Running
 from tests.servers.mariadb_server import HOST, MariaDbServer
-from tests.servers.waiting import wait_until
+from tests.waiting import wait_until
 
 LAG = 3
 """Seconds, which is as finely as MariaDB can be told: longer than tasks are scheduled ahead, so that it shows."""

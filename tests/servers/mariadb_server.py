@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from tests.servers.child import Child, ServerFailed, ServerMissing
+from tests.servers.child import Child, ServerMissing
 from tests.servers.own_server import HOST as HOST
 from tests.servers.own_server import OwnServer
 
@@ -87,18 +86,18 @@ class MariaDbServer(OwnServer):
 
     def _make(self) -> None:
         """The folder and the data in it."""
-        install = binary("mariadb-install-db")
         super()._make()
+        self._begin()
         (self.home / "beginning.sql").write_text(_BEGINNING)
         (self.home / "beginning.sql").chmod(0o644)
-        words = [
-            install, "--no-defaults", f"--datadir={self.home / 'data'}", "--auth-root-authentication-method=normal",
-            "--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=64M", "--innodb-flush-method=nosync",
-            f"--tmpdir={self.home}",  # names of temporary files are unique within one only
-        ]  # fmt: skip
-        done = subprocess.run([*self._account(), *words], cwd=self.home, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServerFailed(f"{words[0]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+
+    def _install(self, folder: Path) -> None:
+        self._run(
+            binary("mariadb-install-db"), "--no-defaults", f"--datadir={folder / 'data'}",
+            "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
+            "--innodb-log-file-size=64M", "--innodb-flush-method=nosync",
+            f"--tmpdir={folder}",  # names of temporary files are unique within one only
+        )  # fmt: skip
 
     def _launch(self) -> None:
         settings = {

@@ -25,6 +25,12 @@ def free_port(*, bus: bool = False) -> int:
     raise OSError(f"no free port was found from {_FIRST} to {_LAST}")
 
 
+def listens(port: int) -> bool:
+    """Whether somebody takes connections there. Raises `OSError` where nobody does."""
+    socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    return True
+
+
 def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.servers.child import Child, Running, ServerFailed, ServerMissing
-from tests.servers.ports import free_port
+from tests.servers.ports import free_port, listens
 from tests.servers.postgres_server import HOST
 
 PACKAGES = "pgbouncer"
-_PATIENCE = 20.0
 
 
 class PostgresPooler(Running):
@@ -49,17 +46,11 @@ class PostgresPooler(Running):
         # it does not run as root; it reads its files before it becomes the other user
         user = ["-u", "postgres"] if os.geteuid() == 0 else []
         self._child = Child([command, *user, str(self.directory / "pgbouncer.ini")], self.directory / "log")
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if not self._child.running:
-                break
-            with socket.socket() as probe:
-                if probe.connect_ex((HOST, self.port)) == 0:
-                    return
-            time.sleep(0.01)
-        failure: ServerFailed = self._child.failed("did not start")
-        self.stop()
-        raise failure
+        try:
+            self._child.await_ready(lambda: listens(self.port))
+        except ServerFailed:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         if self._child is not None:

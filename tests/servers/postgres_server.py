@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.servers.child import Child, ServerFailed, ServerMissing
+from tests.servers.child import Child, ServerMissing
 from tests.servers.own_server import HOST as HOST
 from tests.servers.own_server import OwnServer
 
@@ -67,18 +66,20 @@ class PostgresServer(OwnServer):
 
     def _make(self) -> None:
         """The folder and the data in it."""
-        initdb = binary("initdb")
         super()._make()
-        data = str(self.home / "data")
-        words = [initdb, "-D", data, "-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        if self.follows is not None:
-            words = [
-                binary("pg_basebackup"), "-h", HOST, "-p", str(self.follows.port), "-U", USER, "-D", data,
-                "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
-            ]  # fmt: skip
-        done = subprocess.run([*self._account(), *words], cwd=self.home, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServerFailed(f"{words[0]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        if self.follows is None:
+            self._begin()
+            return
+        self._run(
+            binary("pg_basebackup"), "-h", HOST, "-p", str(self.follows.port), "-U", USER, "-D",
+            str(self.home / "data"), "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
+        )  # fmt: skip
+
+    def _install(self, folder: Path) -> None:
+        self._run(
+            binary("initdb"), "-D", str(folder / "data"), "-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C",
+            "--no-sync",
+        )  # fmt: skip
 
     def _launch(self) -> None:
         settings = {

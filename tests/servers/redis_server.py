@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Literal
 from tests.servers.child import Child, OneProcess, ServerFailed, program
 from tests.servers.ports import free_port
 from tests.servers.resp import Connection, Refused, Reply, Word
-from tests.servers.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 HOST = "127.0.0.1"
 PACKAGES = "redis-server"
-_PATIENCE = 30.0
-"""Seconds for a server to answer; it takes 20 ms, but machines that test do much at once."""
 _TRIES = 5
 """Ports that are tried, if others keep taking them first."""
 _TAKEN = ("Address already in use", "Failed listening on port")
@@ -108,25 +105,19 @@ class RedisServer(OneProcess):
 
     def _await_answer(self) -> None:
         assert self._child is not None
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if not self._child.running:
-                failure = self._child.failed("ended while it started")
-                self._end(signal.SIGKILL)
-                raise failure
-            try:
-                self.ask("PING")
-                # another server may have the port, while ours is about to find that out
-                ours = self.info("server")["process_id"] == str(self._child.pid)
-            except (OSError, Refused):  # not there yet, or LOADING
-                ours = False
-            if ours:
-                self._chooses = False
-                return
-            time.sleep(0.01)
-        failure = self._child.failed(f"did not answer within {_PATIENCE:.0f} s")
-        self._end(signal.SIGKILL)
-        raise failure
+        pid = self._child.pid
+
+        def ours() -> bool:
+            self.ask("PING")
+            # another server may have the port, while ours is about to find that out
+            return self.info("server")["process_id"] == str(pid)
+
+        try:
+            self._child.await_ready(ours, passes=(OSError, Refused))  # not there yet, or LOADING
+        except ServerFailed:
+            self._end(signal.SIGKILL)
+            raise
+        self._chooses = False
 
     def stop(self) -> None:
         """Ended in order, by SIGTERM; nothing if it does not run."""
@@ -150,17 +141,18 @@ class RedisServer(OneProcess):
             configuration.write_bytes(before)
 
     def forget_history(self) -> None:
-        """Its append-only file says what is there now, and not how it came about. Raises `ServerFailed`."""
+        """Its append-only file says what is there now, and not how it came about."""
         self.ask("BGREWRITEAOF")
         over = {"aof_rewrite_in_progress": "0", "aof_rewrite_scheduled": "0"}
-        wait_until(lambda: over.items() <= self.info("persistence").items(), "the append-only file to be written anew")
+        written = "the append-only file to be written anew"
+        wait_until(lambda: over.items() <= self.info("persistence").items(), written, passes=(OSError, Refused))
 
     def ask(self, *words: Word) -> Reply:
         """One command on a connection of its own. Raises `OSError`, `Refused`."""
         with Connection(HOST, self.port) as connection:
             return connection.ask(*words)
 
-    def await_replicas(self, count: int = 1, *, patience: float = 10.0) -> None:
+    def await_replicas(self, count: int = 1, *, patience: float = PATIENCE) -> None:
         """Until `count` replicas have all that was written up to now. Raises `ServerFailed` after `patience` s."""
         with Connection(HOST, self.port, timeout=patience + 1) as connection:
             # WAIT is about what this connection has seen, which is nothing before its first command

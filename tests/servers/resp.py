@@ -23,7 +23,7 @@ class Refused(Exception):
 class Connection:
     """A connection to one server. Raises `OSError` when it breaks, or when nothing comes for `timeout` seconds."""
 
-    def __init__(self, host: str, port: int, *, timeout: float = 5.0) -> None:
+    def __init__(self, host: str, port: int, *, timeout: float = 30.0) -> None:
         self._socket = socket.create_connection((host, port), timeout)
         self._file = self._socket.makefile("rb")
 

@@ -13,12 +13,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.servers.child import Child, Running, ServerFailed, ServerMissing
-from tests.servers.ports import free_port
+from tests.servers.ports import free_port, listens
 
 HOST = "127.0.0.1"
 VERSION = "5.5.0"
@@ -27,7 +27,6 @@ TOPIC = "bide_lab"
 GROUPS = [f"{TOPIC}_{number:02}" for number in range(60)]
 """Groups of consumers that it begins with, for the same reason."""
 _PARTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-proxy")
-_PATIENCE = 60.0
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion>
 <groupId>bide</groupId><artifactId>rocketmq-class-path</artifactId><version>1</version><packaging>pom</packaging>
@@ -169,7 +168,7 @@ class RocketMqServer(Running):
             ):  # fmt: skip
                 child = Child([*start, *words], self.directory / f"{log}.log", environment=environment)
                 self._children.append(child)
-                self._await(child, port)
+                child.await_ready(partial(listens, port))
         except ServerFailed:
             self.kill()
             raise
@@ -208,16 +207,6 @@ class RocketMqServer(Running):
             (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
             groups = {"subscriptionGroupTable": {group: {"groupName": group} for group in GROUPS}}
             (config / "subscriptionGroup.json").write_text(json.dumps(groups))
-
-    def _await(self, child: Child, port: int) -> None:
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if not child.running:
-                raise child.failed("ended while it started")
-            with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
-                return
-            time.sleep(0.05)
-        raise child.failed(f"did not listen within {_PATIENCE:.0f} s")
 
     def stop(self) -> None:
         """Ended; its data is not taken away, since the folder is the caller's."""

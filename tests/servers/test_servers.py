@@ -1,16 +1,19 @@
-"""The servers that tests start: they answer, keep what they acknowledged, and choose another master."""
+"""What the servers that tests start owe to others on the machine: they outlive nobody, and leave others' keys alone."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -19,62 +22,13 @@ import redis.sentinel
 from tests.servers.child import ServerFailed, ServerMissing
 from tests.servers.fixtures import StartsRedis
 from tests.servers.keyspace import delete_keys
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import SERVICE, RedisSentinel
 from tests.servers.redis_server import HOST, RedisServer
-from tests.servers.resp import Connection, Refused
-from tests.servers.server_clock import ServerClock
+from tests.servers.rocketmq_server import loopback_library
 from tests.servers.shared import OF_REDIS
-from tests.servers.stalls import watched
-from tests.servers.waiting import wait_until
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.faults
-
-
-def client(server: RedisServer) -> redis.Redis:
-    return redis.Redis(host=HOST, port=server.port, decode_responses=True)
-
-
-def test_a_server_that_stands_still_is_seen_while_it_does(redis_server: StartsRedis) -> None:
-    server = redis_server()
-    with watched([Connection(HOST, server.port)]) as stalls:
-        server.pause()
-        time.sleep(0.3)
-        assert stalls.seconds > 0.2
-        server.resume()
-        wait_until(lambda: stalls._before > 0.2, "the round to be over")
-
-
-def test_what_was_acknowledged_survives_a_kill(redis_server: StartsRedis) -> None:
-    server = redis_server(appendfsync="always", options={"maxmemory": "64mb"})
-    assert (server.url, server.running) == (f"redis://127.0.0.1:{server.port}/0", True)
-    with client(server) as before:
-        before.set("promise", "kept")
-        assert before.config_get("appendfsync") == {"appendfsync": "always"}
-        assert before.config_get("maxmemory") == {"maxmemory": str(64 << 20)}
-    pid, port = server.pid, server.port
-    server.kill()
-    assert not server.running
-    with pytest.raises(ConnectionRefusedError):
-        server.ask("PING")
-    server.start()
-    assert server.pid != pid
-    assert server.port == port
-    assert server.ask("GET", "promise") == "kept"
-    server.restart()
-    assert server.ask("GET", "promise") == "kept"
-
-
-def test_a_paused_server_says_nothing_and_goes_on(redis_server: StartsRedis) -> None:
-    server = redis_server()
-    with Connection(HOST, server.port, timeout=0.1) as waiting:
-        server.pause()
-        with pytest.raises(TimeoutError):
-            waiting.ask("PING")
-    server.resume()
-    assert server.ask("PING") == "PONG"
-    server.pause()  # and one that is paused can be stopped all the same
-    server.stop()
+LOOPBACK = ("0100007F:", f"{'0' * 24}01000000:")
+"""How addresses begin in /proc/net/tcp that only this machine hears."""
 
 
 def test_it_takes_another_port_when_somebody_was_quicker(
@@ -89,21 +43,6 @@ def test_it_takes_another_port_when_somebody_was_quicker(
     assert next(ports, None) is None
     with pytest.raises(ServerFailed, match="Address already in use"):  # one that was asked for is not exchanged
         redis_server(port=first.port)
-
-
-def test_its_clock_can_be_set_while_it_runs(redis_server: StartsRedis, server_clock: ServerClock) -> None:
-    server = redis_server(environment=server_clock.environment)
-
-    def ahead() -> float:
-        reply = server.ask("TIME")
-        assert isinstance(reply, list)
-        return int(str(reply[0])) + int(str(reply[1])) / 1e6 - time.time()
-
-    for seconds in (0, 3_600, -3_600, 0):
-        server_clock.shift(seconds)
-        assert ahead() == pytest.approx(seconds, abs=1)
-    server.ask("SET", "a", "1", "PX", 50)
-    wait_until(lambda: server.ask("GET", "a") is None, "the key to expire", patience=5)
 
 
 def test_what_is_wrong_is_said(redis_server: StartsRedis, tmp_path: Path) -> None:
@@ -130,7 +69,7 @@ def test_no_server_outlives_who_started_it(tmp_path: Path, root: Path) -> None:
         with socket.socket() as probe:
             return probe.connect_ex((HOST, port)) != 0
 
-    wait_until(gone, "the server to be killed", patience=5)
+    wait_until(gone, "the server to be killed")
 
 
 @pytest.mark.parametrize("kind", OF_REDIS)
@@ -158,48 +97,54 @@ def shared_client(kind: str, url: str) -> redis.Redis | redis.cluster.RedisClust
     return redis.Redis.from_url(url)
 
 
-def test_the_cluster_fails_over(redis_cluster: RedisCluster) -> None:
-    assert redis_cluster.url.startswith("redis+cluster://127.0.0.1:")
-    assert len(redis_cluster.masters) == 3
-    with redis.cluster.RedisCluster(HOST, redis_cluster.nodes[0].port, decode_responses=True) as before:
-        for key in "abcdef":
-            before.set(key, key)
-    slot = redis_cluster.slot_of("a")
-    master = redis_cluster.master_of(slot)
-    heir = redis_cluster.replica_of(master)
-    master.await_replicas()
-    master.kill()
-    with pytest.raises(LookupError):
-        redis_cluster.master_of(slot)
-    redis_cluster.await_whole()
-    assert redis_cluster.master_of(slot) is heir
-    assert heir.ask("GET", "a") == "a"
-    with pytest.raises(Refused, match="MOVED"):
-        heir.ask("GET", next(key for key in "bcdef" if redis_cluster.master_of(redis_cluster.slot_of(key)) is not heir))
-    master.start()
-    redis_cluster.await_whole()
-    assert not master.is_master
-    assert redis_cluster.replica_of(heir) is master
+def test_the_broker_is_heard_on_the_loopback_address_alone(rabbitmq_url: str) -> None:
+    """It listens to clients and to other brokers, and has a port mapper beside it."""
+    port = urlsplit(rabbitmq_url).port
+    assert port
+    heard = listening()
+    [broker] = [pid for pid, addresses in heard.items() if port in map(port_of, addresses)] or [""]
+    if not broker or "RABBITMQ_NODENAME=bide@localhost" not in (
+        environment := Path("/proc", broker, "environ").read_text()
+    ):
+        pytest.skip("it is not ours")
+    mapper = int(environment.partition("ERL_EPMD_PORT=")[2].partition("\0")[0])
+    addresses = {one for found in heard.values() if {port, mapper} & set(map(port_of, found)) for one in found}
+    assert {port, mapper} < set(map(port_of, addresses))
+    assert all(address.startswith(LOOPBACK) for address in addresses), addresses
 
 
-def test_sentinel_promotes(redis_sentinel: RedisSentinel) -> None:
-    assert redis_sentinel.url.endswith("/mymaster/0")
-    master = redis_sentinel.master
-    master.ask("SET", "a", "a")
-    master.await_replicas(2)
-    started = time.monotonic()
-    master.kill()
-    heir = redis_sentinel.await_master(other_than=master)
-    assert time.monotonic() - started < 15
-    sentinel: Any = redis.sentinel.Sentinel(
-        [  # type: ignore[no-untyped-call]
-            (HOST, one.port) for one in redis_sentinel.sentinels
-        ]
+def listening() -> dict[str, set[str]]:
+    """By process, where it waits for connections, as /proc/net/tcp writes it."""
+    tables = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    lines = [words for line in tables.splitlines() if len(words := line.split()) > 9]
+    waiting = {f"socket:[{words[9]}]": words[1] for words in lines if words[3] == "0A"}
+    found: dict[str, set[str]] = defaultdict(set)
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # closed meanwhile
+            if (address := waiting.get(os.readlink(link))) is not None:
+                found[link.parts[2]].add(address)
+    return found
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_what_would_listen_everywhere_listens_on_the_loopback_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ, by a library that is loaded before it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = (
+        "import socket\n"
+        "for address in ('0.0.0.0', '127.0.0.2', '::'):\n"
+        "    with socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET) as one:\n"
+        "        one.bind((address, 0))\n"
+        "        print(one.getsockname()[0], flush=True)\n"
     )
-    assert sentinel.discover_master(SERVICE) == (HOST, heir.port)
-    assert heir.ask("GET", "a") == "a"
-    heir.ask("SET", "b", "b")
-    master.start()
-    redis_sentinel.await_whole()
-    assert master.info("replication")["role"] == "slave"
-    assert master.ask("GET", "b") == "b"
+    environment = {**os.environ, "LD_PRELOAD": str(loopback_library())}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    found = done.stdout.split()
+    assert found[:2] == ["127.0.0.1", "127.0.0.2"]
+    assert found[2:] in (["::ffff:127.0.0.1"], []), "there may be no IPv6 here"
