@@ -1,4 +1,4 @@
-"""The contract of a store, kept by a service over a real socket: over a store in memory, and over SQLite."""
+"""The contract of a store, kept by a service over a real socket: all of it over memory, parts of it over SQLite."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from bide.stores.memory import MemoryStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
 from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.batches import Batches, OddInput
+from bide.testing.store_suite.capabilities import Listening, Remembering
+from bide.testing.store_suite.opening import Opening
 
 
-class HttpSuite(StoreSuite):
+class Binding(SuiteBase):
     """One service for each place, begun when it is first needed."""
 
     durable: ClassVar[bool] = True
@@ -46,12 +50,14 @@ class HttpSuite(StoreSuite):
         raise NotImplementedError
 
 
-class TestHttpOverMemory(HttpSuite):
+class TestHttpOverMemory(Binding, StoreSuite):
     def behind(self, place: Path) -> Callable[[], Store]:
         return MemoryStore
 
 
-class TestHttpOverSqlite(HttpSuite):
+class TestHttpOverSqlite(Binding, Batches, OddInput, Opening, Listening, Remembering):
+    """What depends on the store behind the service: what it finds damaged or odd, keeps, and tells of."""
+
     def behind(self, place: Path) -> Callable[[], Store]:
         return lambda: SqliteStore(str(place / "tasks.db"))
 
