@@ -35,12 +35,11 @@ from bide.core.records import Record, Settlement, Verdict
 from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.stores.sqlite import SqliteStore
+from bide.testing.trial import PATIENCE
 
 TASKS = 14
 _KILLED_LIVES = 3
 _MOST_PASSAGES = 100
-_LIFE_LIMIT = 30.0
-"""Seconds after which a life that was meant to end counts as stuck."""
 
 
 class Log:
@@ -136,7 +135,7 @@ def _live_and_exit(database: Path, path: Path, fatal: int | None, seed: int) -> 
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        asyncio.run(asyncio.wait_for(_life(database, log, killer, random.Random(seed)), _LIFE_LIMIT))
+        asyncio.run(asyncio.wait_for(_life(database, log, killer, random.Random(seed)), PATIENCE))
     except BaseException as error:  # noqa: BLE001 - the parent reads the exit code
         log.say("error", error=repr(error))
         os._exit(3)

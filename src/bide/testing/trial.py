@@ -22,6 +22,9 @@ _SHOWN = 10
 """Cases of each kind of wrong that are shown."""
 WrongByKind = Mapping[str, Sequence[object]]
 """What was found to be wrong, by kind."""
+PATIENCE = 120.0
+"""Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is
+busy with other things: how long something took is in the report, for people to read."""
 
 
 def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:

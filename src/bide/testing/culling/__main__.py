@@ -13,12 +13,18 @@ from typing import Any
 from bide.testing.culling.crew import LEASE, TOPIC, Crew, app_on
 from bide.testing.culling.judge import Judgement
 from bide.testing.culling.lines import Journal, Left, read
-from bide.testing.culling.load import LONGEST, Load
-from bide.testing.trial import WrongByKind, live_tasks, not_in_memory, own_namespace, parser_of, percentiles, tried
+from bide.testing.culling.load import Load
+from bide.testing.trial import (
+    PATIENCE,
+    WrongByKind,
+    live_tasks,
+    not_in_memory,
+    own_namespace,
+    parser_of,
+    percentiles,
+    tried,
+)
 from bide.wiring import without_secrets
-
-_DRAIN = LONGEST + LEASE + 20
-"""Seconds within which everything has to be over after the last was asked for."""
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
@@ -37,7 +43,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
                 over.set()
                 await culling
             began = time.monotonic()
-            while await live_tasks(app, TOPIC) and time.monotonic() < began + _DRAIN:  # noqa: ASYNC110 - nobody tells
+            while await live_tasks(app, TOPIC) and time.monotonic() < began + PATIENCE:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
             drained = time.monotonic() - began
         finally:
@@ -61,6 +67,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "drained_seconds": round(drained, 1),
         "deliveries": judgement.deliveries,
         "redelivered": judgement.redelivered,
+        "leases_lost_alive": judgement.lost_alive,
         "wrong": judgement.counts,
         "lateness_ms": percentiles(judgement.lateness),
         "lateness_ms_first_attempts": percentiles(judgement.untouched),

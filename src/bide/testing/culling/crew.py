@@ -14,12 +14,12 @@ from bide.core.records import Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.culling.lines import Delivered, Ended, Journal, Killed, Settled
+from bide.testing.trial import PATIENCE
 
 TOPIC = "cull"
 LEASE = 3.0
 """Seconds after which what a dead worker held comes back; the default of ten would only make the run longer."""
 _LONGEST_WORK = 0.01
-_PATIENCE = 30.0
 
 
 def work() -> None:
@@ -70,7 +70,7 @@ class Crew:
             self._members.append(await self._one())
         for _, process in self._members:
             assert process.stdout is not None
-            if await asyncio.wait_for(process.stdout.readline(), _PATIENCE) != b"works\n":
+            if await asyncio.wait_for(process.stdout.readline(), PATIENCE) != b"works\n":
                 raise SystemExit("a worker did not start; what it wrote is above")
 
     async def _one(self) -> tuple[int, asyncio.subprocess.Process]:
@@ -111,7 +111,7 @@ class Crew:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                code = await asyncio.wait_for(process.wait(), _PATIENCE)
+                code = await asyncio.wait_for(process.wait(), PATIENCE)
             except TimeoutError:
                 process.kill()
                 code = await process.wait()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from bide.core.records import Verdict
+from bide.testing.culling.crew import LEASE
 from bide.testing.culling.lines import Answered, Asked, Delivered, Ended, Killed, Line, Settled
 
 
@@ -32,7 +33,8 @@ class Judgement:
     def __init__(self, lines: Iterable[Line]) -> None:
         self.wrong: dict[str, list[str]] = {kind: [] for kind in self.KINDS}
         self.answers: dict[str, Counter[str]] = defaultdict(Counter)
-        self.deliveries = self.redelivered = 0
+        self.deliveries = self.redelivered = self.lost_alive = 0
+        """`lost_alive`: begun again a lease later, though nobody had killed who had it: it stood still for so long."""
         self.lateness: list[float] = []
         """Milliseconds, of the first start of each life, in order of length."""
         self.untouched: list[float] = []
@@ -132,8 +134,12 @@ class Judgement:
                 self._blame("not_rising", (before, after))
             if again:
                 self.redelivered += 1
-                if self._killed.get(before.worker, after.at) >= after.at:
+                if self._killed.get(before.worker, after.at) < after.at:
+                    continue
+                if after.token - before.token < LEASE * 1e6:
                     self._blame("redelivered_unkilled", (before, after))
+                else:
+                    self.lost_alive += 1
 
     def _blame(self, kind: str, evidence: Iterable[object]) -> None:
         self.wrong[kind].append("; ".join(str(one) for one in evidence))

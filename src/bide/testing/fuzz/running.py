@@ -23,6 +23,8 @@ Case: TypeAlias = Callable[[Draw], Awaitable[None]]
 """One case; it raises Wrong, or whatever escapes from the code that is tried."""
 Opened: TypeAlias = Callable[[Path], AbstractAsyncContextManager[Case]]
 _SHOWN = 400
+_PATIENCE = 60.0
+"""Seconds in which a case may wait for something: by then it hangs, however busy the machine is."""
 
 
 class Wrong(AssertionError):
@@ -41,7 +43,7 @@ class Target(Struct, frozen=True):
     open: Opened
     """Given a folder of its own, a context in which its cases can be run."""
     limit: float = 5.0
-    """Seconds that one case may take."""
+    """Seconds that one case may compute."""
     weight: float = 1.0
     """Its part of a run's time."""
     needs: str = ""
@@ -122,8 +124,8 @@ async def run(
             draw = Draw(f"{seed}/{target.name}/{number}")
             outcome.cases += 1
             try:
-                with _bounded(2 * target.limit):
-                    async with asyncio.timeout(target.limit):
+                with _bounded(target.limit):
+                    async with asyncio.timeout(_PATIENCE):
                         await case(draw)
             except Exception as error:  # noqa: BLE001 - whatever escapes is what is looked for
                 find = _find(number, draw, error)
@@ -137,7 +139,7 @@ async def run(
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Breaks off what computes for longer; only the main thread can be broken off."""
+    """Breaks off what computes for longer, by the processor's time; only the main thread can be broken off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,13 +147,13 @@ def _bounded(seconds: float) -> Iterator[None]:
     def over(*_: Any) -> None:
         raise Hung(f"computing after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _find(number: int, draw: Draw, error: Exception) -> Find:

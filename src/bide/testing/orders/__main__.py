@@ -14,14 +14,12 @@ from typing import Any
 
 from bide.ports import HasSchema
 from bide.settings import Settings
-from bide.testing.orders.crew import LEASE, TOPIC, Crew, app_on, read
+from bide.testing.orders.crew import TOPIC, Crew, app_on, read
 from bide.testing.orders.databases import EFFECT, PLACED, database_of, tables
 from bide.testing.orders.judge import judge
-from bide.testing.trial import live_tasks, parser_of, tried
+from bide.testing.trial import PATIENCE, live_tasks, parser_of, tried
 from bide.wiring import store_maker, without_secrets
 
-_DRAIN = LEASE * 11 + 20
-"""Seconds within which every timer has to have fired: a task may lose as many leases as that."""
 _SHOWN = 10
 
 
@@ -42,8 +40,10 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
             try:
                 await crew.start(given.orders, given.clients, given.workers)
                 await crew.cull(given.every)
+                if not sum(crew.killed.values()):  # all was placed before anybody's turn came
+                    await crew.kill_worker()
                 placed, kills_at = time.monotonic() - began, time.monotonic()
-                while await live_tasks(app, TOPIC) and time.monotonic() < kills_at + _DRAIN:
+                while await live_tasks(app, TOPIC) and time.monotonic() < kills_at + PATIENCE:
                     await asyncio.sleep(min(0.5, given.every))
                     if time.monotonic() < kills_at + 2 * given.every:
                         await crew.kill_worker()

@@ -17,13 +17,13 @@ from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.orders.databases import EFFECT, PLACED, database_of
 from bide.testing.orders.judge import COMMITTED, ROLLED_BACK
+from bide.testing.trial import PATIENCE
 
 TOPIC = "orders.close"
 LEASE = 2.0
 """Seconds after which what a dead worker held comes back."""
 _LONGEST_DELAY = 1.0
 _SIDE_BY_SIDE = 4
-_PATIENCE = 60.0
 
 
 def app_on(url: str) -> Bide:
@@ -171,7 +171,7 @@ class Crew:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                code = await asyncio.wait_for(process.wait(), _PATIENCE)
+                code = await asyncio.wait_for(process.wait(), PATIENCE)
             except TimeoutError:
                 process.kill()
                 code = await process.wait()

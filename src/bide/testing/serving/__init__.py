@@ -16,14 +16,17 @@ answers and the deliveries say. Wrong is
   after another had replaced it (P5)
 - applied_twice, stale_applied: the effect of one id twice, or with an older token than one seen before (P12)
 - strange_life: an id that no answer named, though every call about its key was answered (P12)
-- redelivered_unkilled: answered with 200, and delivered again though the instance had not been killed (P3)
+- redelivered_unkilled: answered with 200, and within a lease delivered again though the instance had not been killed
+  (P3)
 - not_rising: delivered again without a higher token and a later attempt (P12)
 - bad_delivery: a signature, a header or a payload that is not as it was scheduled
 - left: at the end still waiting or leased, or dead (P10)
 - failed_call: refused, or without an answer for too long; instance_ended: by itself, or not when it was told to
 - logged: an error in the log of an instance
 
-An unanswered call may have been done or not, so only what was answered counts. What was leased before or after a change
-is told by tokens, which rise with every change of a key. Answers and arrivals are compared by the monotonic clock of
-this process, arrivals and planned times by the wall clock: run it on the machine that the store is on.
+What comes back a lease later since its instance stood still for as long is allowed (P2), and counted apart, as
+`leases_lost_alive`. An unanswered call may have been done or not, so only what was answered counts. What was leased
+before or after a change is told by tokens, which rise with every change of a key. Answers and arrivals are compared by
+the monotonic clock of this process, arrivals and planned times by the wall clock: run it on the machine that the store
+is on.
 """

@@ -15,13 +15,10 @@ from bide.settings import Settings
 from bide.testing.serving.instances import COUNT, LEASE, Instances
 from bide.testing.serving.judge import Judgement
 from bide.testing.serving.lines import Line, Wrong
-from bide.testing.serving.load import LONGEST_MOVED, Load
+from bide.testing.serving.load import Load
 from bide.testing.serving.receiver import Receiver
-from bide.testing.trial import WrongByKind, not_in_memory, own_namespace, parser_of, percentiles, tried
+from bide.testing.trial import PATIENCE, WrongByKind, not_in_memory, own_namespace, parser_of, percentiles, tried
 from bide.wiring import store_maker, without_secrets
-
-_DRAIN = LONGEST_MOVED + LEASE + 30
-"""Seconds within which everything has to be over after the last answer."""
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
@@ -47,7 +44,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
                     await culling
                 await instances.ready()
                 began = time.monotonic()
-                drained = await _drained(load, receiver, began + _DRAIN)
+                drained = await _drained(load, receiver, began + PATIENCE)
                 for one in await load.left() if not drained else ():
                     note(Wrong("left", one))
                 lasted = time.monotonic() - began
@@ -69,6 +66,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
             "sent_again": {"maybe_done": load.unanswered, "not_done": load.not_done},
         },
         "drained_seconds": round(lasted, 1),
+        "leases_lost_alive": judgement.lost_alive,
         "deliveries": {"all": sum(judgement.effects.values()), **dict(sorted(judgement.effects.items()))},
         "receiver": {"signatures_checked_by": receiver.checked_by, **dict(sorted(receiver.behaved.items()))},
         "wrong": judgement.counts,

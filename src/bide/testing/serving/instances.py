@@ -19,12 +19,12 @@ import aiohttp
 
 from bide.testing.serving.lines import Killed, Line, Wrong
 from bide.testing.serving.receiver import INSTANCE_HEADER, Receiver
+from bide.testing.trial import PATIENCE
 
 TOPIC = "serving"
 LEASE = 3.0
 """Seconds after which what a dead instance held comes back; the default of ten would only make the run longer."""
 COUNT = 2
-_PATIENCE = 30.0
 _TAIL = 2_000
 _PORTS = (11_000, 22_000)
 """Below those that systems hand out to clients, so that nobody has taken one when its instance is started again."""
@@ -118,8 +118,8 @@ class Instances:
 
     async def _await_answer(self, running: _Running, url: str) -> None:
         """Until it answers, or has ended."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
-            while running.process.returncode is None and time.monotonic() < running.began + _PATIENCE:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0)) as session:
+            while running.process.returncode is None and time.monotonic() < running.began + PATIENCE:
                 with suppress(aiohttp.ClientError, OSError):
                     async with session.get(f"{url}/v1/tasks?topic={TOPIC}&limit=1") as answer:
                         if answer.status == 200:
@@ -162,7 +162,7 @@ class Instances:
                 continue
             running.process.terminate()
             try:
-                await asyncio.wait_for(running.process.wait(), _PATIENCE)
+                await asyncio.wait_for(running.process.wait(), PATIENCE)
             except TimeoutError:
                 running.process.kill()
                 await running.process.wait()

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from bide.testing.serving.instances import LEASE
 from bide.testing.serving.lines import Answered, Arrived, Killed, Line, Wrong
 
 _SCHEDULED = ("created", "kept", "replaced")
@@ -64,6 +65,9 @@ class Judgement:
     def __init__(self, lines: Iterable[Line]) -> None:
         self.wrong: dict[str, list[str]] = {kind: [] for kind in self.KINDS}
         self.answers: dict[str, Counter[str]] = defaultdict(Counter)
+        self.lost_alive = 0
+        """Acknowledged, and delivered again a lease later, though the instance had not been killed: it, or this
+        process, stood still for so long."""
         self.effects: Counter[str] = Counter()
         """Deliveries by what became of them; see `Arrived.effect`."""
         self.lateness: list[float] = []
@@ -160,8 +164,10 @@ class Judgement:
                     self._blame("not_rising", before, after)
                 if before.acknowledged and killed:
                     self.recovered.append((after.at - self._killed[before.instance]) / 1e9)
-                elif before.acknowledged:
+                elif before.acknowledged and after.token - before.token < LEASE * 1e6:
                     self._blame("redelivered_unkilled", before, after)
+                elif before.acknowledged:
+                    self.lost_alive += 1
             first = arrivals[0]
             plans = key.planned(first)
             if len(plans) == 1:

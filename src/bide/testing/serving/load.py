@@ -19,6 +19,7 @@ from bide.core.instants import instant, instant_text
 from bide.testing.serving.instances import TOPIC
 from bide.testing.serving.lines import Answered, Line
 from bide.testing.serving.receiver import payload_of
+from bide.testing.trial import PATIENCE
 
 LONGEST, LONGEST_MOVED = 5.0, 10.0
 """Seconds of delay, and of the delay of a task that is to be moved."""
@@ -31,8 +32,6 @@ _NEAR = 0.5
 """The part of the cancels that is asked for within 50 ms of the due time, where they race with the delivery."""
 _TICK = 0.01
 _MOST_UNDER_WAY = 20_000
-_PATIENCE = 60.0
-"""Seconds after which a call without an answer has failed."""
 _ATTEMPT = 10.0
 """Seconds that one instance has to answer."""
 _CONNECTIONS = 64
@@ -202,7 +201,7 @@ class Load:
         """Of either instance, and of the other as long as there is no answer."""
         asked_at, unanswered = time.monotonic_ns(), 0
         place, problem = self._chance.randrange(len(self._urls)), ""
-        while time.monotonic_ns() < asked_at + _PATIENCE * 1e9:
+        while time.monotonic_ns() < asked_at + PATIENCE * 1e9:
             try:
                 async with self._session.request(method, self._urls[place] + path, data=ask) as reply:
                     status, body = reply.status, await reply.read()

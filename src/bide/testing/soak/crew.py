@@ -21,6 +21,7 @@ from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, Settlement, Verdict
 from bide.core.tasks import Task
 from bide.settings import Settings
+from bide.testing.trial import PATIENCE
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"
@@ -29,7 +30,6 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 the same. It gives threads heaps of their own, and a block that moves between threads takes new pages from one after the
 other: a megabyte a minute with 32 threads. And it learns to put large blocks into the heap, between small ones; every
 read from a socket asks for one of 256 KiB and gives nearly all of it back: 0.2 MB a minute at 6,000 tasks a second."""
-_PATIENCE = 60.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,20 +182,20 @@ class Crew:
             member.tell(msgspec.json.encode(self._terms).decode())
             self._members.append((process, member))
         for _, member in self._members:
-            await member.said("working", within=_PATIENCE)
+            await member.said("working", within=PATIENCE)
 
     async def look(self) -> list[dict[str, Any]]:
         """What each of them has counted. Raises BenchFault where one has ended."""
         for _, member in self._members:
             member.tell("look")
-        return [await member.said("look") for _, member in self._members]
+        return [await member.said("look", within=PATIENCE) for _, member in self._members]
 
     async def stop(self) -> list[str]:
         """End them; what was wrong with that."""
         wrong = []
         for process, member in self._members:
             try:
-                await member.stop()
+                await member.stop(within=PATIENCE)
             except (BenchFault, ConnectionError) as error:
                 wrong.append(str(error))
             if process.returncode:

@@ -70,9 +70,9 @@ class Load:
     # --- how fast
 
     async def run(self, seconds: float) -> float:
-        """At the rate, for so long; how many tasks a second that came to."""
+        """At the rate, for so long; how many tasks a second that came to. What is then missing is asked for."""
         began, before = time.monotonic(), self.asked
-        while (passed := time.monotonic() - began) < seconds:
+        while (passed := time.monotonic() - began) < seconds or self.asked - before < int(seconds * self._rate):
             await self._tick(min(_MOST, int(min(passed, seconds) * self._rate) - (self.asked - before)))
             await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - began - passed)))
         return (self.asked - before) / (time.monotonic() - began)

@@ -33,13 +33,12 @@ from bide.testing.soak.load import Load
 from bide.testing.soak.measure import StoreWatch, process
 from bide.testing.soak.remains import EVENTS, remains, too_much
 from bide.testing.soak.service import Service
+from bide.testing.trial import PATIENCE
 
 LEAST = 300.0
 """Seconds of a run whose slopes count."""
 _UNDER_WAY = 2_000
 """Tasks at once while the maximum is measured: enough that nobody waits for the others."""
-_DRAIN = 60.0
-_SLACK = 20.0
 Wrong = dict[str, list[str]]
 """What was found to be wrong, by kind."""
 Say = Callable[[str], None]
@@ -207,8 +206,8 @@ class Soak:
         began = time.monotonic()
         await load.finish()
         while alive := await _number(app, live=True):
-            if time.monotonic() > began + _DRAIN:
-                self.wrong["left"].append(f"{alive} tasks were still alive after {_DRAIN:.0f} s")
+            if time.monotonic() > began + PATIENCE:
+                self.wrong["left"].append(f"{alive} tasks were still alive after {PATIENCE:.0f} s")
                 break
             await asyncio.sleep(0.1)
         return time.monotonic() - began
@@ -216,7 +215,7 @@ class Soak:
     async def _forget(self, app: Bide) -> float:
         """Until what has ended is forgotten: in a long run by the sweepers; how long that took."""
         began = time.monotonic()
-        until = began + self._keep + (PURGE_EVERY if self._long else 0.0) + _SLACK
+        until = began + self._keep + (PURGE_EVERY if self._long else 0.0) + PATIENCE
         while kept := await _number(app, live=False):
             if time.monotonic() > until:
                 self.wrong["left"].append(f"{kept} ended tasks are remembered longer than they should be")

@@ -11,8 +11,8 @@ from typing import Self
 
 from bide.cli.bench.crew import BenchFault
 from bide.testing.soak.crew import environment
+from bide.testing.trial import PATIENCE
 
-_PATIENCE = 30.0
 _TAIL = 2_000
 
 
@@ -39,7 +39,7 @@ class Service:
                 env={**environment(), "BIDE_STORE": self._store},
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + PATIENCE
         while self._process.returncode is None and time.monotonic() < until:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -55,7 +55,7 @@ class Service:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _PATIENCE)
+                await asyncio.wait_for(self._process.wait(), PATIENCE)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

@@ -32,6 +32,10 @@ def main() -> int:
         "postgres, mariadb, http",
     )
     parser.add_argument("--seconds", type=float, default=60, help="how long faults go on")
+    parser.add_argument("--least", type=int, default=0, help="and until so many deliveries have begun")
+    parser.add_argument(
+        "--without", action="append", default=[], help="this trouble of the server is not caused; again"
+    )
     parser.add_argument("--rate", type=float, default=100, help="verbs a second")
     parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
     parser.add_argument("--clients", type=int, default=2)
@@ -51,7 +55,7 @@ def main() -> int:
 def _run(given: argparse.Namespace) -> int:
     plan = Plan(
         seconds=given.seconds, clients=given.clients, workers=given.workers, rate=given.rate, pace=given.pace,
-        farthest=given.farthest, seed=given.seed,
+        farthest=given.farthest, seed=given.seed, least=given.least, without=given.without,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bide-torture-") as name:
         folder = Path(name)

@@ -19,14 +19,13 @@ from bide.testing.history.events import Died
 from bide.testing.history.journal import Journal
 from bide.testing.torture.child import READY, Duty
 from bide.testing.torture.servers.processes import Guard
+from bide.testing.trial import PATIENCE
 
 CLIENT, WORKER = "client", "worker"
 _CALLS = 10_000_000
 """Numbers of calls that each process has for itself."""
 _AGAIN = 0.5
 """Seconds after which one is replaced that ended by itself: it may not be able to live at all."""
-_PATIENCE = 60.0
-"""Seconds within which a process has to end that was told to: its store may be away."""
 
 
 @dataclass(eq=False)
@@ -77,12 +76,12 @@ class Crew:
         self._numbers = count()
         self._abandoned = False
 
-    async def start(self, kind: str, slots: int, patience: float = 30.0) -> None:
+    async def start(self, kind: str, slots: int) -> None:
         """So many of a kind, and wait until all of them work."""
         started = [await self._one(kind, slot) for slot in range(slots)]
         for member in started:
             assert member.process.stdout is not None
-            if await asyncio.wait_for(member.process.stdout.readline(), patience) != READY.encode():
+            if await asyncio.wait_for(member.process.stdout.readline(), PATIENCE) != READY.encode():
                 raise RuntimeError(f"{member.who} did not start: {self.said()}")
 
     async def _one(self, kind: str, slot: int) -> Member:
@@ -147,9 +146,9 @@ class Crew:
             member.process.stdin.close()
         for member in ending:
             try:
-                await asyncio.wait_for(asyncio.shield(member.watched), _PATIENCE)
+                await asyncio.wait_for(asyncio.shield(member.watched), PATIENCE)
             except TimeoutError:
-                self.ended.append(f"{member.who} was told to end, and did not within {_PATIENCE:g} s")
+                self.ended.append(f"{member.who} was told to end, and did not within {PATIENCE:g} s")
                 _signal(member, signal.SIGKILL)
                 await member.watched
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from bide.testing.history.journal import Journal
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.torture.clock import WrongClock
 from bide.testing.torture.crew import CLIENT, WORKER, Crew, Member
-from bide.testing.torture.server import Server
+from bide.testing.torture.server import Server, Trouble
 from bide.testing.torture.undone import Span
 
 LONGEST_HALT = 8.0
@@ -53,13 +53,15 @@ class Faults:
     """Lanes on one server, its proxies and its crew. `pace` divides the pauses between faults."""
 
     def __init__(
-        self, server: Server, crew: Crew, told: Told, *, seed: int, pace: float, wrong: WrongClock | None
-    ) -> None:
+        self, server: Server, crew: Crew, told: Told, *, seed: int, pace: float, wrong: WrongClock | None,
+        without: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._server = server
         self._crew = crew
         self._told = told
         self._pace = pace
         self._wrong = wrong
+        self._without = without
         self._seed = seed
         self._tasks: list[asyncio.Task[None]] = []
         self._killing: asyncio.Future[None] | None = None
@@ -74,7 +76,7 @@ class Faults:
             (f"connections {place}", _of(self._connections, proxy), (1.0, 5.0))
             for place, proxy in enumerate(self._server.proxies)
         ]
-        if self._server.troubles():
+        if self._troubles():
             lanes.append(("server", self._server_itself, (3.0, 10.0)))
         if self._wrong is not None:
             lanes.append(("clocks", self._clocks, (2.0, 6.0)))
@@ -98,9 +100,10 @@ class Faults:
             if not isinstance(error, asyncio.CancelledError) and error is not None:
                 raise error
 
-    async def go_on(self, seconds: float) -> None:
-        """For so long, or until a lane has failed, and the run is worth nothing."""
-        await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    async def go_on(self, seconds: float) -> bool:
+        """For so long; False: a lane has failed, and the run is worth nothing."""
+        failed, _ = await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return not failed
 
     async def _go(self, lane: Lane, chance: random.Random, pauses: tuple[float, float]) -> None:
         while True:
@@ -135,8 +138,11 @@ class Faults:
             finally:
                 await proxy.heal()
 
+    def _troubles(self) -> dict[str, Trouble]:
+        return {kind: trouble for kind, trouble in self._server.troubles().items() if kind not in self._without}
+
     async def _server_itself(self, chance: random.Random) -> None:
-        troubles = self._server.troubles()
+        troubles = self._troubles()
         kind = chance.choice(sorted(troubles))
         async with self._told.during(kind, f"the server: {kind}"):
             said = await troubles[kind](chance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from bide.testing.torture.figures import Figures, counts_of
 from bide.testing.torture.server import Server
 from bide.testing.torture.topics import CAP, KEPT, LEASE, LOSSES, TOPICS, app_on
 from bide.testing.torture.undone import Span, undone
-from bide.testing.trial import WrongByKind, percentiles
+from bide.testing.trial import PATIENCE, WrongByKind, percentiles
 
-_DRAIN = 90.0
-"""Seconds within which nothing is to be live any more once all is mended."""
 _LOOK = 0.25
+_BEGAN = b'{"type":"began",'
+"""How the line of a delivery begins."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -46,6 +46,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     pace: float
     """1 for the usual pauses between faults; 2 for half of them."""
     seed: int
+    least: int = 0
+    """Deliveries before it ends, however long they take."""
+    without: Collection[str] = ()
+    """Troubles of the server that are not caused."""
 
 
 async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
@@ -67,7 +71,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         await server.start()
         entered.push_async_callback(server.stop)
         wrong_clock, why_not = _wrong_clock(server, folder)
-        cannot = {**server.cannot, **why_not}
+        cannot = {**server.cannot, **why_not, **dict.fromkeys(plan.without, "left out, as it was asked for")}
         clock.set(server.ahead)
         await _empty(server)
 
@@ -95,11 +99,15 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         entered.push_async_callback(crew.abandon)
         await crew.start(CLIENT, plan.clients)
         await crew.start(WORKER, plan.workers)
-        faults = Faults(server, crew, told, seed=plan.seed, pace=plan.pace, wrong=wrong_clock)
+        faults = Faults(
+            server, crew, told, seed=plan.seed, pace=plan.pace, wrong=wrong_clock, without=plan.without
+        )  # fmt: skip
         began = time.monotonic()
         faults.start()
         try:
             await faults.go_on(plan.seconds)
+            while _deliveries(folder) < plan.least and await faults.go_on(_LOOK):
+                pass
         finally:
             await faults.stop()
         mended = time.monotonic()
@@ -112,7 +120,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
     figures, checked, aside, wrong = judged(folder, server.name, told.spans)
     wrong["process ended"] = list(ended)
     wrong["error logged"] = list(said)
-    wrong["not drained"] = [] if drained is not None else [f"something was live {_DRAIN:g} s after all was mended"]
+    wrong["not drained"] = [] if drained is not None else [f"something was live {PATIENCE:g} s after all was mended"]
     report = {
         "store": server.name,
         "about": about,
@@ -135,6 +143,11 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         "recovery_seconds": figures.recovery(told.spans),
     }
     return report, wrong
+
+
+def _deliveries(folder: Path) -> int:
+    """How many have begun so far."""
+    return sum(path.read_bytes().count(_BEGAN) for path in folder.glob(f"{WORKER}-*.jsonl"))
 
 
 def journals(folder: Path) -> list[Path]:
@@ -183,10 +196,10 @@ async def _empty(server: Server) -> None:
 async def _drained(server: Server, journal: Journal) -> float | None:
     """Seconds until nothing was live any more; None: it was not to be waited for."""
     began = time.monotonic()
-    while time.monotonic() < began + _DRAIN:
+    while time.monotonic() < began + PATIENCE:
         try:
             async with app_on(server.direct) as app:
-                while time.monotonic() < began + _DRAIN:
+                while time.monotonic() < began + PATIENCE:
                     tally = await app.tally()
                     if not tally.number(state=State.WAITING) + tally.number(state=State.LEASED):
                         return time.monotonic() - began

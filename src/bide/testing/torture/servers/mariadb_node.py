@@ -116,7 +116,7 @@ class MariaDbNode(Node):
 
         try:
             return await asyncmy.connect(
-                host=HOST, port=self.port, user=ADMINISTRATOR, autocommit=True, connect_timeout=10, **options
+                host=HOST, port=self.port, user=ADMINISTRATOR, autocommit=True, connect_timeout=60, **options
             )
         except (MySQLError, EOFError) as error:
             raise OSError(f"{self.name}: {error}") from error
@@ -126,7 +126,7 @@ class MariaDbNode(Node):
         from asyncmy.cursors import DictCursor
         from asyncmy.errors import MySQLError
 
-        connection = await self.connect(read_timeout=60)
+        connection = await self.connect(read_timeout=120)
         found: list[dict[str, Any]] = []
         try:
             async with connection.cursor(DictCursor) as cursor:

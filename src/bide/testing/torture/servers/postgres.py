@@ -111,7 +111,7 @@ class PostgresServer(PrivateServer):
         try:
             found = [int(row["pid"]) for row in await connection.fetch(_BACKENDS)]
         finally:
-            await connection.close(timeout=10)
+            await connection.close(timeout=60)
         there = sorted(set(found) & set(node.family()))
         if not there:
             return "nobody was connected whose process could be killed"
@@ -136,7 +136,7 @@ class PostgresServer(PrivateServer):
 
             async def another() -> Any:
                 connection = await asyncpg.connect(
-                    self.primary.url, timeout=10, server_settings={"application_name": _STRANGER}
+                    self.primary.url, timeout=60, server_settings={"application_name": _STRANGER}
                 )
                 open_to_us.callback(connection.terminate)
                 return connection

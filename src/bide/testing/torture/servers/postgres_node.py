@@ -103,7 +103,7 @@ class PostgresNode(Node):
         import asyncpg
 
         try:
-            return await asyncpg.connect(self.url, timeout=10, command_timeout=60)
+            return await asyncpg.connect(self.url, timeout=60, command_timeout=120)
         except asyncpg.PostgresError as error:  # it starts, or ends
             raise OSError(f"{self.name}: {error}") from error
 
@@ -115,7 +115,7 @@ class PostgresNode(Node):
                 found = await connection.fetchval(statement)
             return found
         finally:
-            await connection.close(timeout=10)
+            await connection.close(timeout=60)
 
     async def time(self) -> Millis:
         """Milliseconds, by its own clock."""

@@ -15,7 +15,7 @@ from bide.testing.torture.servers.processes import program, until
 _DISK = 512 << 20
 MAXMEMORY = 1 << 30
 """As in deploy/compose.yaml."""
-_SILENCE = 5.0
+_SILENCE = 60.0
 """Seconds without an answer to us."""
 DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a kill of the process"
 
@@ -101,10 +101,10 @@ class RedisNode(Node):
         seconds, micros = await self.ask("TIME")
         return int(seconds) * 1_000 + int(micros) // 1_000
 
-    async def let_replicas_catch_up(self, *, pause: int = 10_000, patience: float = 8.0) -> None:
+    async def let_replicas_catch_up(self, *, pause: int = 120_000) -> None:
         """Nothing is written from now on, for at most `pause` ms, and all replicas that are linked have all that was.
 
-        Raises ServerFailed when they have not within `patience` s, or there is none.
+        Raises ServerFailed when they do not come to have it, or there is none.
         """
         await self.ask("CLIENT", "PAUSE", pause, "WRITE")
 
@@ -115,7 +115,7 @@ class RedisNode(Node):
             there = [one for one in reached if one["state"] == "online"]
             return bool(there) and all(one["offset"] == told["master_repl_offset"] for one in there)
 
-        await until(have_it, f"the replicas of {self.name} to have what it has", patience=patience)
+        await until(have_it, f"the replicas of {self.name} to have what it has")
 
     async def remove(self) -> None:
         """As Node; in order a master would wait for its replicas, and what was answered is written anyway."""

@@ -284,7 +284,7 @@ class RedisSentinel(PrivateServer):
         await self.await_whole()
         old, took, asked = await self.master(), 0.0, False
         try:
-            await old.let_replicas_catch_up(pause=60_000)
+            await old.let_replicas_catch_up()
             asked = True
             await chance.choice(self.sentinels).ask("SENTINEL", "FAILOVER", SERVICE)
         finally:
