@@ -1,4 +1,4 @@
-"""What people do with pages that only a browser can tell: by keyboard, by dragging, with many rows, while pages live."""
+"""What only a browser can tell of what people do: by keyboard, by dragging, with many rows, while pages live."""
 
 from __future__ import annotations
 

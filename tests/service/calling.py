@@ -7,7 +7,8 @@ import http.client
 import json
 import secrets
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -16,10 +17,12 @@ import pytest
 from tests.servers.keyspace import delete_keys
 from tests.servers.postgres_server import ask
 from tests.service.instance import Instance, served
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, not_before, until
 
 from bide.core.instants import instant
 from bide.service.config import ServeConfig
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
 
 T = TypeVar("T")
 JSON = {"content-type": "application/json"}
@@ -134,6 +137,33 @@ def millis(text: str) -> int:
     return instant(text)
 
 
+class Asked:
+    """The moment before something is asked for, to tell that an answer reckons from then on."""
+
+    def __init__(self) -> None:
+        self._at = time.time() * 1000
+
+    def check(self, text: str, length: float) -> None:
+        """The instant is so many milliseconds after a moment between then and now; stores' clocks may be 1 s off."""
+        not_before(millis(text), self._at + length - 1_000, text)
+        not_before(time.time() * 1000 + length + 1_000, millis(text), "what is reckoned from now")
+
+
+class Gated(FaultyStore):
+    """A store in memory that holds back the calls which are `held`, until they are not any more."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.held: set[str] = set()
+
+    async def _call(self, name: str, verb: Callable[[], Any]) -> Any:
+        async def later() -> Any:
+            await until(lambda: name not in self.held, f"{name} to be let go")
+            return await verb()
+
+        return await super()._call(name, later)
+
+
 @contextmanager
 def fresh_store(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a store with nothing in it, of the kind that is the fixture's parameter."""
@@ -161,6 +191,7 @@ class Running:
         self.url = instance.url
         self.app = instance.app
         self.serving = instance.serving
+        self.server = instance.server
         self.loop = loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

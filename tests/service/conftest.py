@@ -15,8 +15,8 @@ KEPT: dict[str, Any] = {"keep_done": "1h", "keep_cancelled": "1h"}
 
 @pytest.fixture(scope="module", params=["memory", "sqlite", "redis", "postgres"])
 def service(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """An instance on each store."""
-    with fresh_store(request) as url, running(url, **KEPT) as found:
+    """An instance on each store. It looks again where it is told to, and not because some time has passed."""
+    with fresh_store(request) as url, running(url, max_sleep="1h", **KEPT) as found:
         yield found
 
 

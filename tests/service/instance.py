@@ -19,10 +19,11 @@ from bide.service.serving import Serving
 class Instance:
     """A running instance."""
 
-    def __init__(self, url: str, serving: Serving, app: Bide) -> None:
+    def __init__(self, url: str, serving: Serving, app: Bide, server: PromptServer) -> None:
         self.url = url
         self.serving = serving
         self.app = app
+        self.server = server
 
 
 @asynccontextmanager
@@ -36,7 +37,7 @@ async def served(store: Any, config: ServeConfig | None = None, **settings: Any)
             server = PromptServer(under_uvicorn(serving.service))
             running = asyncio.ensure_future(server.serve(sockets=[listening]))
             try:
-                yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
+                yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app, server)
             finally:
                 await serving.let_go()
                 server.end()

@@ -7,9 +7,9 @@ import socket
 from contextlib import suppress
 
 import uvicorn
+from tests.waiting import until
 
 _TICK = 0.1
-_STEP = 0.002
 
 
 class PromptServer(uvicorn.Server):
@@ -38,11 +38,10 @@ class PromptServer(uvicorn.Server):
             one.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        for _ in range(round(_TICK / _STEP)):
-            if not self._busy:
-                return
-            await asyncio.sleep(_STEP)
-        await super().shutdown()
+        try:
+            await until(lambda: not self._busy, "connections to end", patience=_TICK)
+        except AssertionError:
+            await super().shutdown()
 
     @property
     def _busy(self) -> bool:

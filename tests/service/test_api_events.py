@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
+from tests.waiting import PATIENCE
 
 from bide.service import streaming
 
@@ -40,7 +41,7 @@ class Stream:
 
 @contextmanager
 def streamed(service: Running, topic: str | None = None, last: str | None = None) -> Iterator[Stream]:
-    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)
     headers = {} if last is None else {"last-event-id": last}
     connection.request("GET", "/v1/events" + ("" if topic is None else f"?topic={topic}"), headers=headers)
     reply = connection.getresponse()
@@ -57,7 +58,7 @@ def test_changes_retries_and_deaths_are_told(api: Api, service: Running, topic: 
         api.done("PATCH", at(topic, "42"), {"delay": "0s"})
         [task] = api.lease(topic)
         api.settle(task, "retry", delay="0s", error="out of paper")
-        [task] = api.lease(topic, wait="5s")
+        [task] = api.lease(topic, wait="60s")
         api.settle(task, "dead", error="no such order")
         kinds = []
         for _ in range(3):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.test_access import HOUR, make, tokens_of, virtually
+from tests.waiting import elapse
 
 from bide import Bide
 from bide.engine.kept import Kept
@@ -70,22 +71,22 @@ def test_a_session_ends_by_itself_and_with_its_token() -> None:
         sessions = sessions_of(app)
         token, header = await make(app)
         lasting = await sessions.begin(header.split()[1])
-        await asyncio.sleep(LASTS / 1000 - 0.001)
+        await elapse(LASTS / 1000 - 0.001)
         assert (await sessions.of(lasting.cookie)).caller.name == "ann"
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         with pytest.raises(Unauthorized, match="has ended"):
             await sessions.of(lasting.cookie)
 
         again = await sessions.begin(header.split()[1])
         await tokens_of(app).revoke(token.id)
-        await asyncio.sleep(FRESH)
+        await elapse(FRESH)
         with pytest.raises(Unauthorized, match="revoked"):
             await sessions.of(again.cookie)
 
         _, brief = await make(app, expires_at=app.clock.now() + HOUR)
-        await asyncio.sleep(SOON)
+        await elapse(SOON)
         short = await sessions.begin(brief.split()[1])
-        await asyncio.sleep(3_600)
+        await elapse(3_600)
         with pytest.raises(Unauthorized, match="expired"):
             await sessions.of(short.cookie)
 
@@ -159,7 +160,7 @@ def test_anonymous_sessions_end_when_there_is_a_token() -> None:
         with pytest.raises(Unauthorized):
             await sessions_of(app).of(session.cookie)
         await make(app)
-        await asyncio.sleep(FRESH)
+        await elapse(FRESH)
         with pytest.raises(Unauthorized, match="a token is needed now"):
             await sessions.of(session.cookie)
         with pytest.raises(Unauthorized, match="a token is needed"):

@@ -80,10 +80,8 @@ def look(texts: Texts) -> Shown:
         }
         pages = {what: browser.get(path) for what, path in paths.items()}
         dead = next(where for where in pages["dead letters"].hrefs if "error=" in where)
-        pages |= {
-            "dead letters of a kind": browser.open(dead),
-            "all of a kind": browser.press("Redrive all of the group"),
-        }
+        pages["dead letters of a kind"] = browser.open(dead)
+        pages["all of a kind"] = browser.press("Redrive all of the group")
         seen = pages["waiting"].fields() | {"verb": "cancel"}
         pages["preview"] = browser.send([("verb", "shift"), ("scope", "matching"), ("group", name), ("by", "5h")])
         browser.press("Shift: 1 task")
@@ -113,9 +111,8 @@ async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
     assert isinstance(app.store, Shares)
     await app.store.announce(f"worker of {name}", [name], clock.now() + 60_000, now=clock.now())
     await app.schedule(name, free, key="leased" + name[:100], delay="0s")
-    assert (
-        await app.store.lease({name: 1}, now=clock.now(), until=clock.now() + 60_000, holder=texts.free[:100])
-    ).tasks
+    now = clock.now()
+    assert (await app.store.lease({name: 1}, now=now, until=now + 60_000, holder=texts.free[:100])).tasks
 
 
 def _tell(app: Bide, record: Record, texts: Texts, clock: ManualClock) -> None:

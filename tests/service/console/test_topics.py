@@ -200,7 +200,7 @@ def test_who_works_on_a_topic_and_how(url: str, visit: Visit) -> None:
                 """Closes it."""
 
             async with other.worker(name="worker-7"):
-                await until(told, "all topics to be told of")
+                _: bool = await until(told, "all topics to be told of")
                 return [await asyncio.to_thread(shown, browser, f"/topics/{topic}") for topic in topics]
 
         browser = visit(one)
