@@ -1,11 +1,7 @@
-"""A short form of `python -m bide.testing.orders URL`, and tests of its judge."""
+"""The judge of `python -m bide.testing.orders`."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,34 +10,11 @@ from bide import BadInput
 from bide.testing.orders.databases import database_of
 from bide.testing.orders.judge import COMMITTED, KINDS, ROLLED_BACK, judge
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
-
-
-def report_of(url: str, *options: str) -> dict[str, Any]:
-    """What a run reports that has found nothing wrong."""
-    run = subprocess.run(
-        [sys.executable, "-m", "bide.testing.orders", url, *options],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-2000:] + run.stdout[-2000:]
-    report: dict[str, Any] = json.loads(run.stdout)
-    assert not any(report["wrong"].values())
-    return report
-
-
-def test_exactly_the_committed_ones_fire_on_sqlite(tmp_path: Path) -> None:
-    report = report_of(f"sqlite:///{tmp_path}/shop.db", "--orders", "400", "--clients", "2", "--every", "0.3")
-    assert report["orders"] == 400
-    assert 0 < report["effects"] == report["committed"] < 400
-    assert sum(report["killed"].values()) >= 1
-
 
 def test_where_there_is_no_common_database_it_says_so() -> None:
     with pytest.raises(BadInput, match="postgresql:"):
         database_of("redis://localhost:6379/0", "orders")
 
-
-# --- the judge
 
 GOOD: dict[str, Any] = {
     "said": {1: COMMITTED, 2: ROLLED_BACK, 3: "begun", 4: "begun"},

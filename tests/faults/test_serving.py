@@ -1,63 +1,16 @@
-"""A short form of `python -m bide.testing.serving URL`, and tests of its judge."""
+"""The judge of `python -m bide.testing.serving`: a right history passes, and each kind of wrong is found out."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from bide.testing.serving.instances import LEASE
 from bide.testing.serving.judge import Judgement
 from bide.testing.serving.lines import Answered, Arrived, Killed, Line, Wrong
 from bide.testing.serving.receiver import own_check
-
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
-
-
-def report_of(url: str, *options: str) -> dict[str, Any]:
-    """What a run reports that has found nothing wrong."""
-    run = subprocess.run(
-        [sys.executable, "-m", "bide.testing.serving", url, *options],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-4000:] + run.stdout[-2000:]
-    report: dict[str, Any] = json.loads(run.stdout)
-    assert not any(report["wrong"].values())
-    assert report["receiver"]["signatures_checked_by"] == "standardwebhooks"
-    return report
-
-
-def test_instances_on_redis_die_and_keep_their_word(redis_url: str, redis_namespace: str) -> None:
-    """P1, P2, P3, P4, P5, P10 and P12 over HTTP, while one of two instances is killed every two seconds."""
-    report = report_of(
-        f"{redis_url}?namespace={redis_namespace}", "--seconds", "12", "--rate", "100", "--kill-every", "2"
-    )
-    assert report["kills"] >= 5
-    assert report["load"]["acknowledged"] == 1_200
-    answers = report["load"]["answers"]
-    assert answers["cancel"]["cancelled"] > 100
-    assert answers["move"]["moved"] > 100
-    assert answers["replace"]["replaced"] > 20
-    assert report["deliveries"]["applied"] > 900
-    assert report["deliveries"]["repeated"] > 5  # the effect was applied, and the answer lost
-
-
-def test_instances_on_a_file_die_too(tmp_path: Path) -> None:
-    report = report_of(f"sqlite:///{tmp_path}/serving.db", "--seconds", "4", "--rate", "60", "--kill-every", "1.5")
-    assert report["kills"] >= 2
-
-
-def test_what_no_other_process_can_see_is_refused() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "bide.testing.serving", "memory:"], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2
-    assert "no other process" in run.stderr
 
 
 def test_where_the_library_is_missing_signatures_are_checked_all_the_same() -> None:
@@ -137,24 +90,13 @@ def test_a_right_history_passes(lines: Sequence[Line]) -> None:
     ("kind", "lines"),
     [
         ("lost", [CREATED]),
-        ("lost", [CREATED, MOVED]),
         ("lost", [CREATED, FAILED]),
-        ("lost", [CREATED, replace(ARRIVED, effect="stale")]),
-        ("lost", [CREATED, replace(CANCELLED, result="not_found", id="")]),
-        ("lost", [CREATED, replace(CANCELLED, result="finished (done)")]),
         ("lost", [CREATED, CANCELLED, REPLACED]),
-        ("lost", [CREATED, ARRIVED, replace(REPLACED, unanswered=1)]),
         ("early", [CREATED, replace(ARRIVED, wall=100 * MS - 1)]),
         ("early", [CREATED, MOVED, ARRIVED]),
-        ("early", [CREATED, MOVED, late(FAILED, 201), late(ARRIVED, 199)]),
-        ("early", [CREATED, MOVED_UNSEEN, late(ARRIVED, 59)]),
         ("early", [CREATED, replace(MOVED_UNSEEN, unanswered=0), late(ARRIVED, 60)]),
-        ("early", [CREATED, MOVED_UNSEEN, replace(MOVED, at=90 * MS), late(ARRIVED, 60)]),
-        ("early", [CREATED, replace(MOVED_UNSEEN, asked_at=70 * MS, at=80 * MS), late(ARRIVED, 60)]),
         ("fired_after_cancel", [CREATED, CANCELLED, ARRIVED]),
-        ("fired_after_cancel", [CREATED, CANCELLED, replace(ARRIVED, token=31)]),
         ("fired_after_cancel", [CREATED, ARRIVED, CANCELLED_LATE, KILLED, AGAIN]),
-        ("fired_after_cancel", [CREATED, replace(CANCELLED_BEFORE, at=90 * MS), replace(ARRIVED, token=31)]),
         ("fired_after_move", [CREATED, replace(MOVED, token=21), ARRIVED]),
         ("fired_after_replace", [CREATED, REPLACED, replace(ARRIVED, token=51), SECOND]),
         ("applied_twice", [CREATED, ARRIVED, KILLED, replace(AGAIN, effect="applied")]),
@@ -162,9 +104,7 @@ def test_a_right_history_passes(lines: Sequence[Line]) -> None:
         ("strange_life", [CREATED, ARRIVED, replace(SECOND, token=41)]),
         ("redelivered_unkilled", [CREATED, ARRIVED, AGAIN]),
         ("redelivered_unkilled", [CREATED, ARRIVED, AGAIN, Killed(1, 3_102 * MS)]),
-        ("redelivered_unkilled", [CREATED, ARRIVED, AGAIN, Killed(2, 102 * MS)]),
         ("not_rising", [CREATED, ARRIVED, KILLED, replace(AGAIN, token=20)]),
-        ("not_rising", [CREATED, ARRIVED, KILLED, replace(AGAIN, attempt=1)]),
         ("failed_call", [CREATED, replace(MOVED, result="failed", id=""), ARRIVED]),
         ("left", [CREATED, ARRIVED, Wrong("left", "one is dead")]),
     ],
@@ -172,6 +112,12 @@ def test_a_right_history_passes(lines: Sequence[Line]) -> None:
 def test_each_wrong_history_is_found_out(kind: str, lines: Sequence[Line]) -> None:
     assert kind in found(lines)
     assert kind in found(lines[::-1])
+
+
+def test_what_comes_back_a_lease_later_is_allowed_and_counted() -> None:
+    judgement = Judgement([CREATED, ARRIVED, replace(AGAIN, token=ARRIVED.token + int(LEASE * 1e6))])
+    assert not any(judgement.counts.values())
+    assert judgement.lost_alive == 1
 
 
 def test_lateness_counts_the_first_arrival_of_each_life_and_recovery_what_the_dead_had_held() -> None:

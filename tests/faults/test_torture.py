@@ -1,18 +1,16 @@
-"""A short form of `python -m bide.testing.torture URL`, and tests of what it counts."""
+"""What `python -m bide.testing.torture` counts, and what it calls wrong."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.waiting import until
 
 from bide.core.records import In, Result, State, Verdict
 from bide.testing.history import events as ev
@@ -21,56 +19,6 @@ from bide.testing.torture.clock import SharedClock
 from bide.testing.torture.figures import SIMPLE, Figures
 from bide.testing.torture.run import judged
 from bide.testing.torture.undone import Span
-
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
-OPTIONS = ("--seconds", "6", "--rate", "70", "--farthest", "3", "--workers", "2", "--pace", "2", "--seed", "11")
-
-
-def torture(url: str) -> subprocess.Popen[str]:
-    """A run that has begun."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "bide.testing.torture", url, *OPTIONS],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def runs(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
-    """On both stores at the same time, since each spends most of it waiting."""
-    path = tmp_path_factory.mktemp("torture") / "torture.db"
-    begun = {"sqlite": torture(f"sqlite:///{path}"), "redis": torture(redis_url)}
-    yield begun
-    for run in begun.values():
-        run.terminate()
-        run.communicate()
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_under_faults_every_promise_is_kept(runs: Mapping[str, subprocess.Popen[str]], store: str) -> None:
-    out, said = runs[store].communicate(timeout=240)
-    assert runs[store].returncode == 0, said[-4000:] + out[-2000:]
-    report: dict[str, Any] = json.loads(out)
-    assert not any(report["wrong"].values())
-    assert report["checked"]["violations"] == {}
-    assert report["checked"]["undecided"] == 0
-    faults = report["faults"]
-    assert sum(count for kind, count in faults.items() if kind.startswith("kill -9")) >= 1
-    assert sum(faults.values()) >= 4
-    assert report["load"]["deliveries"] > 30  # on two busy cores; by itself there are hundreds
-    assert report["checked"]["deliveries"] == report["load"]["deliveries"]
-    assert report["load"]["verbs"]["move"]["moved"] > 0
-    assert report["load"]["verbs"]["cancel"]["cancelled"] > 0
-    assert report["drained_seconds"] is not None
-
-
-def test_what_no_other_process_can_see_is_refused() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "bide.testing.torture", "memory:"], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2
-    assert "no other process" in run.stderr
-
 
 # One life, due at the millisecond 100; `at` is in nanoseconds, and both clocks began together.
 MS = 1_000_000
@@ -187,7 +135,7 @@ TWICE: list[Event] = [
     ("name", "spans", "excused"),
     [
         ("postgres", [("failover", 600 * MS, 850 * MS)], True),
-        ("postgres", [("failover", 1_200 * MS, 1_300 * MS)], False),  # the lease was older than a second then
+        ("postgres", [("failover", 10_200 * MS, 10_300 * MS)], False),  # the lease was older than ten seconds then
         ("postgres", [("clock jump", 600 * MS, 850 * MS)], False),
         ("postgres", [], False),
         ("mariadb", [("failover", 600 * MS, 850 * MS)], False),  # which waits for the disk and for the replica
@@ -208,15 +156,15 @@ async def test_the_shared_clock_is_what_it_is_told_to_be_and_says_when_it_jumps(
     clock, ahead, jumps = SharedClock(tmp_path / "clock"), [0.0], list[int]()
     clock.set(0.0)
     earliest = time.time_ns() // 1_000_000
-    assert earliest <= clock.now() <= time.time_ns() // 1_000_000
+    found, latest = clock.now(), time.time_ns() // 1_000_000
+    assert sorted((earliest, found, latest)) == [earliest, found, latest]
     following = asyncio.create_task(clock.follow(lambda: ahead[0], jumps.append))
     await asyncio.sleep(0)
-    ahead[0] = 100.0
-    while not jumps:  # noqa: ASYNC110 - it looks twenty times a second
-        await asyncio.sleep(0.01)
-    assert abs(jumps[0] - time.time_ns() // 1_000_000) < 5_000
+    ahead[0] = 100_000.0
+    await until(lambda: jumps, "the clock to jump")
     other = SharedClock(tmp_path / "clock")  # as another process would see it
-    assert abs(other.now() - time.time_ns() // 1_000_000 - 100_000) < 5_000
+    away = other.now() - time.time_ns() // 1_000_000
+    assert round(away / 100_000_000) == 1, away
     following.cancel()
     for one in (clock, other):
         one.close()

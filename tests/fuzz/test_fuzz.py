@@ -1,9 +1,8 @@
-"""A few hundred cases of each target, always the same; and that a bug would be found, named and run again."""
+"""A bug would be found by fuzzing, named and run again. `tests/proofs` fuzzes."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,6 @@ import pytest
 from bide.core.errors import BadInput
 from bide.testing.fuzz.drawing import Draw
 from bide.testing.fuzz.running import Target, Wrong, check, pure, refusals, run
-from bide.testing.fuzz.targets import TARGETS
-
-SEED = 20_270_115
-CASES = {"config": 60, "arguments": 150, "requests": 150, "answers": 60, "files": 12, "values": 12}
-"""Of the targets whose cases cost milliseconds."""
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_nothing_is_found(target: Target, tmp_path: Path) -> None:
-    if target.needs and shutil.which(target.needs) is None:
-        pytest.skip(f"there is no {target.needs} on this machine")
-    outcome = asyncio.run(run(target, tmp_path, seed=SEED, cases=CASES.get(target.name, 400)))
-    assert outcome.finds == []
-    assert outcome.cases > 0
 
 
 def finds(case: object, cases: int = 20) -> list[str]:
@@ -53,7 +38,7 @@ def test_a_case_that_does_not_end_is_a_find() -> None:
         while True:
             pass
 
-    assert finds(case, 1) == ["Hung: computing after 0.4 s"]
+    assert finds(case, 1) == ["Hung: computing after 0.2 s"]
 
 
 def test_a_refusal_has_to_be_clear() -> None:

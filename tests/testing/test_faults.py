@@ -94,7 +94,7 @@ async def test_deaf_it_takes_subscriptions_and_never_serves_them() -> None:
         await store.open()
         listening = await store.listen(["greet"], lambda topic, wake, heard=heard: heard.append(topic))  # type: ignore[misc]
         await store.add([task("ann")], now=NOW)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         await listening.close()
         assert heard == ([] if deaf else ["greet"])
         await store.close()

@@ -74,7 +74,7 @@ def run(project: Path, test: str, *command: str, **environ: str) -> subprocess.C
         env={**kept, "PYTHONPATH": str(project), **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

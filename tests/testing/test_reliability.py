@@ -61,19 +61,6 @@ def test_a_run_under_faults(tmp_path: Path) -> None:
     assert row(text, "SQLite")[1] == "not run yet"
 
 
-def test_the_same_told_in_other_words(tmp_path: Path) -> None:
-    told = {
-        "store": "postgresql", "about": "PostgreSQL 15", "seconds": 60, "processes": {"clients": 2, "workers": 3},
-        "delivered_again": 4, "wrong": {"lost": 1, "early": 0, "delivered after cancelled": 0},
-        "recovery_seconds": {"kill": {"p50": 0.5, "most": 2}},
-    }  # fmt: skip
-    text = results(tmp_path, torture=[told]).torture()
-    assert row(text, "PostgreSQL", "PostgreSQL 15")[2:] == [
-        "1", "2 clients, 3 workers", "?", "?", "1", "4", "0", "0", "?", "1", "?",
-    ]  # fmt: skip
-    assert row(text, "PostgreSQL", "kill")[2:] == ["?", "500", "2,000"]
-
-
 def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
     results(tmp_path, torture=[TORTURED, {**TORTURED, "lost": 5}, {"store": "sqlite"}])
     with (tmp_path / "torture.jsonl").open("ab") as file:
@@ -81,11 +68,6 @@ def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None
     text = Results(tmp_path).torture()
     assert row(text, "Redis", "7.0.15")[6] == "5"
     assert row(text, "SQLite")[1:4] == ["?", "?", "?"]
-
-
-def test_a_store_that_nobody_expected_comes_last(tmp_path: Path) -> None:
-    text = results(tmp_path, torture=[{**TORTURED, "store": "valkey"}]).torture()
-    assert row(text, "valkey", "7.0.15")[5] == "118,000"
 
 
 def test_what_could_not_be_done_is_said_once(tmp_path: Path) -> None:

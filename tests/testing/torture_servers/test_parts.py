@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from bide.testing.torture.servers.disks import Disk
 from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program, until
+from bide.testing.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
 
@@ -61,11 +62,7 @@ async def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
 
 async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
     process = Process(["/bin/sh", "-c", "sleep 60 & sleep 60"], tmp_path / "log", folder=tmp_path, name="two")
-
-    async def both() -> bool:
-        return len(process.family()) == 3
-
-    await until(both, "two children")
+    await until(lambda: len(process.family()) == 3, "two children")
     pids = process.family()
     process.send_all(signal.SIGSTOP)
     await process.end(signal.SIGKILL)
@@ -76,11 +73,7 @@ async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
 async def test_a_process_does_not_outlive_who_started_it(tmp_path: Path) -> None:
     words = [sys.executable, "-c", _STARTS_AND_DIES, str(tmp_path)]
     pid = int(subprocess.run(words, capture_output=True, text=True, check=False).stdout)  # noqa: ASYNC221
-
-    async def gone() -> bool:
-        return not Path(f"/proc/{pid}/exe").exists()  # noqa: ASYNC240
-
-    await until(gone, "the guard to kill it", patience=10)
+    await until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the guard to kill it")
 
 
 def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:

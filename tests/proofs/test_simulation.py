@@ -1,10 +1,15 @@
-"""Fifty seeds of six virtual minutes; and what makes a seed worth having: it replays, and shrinks to a story."""
+"""Two hundred seeds of six virtual minutes; and what makes a seed worth having: it replays, and shrinks to a story."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from tests.proofs.running import HANGS
 
 from bide.testing.history.events import Began, Failed, Leased
 from bide.testing.simulate.judge import judged
@@ -12,7 +17,7 @@ from bide.testing.simulate.plan import Ask, plan_from, plan_of
 from bide.testing.simulate.world import play
 
 
-@pytest.mark.parametrize("first", range(1, 51, 10))
+@pytest.mark.parametrize("first", range(1, 201, 10))
 def test_ten_seeds_break_no_promise(first: int) -> None:
     for seed in range(first, first + 10):
         plan = plan_of(seed)
@@ -57,3 +62,42 @@ def test_the_plans_meet_what_they_are_to_meet() -> None:
     assert {"OutcomeUnknown", "StoreUnavailable", "StoreFull"} <= errors.keys()
     assert happened["lost lease"] > 5
     assert happened["retry"] > 20
+
+
+SHORT = ("--minutes", "1", "--processes", "1")
+
+
+def simulate(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bide.testing.simulate", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
+
+
+def test_seeds_that_were_right_are_not_played_again(tmp_path: Path) -> None:
+    state = tmp_path / "state.jsonl"
+    first = simulate("--seed", "1", "--seeds", "3", "--state", str(state), *SHORT)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["seeds"] == 3
+    again = simulate("--seed", "1", "--seeds", "5", "--state", str(state), *SHORT)
+    report = json.loads(again.stdout)
+    assert report["seeds"] == 2
+    assert report["wrong"] == report["undecided"] == 0
+    assert report["virtual_hours"] == 0.0  # two minutes
+    done = [seed for line in state.read_text().splitlines() for seed in json.loads(line)["done"]]
+    assert sorted(done) == [1, 2, 3, 4, 5]
+
+
+def test_what_is_wrong_becomes_a_story_whose_plan_can_be_played_again(tmp_path: Path) -> None:
+    broken = ("--mutant", "leased-before-it-is-due", *SHORT)
+    told = simulate("--seed", "1", "--seeds", "3", *broken)
+    assert told.returncode == 1
+    assert "seed 1: P" in told.stderr
+    assert " is broken, with seed 1: " in told.stdout
+    assert "went through:" in told.stdout
+    plan = tmp_path / "plan.json"
+    plan.write_text(told.stdout.rsplit("for --plan:\n", 1)[1])
+    steps = json.loads(plan.read_text())["steps"]
+    assert len(steps) < 10
+    assert simulate("--plan", str(plan), *broken).returncode == 1
+    well = simulate("--plan", str(plan), *SHORT)
+    assert well.returncode == 0
+    assert "nothing is wrong" in well.stdout

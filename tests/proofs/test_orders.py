@@ -1,0 +1,27 @@
+"""A short form of `python -m bide.testing.orders URL`: orders with timers, and everybody dies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.proofs.running import report_of
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+
+
+def test_exactly_the_committed_ones_fire_on_sqlite(tmp_path: Path) -> None:
+    ordered(f"sqlite:///{tmp_path}/shop.db")
+
+
+def test_exactly_the_committed_ones_fire_on_postgres(postgres_url: str, postgres_schema: str) -> None:
+    ordered(f"{postgres_url}?schema={postgres_schema}")
+
+
+def ordered(url: str) -> None:
+    report = report_of("orders", url, "--orders", "400", "--clients", "2", "--every", "0.3")
+    assert not any(report["wrong"].values())
+    assert report["orders"] == 400
+    assert 0 < report["effects"] == report["committed"] < 400
+    assert sum(report["killed"].values()) >= 1
