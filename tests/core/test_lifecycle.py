@@ -118,33 +118,6 @@ def test_a_new_life_takes_nothing_from_the_old_one_but_the_key(state: State) -> 
     assert answer.was == (old.wake_at if state.live else None)
 
 
-@pytest.mark.parametrize(
-    ("how", "due", "result"),
-    [
-        (OnConflict.EARLIEST, NOW - 5_001, "replaced"),
-        (OnConflict.EARLIEST, NOW - 5_000, "kept"),
-        (OnConflict.EARLIEST, NOW, "kept"),
-        (OnConflict.LATEST, NOW - 5_001, "kept"),
-        (OnConflict.LATEST, NOW - 5_000, "kept"),
-        (OnConflict.LATEST, NOW - 4_999, "replaced"),
-    ],
-)
-def test_the_winning_time_brings_its_payload(how: OnConflict, due: int, result: str) -> None:
-    answer = lifecycle.schedule(new_task(At(due), how=how), record_in(State.WAITING), NOW, 8)
-    assert answer.result == result
-    assert answer.record is not None
-    assert answer.record.payload == (b"new" if result == "replaced" else b"old")
-
-
-def test_what_is_due_in_the_past_wakes_now() -> None:
-    record = lifecycle.schedule(new_task(At(NOW - 9)), None, NOW, 1).record
-    assert record is not None
-    assert (record.due_at, record.wake_at) == (NOW - 9, NOW)
-    moved = lifecycle.change(Move("order.close", "42", At(5)), record, NOW, 2).record
-    assert moved is not None
-    assert (moved.due_at, moved.wake_at) == (5, NOW)
-
-
 def test_times_beyond_the_calendar_are_held_within_it() -> None:
     late = lifecycle.schedule(new_task(In(LAST_INSTANT)), None, NOW, 1).record
     assert late is not None
@@ -152,25 +125,6 @@ def test_times_beyond_the_calendar_are_held_within_it() -> None:
     early = lifecycle.change(Move("order.close", "42", In(-LAST_INSTANT)), late, NOW, 2).record
     assert early is not None
     assert (early.due_at, early.wake_at) == (0, NOW)
-
-
-def test_a_move_past_the_deadline_is_refused() -> None:
-    old = record_in(State.WAITING, deadline=NOW + 1000)
-    assert lifecycle.change(Move("order.close", "42", In(1001)), old, NOW, 8) == Answer(Result.REFUSED, old)
-    moved = lifecycle.change(Move("order.close", "42", In(1000)), old, NOW, 8)
-    assert moved.result == "moved"
-    assert moved.was == old.wake_at
-    assert moved.record is not None
-    assert moved.record.deadline == NOW + 1000
-
-
-def test_redrive_clears_the_deadline_and_starts_a_new_life() -> None:
-    record = lifecycle.change(
-        Redrive("order.close", "42", "new", In(0)), record_in(State.DEAD, deadline=1), NOW, 8
-    ).record
-    assert record is not None
-    assert (record.id, record.deadline, record.attempt, record.failures, record.losses) == ("new", None, 0, 0, 0)
-    assert (record.payload, record.group, record.error) == (b"old", "user-7", None)
 
 
 @pytest.mark.parametrize("state", State)
@@ -208,23 +162,6 @@ def test_a_lost_lease_counts_and_lateness_goes_on_from_the_first() -> None:
     assert third.holder == "worker-3"
     again = Settlement("order.close", "42", 10, Verdict.RETRY, In(5))
     assert lifecycle.settle(again, third, NOW + 25, 11).losses == 0
-
-
-@pytest.mark.parametrize(("verdict", "attempt", "failures"), [(Verdict.RETRY, 3, 3), (Verdict.DEFER, 2, 2)])
-def test_a_retry_counts_and_a_deferral_does_not(verdict: Verdict, attempt: int, failures: int) -> None:
-    held = record_in(State.LEASED)
-    after = lifecycle.settle(Settlement("order.close", "42", 7, verdict, In(5), error="again"), held, NOW, 8)
-    assert (after.attempt, after.failures, after.losses) == (attempt, failures, 0)
-    assert (after.wake_at, after.due_at, after.holder, after.planned_at) == (NOW + 5, held.due_at, None, 0)
-    assert after.error == ("again" if verdict is Verdict.RETRY else "it failed")
-
-
-def test_an_ended_task_keeps_its_story_until_it_is_forgotten() -> None:
-    held = record_in(State.LEASED)
-    dead = lifecycle.settle(Settlement("order.close", "42", 7, Verdict.DEAD, None, LATER), held, NOW, 8)
-    assert (dead.error, dead.finished_at, dead.keep_until, dead.attempt) == ("it failed", NOW, LATER, 3)
-    done = lifecycle.settle(Settlement("order.close", "42", 7, Verdict.DONE, None, LATER), held, NOW, 8)
-    assert (done.error, done.finished_at, done.keep_until) == (None, NOW, LATER)
 
 
 @given(st.integers(0, 2**62), st.integers(0, LAST_INSTANT))

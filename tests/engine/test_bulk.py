@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import Tell, World, stores
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
 from bide.core.events import Event
@@ -25,6 +25,12 @@ from bide.engine.kept import Kept
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")
+
+
+@pytest.fixture(autouse=True)
+def patient_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is meant is counted to its end, however long that takes."""
+    monkeypatch.setattr("bide.engine.bulk._PATIENCE", PATIENCE)
 
 
 def anything(topic: str) -> bool:

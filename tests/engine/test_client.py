@@ -188,31 +188,6 @@ async def test_changes_by_a_person_are_noted_with_who_and_from_when_to_when() ->
         assert len(await app.events()) == 2
 
 
-async def test_redrive_starts_a_new_life() -> None:
-    app = Bide("memory:")
-    died = asyncio.Event()
-
-    @app.on_dead("t")
-    def tell(task: Task[Any]) -> None:
-        died.set()
-
-    @app.handler("t", retry="never")
-    async def fail(task: Task[Any]) -> None:
-        raise ValueError("no")
-
-    async with app:
-        async with app.worker():
-            await fail.schedule(None, key="k", delay="0s")
-            await until(died.is_set, "its death")
-        dead = [task async for task in app.find(state="dead")]
-        answer = await app.redrive("t", "k", delay="1h")
-        assert answer.result == "redriven"
-        assert answer.task is not None
-        assert answer.task.id != dead[0].id
-        assert answer.task.token > dead[0].token
-        assert (answer.task.attempt, answer.task.error) == (0, None)
-
-
 async def test_tally_forecasts() -> None:
     async with Bide("memory:") as app:
         start = datetime.now(UTC)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import stores
+from tests.waiting import PATIENCE
 
 from bide import BadInput, Bide
 from bide.core.instants import Millis, as_datetime
@@ -294,7 +295,8 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
 
 
 @stores("memory", "sqlite")
-async def test_a_look_is_shared_for_two_seconds(app: Bide) -> None:
+async def test_a_look_is_shared_for_a_while(app: Bide, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.engine.forecast._EVERY", PATIENCE)
     forecast = Forecast(app)
     wanted = Wanted(Span.HOUR, UTC)
     first = await forecast.seen(wanted, everything)
@@ -307,7 +309,8 @@ async def test_a_look_is_shared_for_two_seconds(app: Bide) -> None:
     assert (await forecast.seen(wanted, everything)).total.number == 1, "only the last ranges are remembered"
 
 
-async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> None:
+async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.engine.forecast._TOO_LONG", PATIENCE)
     async with Bide(f"sqlite:///{tmp_path}/tasks.db", clock=ManualClock(NOW)) as app:
         await put(app, "t", *[NOW + MINUTE] * 1_500)
         forecast = Forecast(app)
@@ -321,7 +324,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
         assert not seen.exact
         assert seen.total == Count(1_500 + 3 * 1_001 + 7 * LEAST_UPTO, exact=False)
         forecast.upto = LEAST_UPTO
-        forecast.learn(0.9, exact=True)
+        forecast.learn(PATIENCE + 1, exact=True)
         assert forecast.upto == LEAST_UPTO
         forecast.learn(0.01, exact=False)
         assert forecast.upto == 2 * LEAST_UPTO
@@ -329,7 +332,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path) -> N
         assert forecast.upto == 2 * LEAST_UPTO, "it was enough"
         assert (await forecast.seen(Wanted(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
         forecast.upto = 100_000
-        forecast.learn(0.9, exact=True)
+        forecast.learn(PATIENCE + 1, exact=True)
         assert forecast.upto == 50_000
 
 

@@ -148,12 +148,3 @@ def _synchronously(app: Bide) -> None:
             verb(RESERVED_TOPIC, "a")
     assert list(app.sync.find()) == []
     assert app.sync.tally().counts == {}
-
-
-async def test_one_that_shares_the_store_reads_what_another_keeps(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    async with Bide(url) as one, Bide(url) as other:
-        await Kept(one.store, one.clock).put("a", b"1")
-        assert await Kept(other.store, other.clock).get("a") == b"1"
-        assert await Kept(other.store, other.clock).remove("a")
-        assert await Kept(one.store, one.clock).all() == {}

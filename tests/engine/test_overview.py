@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import stores
-from tests.waiting import elapse
+from tests.waiting import PATIENCE, elapse, until
 
 from bide import Bide, Dead, StoreUnavailable
 from bide.core.records import Count, Filter, Found, Page, Ref, Settlement, State, Tally, Verdict
@@ -257,13 +257,19 @@ def test_an_exact_count_that_takes_long_is_bounded(virtual: Tell) -> None:
     virtual(story)
 
 
-async def test_more_than_a_store_counts(tmp_path: Path) -> None:
+async def test_more_than_a_store_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.engine.overview_looks._TOO_LONG", PATIENCE)
+    monkeypatch.setattr("bide.engine.overview_looks._ENOUGH", PATIENCE)
     async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app, looking(app) as overviews:
         await fill(app, "big", COUNTED + 2_000, "1h")
         await fill(app, "due", 3, "0s")
-        seen = (await overviews.get()).overview()
-        while not seen.pending.count.exact:  # on a slow machine it is not waited for
+
+        async def counted_exactly() -> Overview | None:
             seen = (await overviews.get()).overview()
+            return seen if seen.pending.count.exact else None  # on a slow machine it is not waited for
+
+        seen: Overview | None = await until(counted_exactly, "an exact count")
+        assert seen is not None
         assert (seen.pending.count, seen.due.count) == (Count(COUNTED + 2_003), Count(3))
 
 

@@ -98,28 +98,6 @@ def test_where_the_store_is_away_it_is_told_later(virtual: Tell) -> None:
     virtual(story)
 
 
-def test_without_a_history_nothing_is_told(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with shop(world, history="off").worker():
-            await world.pause(10)
-            assert await told_in(world) == []
-
-    virtual(story)
-
-
-def test_callers_neither_see_nor_reach_it(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = shop(world)
-        async with app, app.worker():
-            await world.pause(1)
-            assert [task async for task in app.find()] == []
-            assert (await app.tally()).counts == {}
-            found = await world.store.find(Filter(topic=SHOWN_TOPIC), Page())
-            assert len(found.tasks) == 1, "it is there all the same"
-
-    virtual(story)
-
-
 def test_a_sink_of_ones_own_and_what_cannot_be_read(virtual: Tell) -> None:
     class Own:
         async def deliver(self, task: Task[Any]) -> None:

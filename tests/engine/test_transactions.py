@@ -89,29 +89,20 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 async def test_the_effect_and_the_end_of_the_task_are_committed_together(shop: Shop) -> None:
+    async def look_from_outside(task: Task[Order]) -> None:
+        seen.append(shop.orders[0])
+
     async def look(task: Task[Order]) -> None:
         seen.append((shop.orders[0], await shop.app.get("order.cancel", "1")))
 
     seen: list[Any] = []
-    shop.after = look
+    shop.inside, shop.after = look_from_outside, look
     async with TimeMachine(shop.app, store=shop.store) as machine:
         await shop.cancel.schedule(Order(1), key="1", delay="15m")
         fired = await machine.advance("15m")
         assert [one.outcome for one in fired] == ["done"]
-        assert seen == [(("cancelled", 1), None)], "both, as soon as the block is left"
+        assert seen == [("unpaid", 0), (("cancelled", 1), None)], "nobody sees either before the block is left"
         assert await machine.advance("1d") == []
-
-
-async def test_until_then_nobody_else_sees_either(shop: Shop) -> None:
-    async def look(task: Task[Order]) -> None:
-        seen.append(shop.orders[0])
-
-    seen: list[tuple[str, int]] = []
-    shop.inside = look
-    async with TimeMachine(shop.app, store=shop.store) as machine:
-        await shop.cancel.schedule(Order(1), key="1", delay="15m")
-        await machine.advance("15m")
-    assert seen == [("unpaid", 0)]
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away"), sqlite3.IntegrityError("no"), Exception()], ids=repr)
@@ -331,19 +322,6 @@ async def test_a_failed_commit_is_a_failure_like_any_other(tmp_path: Path) -> No
 
 
 # --- app.using
-
-
-async def test_the_caller_commits_the_row_and_its_tasks(shop: Shop) -> None:
-    async with TimeMachine(shop.app, store=shop.store) as machine:
-        with shop.database:
-            shop.database.execute("INSERT INTO orders (number) VALUES (3)")
-            async with shop.app.using(shop.database):
-                await shop.cancel.schedule(Order(3), key="3", group="order-3", delay="15m")
-                await shop.close.schedule(Order(3), key="3", group="order-3", delay="1d")
-            assert await machine.waiting() == [], "before the commit nobody else sees them"
-        assert len(await machine.waiting()) == 2
-        await machine.advance("15m")
-        assert shop.orders[2] == ("cancelled", 1)
 
 
 async def test_a_rollback_takes_back_whole_groups(shop: Shop) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.waiting import PATIENCE, elapse, forever
 
-from bide import Dead, Defer, Done, Fixed, Ladder, LeaseLost, Retry, StoreUnavailable, Task
+from bide import Dead, Defer, Done, Fixed, Ladder, Retry, StoreUnavailable, Task
 from bide.core.records import Record, Settlement
 
 if TYPE_CHECKING:
@@ -242,25 +242,6 @@ def test_a_cancel_reaches_the_running_handler_within_a_lease(virtual: Tell) -> N
             assert await app.get("slow", "k") is None
             assert worker.stats.lost == 1
         assert 60_000 <= ended[0] <= 63_100
-
-    virtual(story)
-
-
-def test_a_long_handler_keeps_its_lease(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app, runs = world.app(lease="2s"), []
-
-        @app.handler("slow")
-        async def slow(task: Task[Any]) -> None:
-            runs.append(task.attempt)
-            await elapse(600)
-
-        async with app, app.worker() as first, app.worker() as second:
-            await slow.schedule(None, key="k", delay="0s")
-            await world.pause(700)
-            assert await app.get("slow", "k") is None
-            assert first.stats.done + second.stats.done == 1
-        assert runs == [1]
 
     virtual(story)
 
@@ -527,27 +508,6 @@ def test_a_failing_store_delays_and_loses_nothing(virtual: Tell) -> None:
             world.store.fault = lambda _: None
             assert [task async for task in app.find(topic="work")] == []
         assert set(done) == {str(n) for n in range(100)}
-
-    virtual(story)
-
-
-def test_a_memory_store_joins_no_transaction(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app, seen = world.app(), []
-
-        @app.handler("work", retry="never")
-        async def work(task: Task[Any]) -> None:
-            async with task.transaction():
-                seen.append("never")
-
-        async with app, app.worker():
-            await work.schedule(None, key="k", delay="0s")
-            await world.pause(1)
-            task = await app.get("work", "k")
-            assert task is not None
-            assert "SetupError" in (task.error or "")
-        assert seen == []
-        assert issubclass(LeaseLost, Exception)
 
     virtual(story)
 

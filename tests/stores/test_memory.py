@@ -10,7 +10,6 @@ import pytest
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Lease, Move, NewTask, Page, Record, Ref, Settlement, State, Verdict
-from bide.ports import KeepsEvents, Notifies, Shares, Store
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import Line
 from bide.stores.memory.listings import NAMES, Listings
@@ -47,11 +46,6 @@ def lease(store: MemoryStore, count: int, *, now: int = NOW) -> list[Record]:
 
 def done(record: Record, keep_until: int = 0) -> Settlement:
     return Settlement(record.topic, record.key, record.token, Verdict.DONE, keep_until=keep_until)
-
-
-def test_it_is_what_it_says() -> None:
-    store = MemoryStore()
-    assert all(isinstance(store, kind) for kind in (Store, Notifies, Shares, KeepsEvents))
 
 
 def test_no_call_waits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bide.stores.sorted_chunks import SortedChunks
@@ -14,6 +14,7 @@ entries = st.tuples(st.sampled_from("abc"), st.integers(0, 9))
 bounds = st.one_of(st.just(()), st.tuples(st.sampled_from("abcd")), entries)
 
 
+@settings(max_examples=40)
 @given(st.sets(entries, min_size=8), st.lists(st.tuples(st.booleans(), entries), min_size=20, max_size=60), bounds)
 def test_it_is_a_sorted_list(
     first: set[tuple[str, int]], changes: list[tuple[bool, tuple[str, int]]], bound: tuple[str, int]

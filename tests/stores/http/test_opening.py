@@ -236,14 +236,14 @@ async def test_what_is_wrong_is_refused_and_the_rest_is_done(task: NewTask) -> N
         await store.close()
 
 
-@pytest.mark.parametrize("operation", [*sorted(wire.ONCE), "get", "find", "tally", "announce", "events", "time", "no"])
 @pytest.mark.parametrize(
     "body", [b"", b"\xc1", b"\x94\xa0\x01\xc0\xc1", b"\xff" * 100, b"\x91" * 100_000], ids=range(5)
 )
-async def test_garbage_is_refused_by_every_operation(operation: str, body: bytes) -> None:
+async def test_garbage_is_refused_by_every_operation(body: bytes) -> None:
     async with serving(Service(MemoryStore)) as service:
-        answered = await service.calls.answer(operation, body, Caller("anybody"))
-        assert answered.status in (400, 422, 409) or (operation == "time" and answered.status == 200)
+        for operation in (*sorted(wire.ONCE), "get", "find", "tally", "announce", "events", "time", "no"):
+            answered = await service.calls.answer(operation, body, Caller("anybody"))
+            assert answered.status in (400, 422, 409) or (operation == "time" and answered.status == 200), operation
 
 
 async def test_a_session_is_its_callers_alone() -> None:

@@ -56,35 +56,6 @@ async def test_verbs_and_handlers_are_those_of_the_library() -> None:
     assert len({life for _, life in again}) == 1
 
 
-async def test_two_workers_share_the_work_and_each_task_has_one_holder() -> None:
-    done: Counter[str] = Counter()
-    by: Counter[str] = Counter()
-    running: set[str] = set()
-    async with serving(Service(MemoryStore)) as service:
-
-        def hire(name: str) -> Bide:
-            app = Bide(service.url, concurrency=10)
-
-            @app.handler("work")
-            async def work(task: Task[Any]) -> None:
-                assert task.key not in running
-                running.add(task.key)
-                await pause(0.001, why="a second holder would be seen")
-                running.discard(task.key)
-                done[task.key] += 1
-                by[name] += 1
-
-            return app
-
-        one, two = hire("one"), hire("two")
-        async with one, two:
-            await one.schedule_many([one.new("work", key=str(number), delay="0s") for number in range(200)])
-            async with one.worker() as first, two.worker() as second:
-                await asyncio.gather(first.until_empty(), second.until_empty())
-    assert done == Counter({str(number): 1 for number in range(200)})
-    assert min(by["one"], by["two"]) > 0
-
-
 async def test_every_task_is_done_although_the_way_is_cut_again_and_again() -> None:
     done: Counter[str] = Counter()
     memory = MemoryStore()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from tests.waiting import PATIENCE
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import Cancel, Filter, Result
@@ -105,6 +106,7 @@ def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pyt
         return 1_000_000
 
     monkeypatch.setattr(room, "free_bytes", slowly)
+    monkeypatch.setattr(room, "_EVERY", PATIENCE)
     watched = room.Room("/the/file", 1_000_000)
     watched.check()
     watched.check()

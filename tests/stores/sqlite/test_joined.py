@@ -13,7 +13,7 @@ from contextlib import closing
 
 import apsw
 import pytest
-from tests.waiting import forever, until
+from tests.waiting import forever
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Page, Ref, Result, State
@@ -22,7 +22,6 @@ from bide.testing.store_suite.acts import (
     KEPT,
     NOW,
     SECOND,
-    do,
     done,
     listed,
     look,
@@ -46,20 +45,6 @@ def theirs(path: str, **options: object) -> sqlite3.Connection:
 def orders(path: str) -> list[int]:
     with closing(theirs(path)) as opened:
         return [number for (number,) in opened.execute("SELECT number FROM orders ORDER BY number")]
-
-
-async def test_data_and_task_are_committed_together(store: SqliteStore, path: str) -> None:
-    theirs(path).close()
-    await put_one(store)
-    held = await take(store)
-    async with store.transaction() as open_one:
-        open_one.connection.execute("INSERT INTO orders VALUES (1)")
-        assert await open_one.settle([done(held)], now=NOW) == [True]
-        await open_one.add([new("next")], now=NOW)
-        assert [record.key for record in (await open_one.find(Filter(), Page())).tasks] == ["next"]
-        assert [record.key for record in await listed(store, Filter())] == ["k"], "a reader sees what was"
-    assert orders(path) == [1]
-    assert [record.key for record in await listed(store, Filter())] == ["next"]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, KeyboardInterrupt])
@@ -136,15 +121,6 @@ async def test_other_event_loops_have_transactions_too(store: SqliteStore) -> No
     await work("here")
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
     assert len(await listed(store, Filter())) == 15
-
-
-async def test_a_verb_that_fails_leaves_the_transaction_as_it_was(store: SqliteStore) -> None:
-    async with store.transaction() as open_one:
-        await open_one.add([new("before")], now=NOW)
-        with pytest.raises(BadInput):
-            await open_one.add([new("good"), new("lone \ud800")], now=NOW)
-        await open_one.add([new("after")], now=NOW)
-    assert [record.key for record in await listed(store, Filter())] == ["after", "before"]
 
 
 @pytest.mark.parametrize(
@@ -307,21 +283,6 @@ async def test_a_connection_closed_meanwhile_is_an_error(store: SqliteStore, pat
     own.close()
     with pytest.raises(SetupError, match="cannot be used"):
         await verbs.get([Ref("t", "k")])
-
-
-async def test_a_listener_hears_of_both_kinds(store: SqliteStore, path: str) -> None:
-    heard: list[tuple[str, int]] = []
-    listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
-    async with store.transaction() as open_one:
-        await open_one.add([new(due=In(9 * SECOND)), new("l", due=In(5 * SECOND))], now=NOW)
-    await until(lambda: bool(heard), "the tasks of the transaction")
-    assert heard[0] == ("t", NOW + 5 * SECOND)
-    with closing(sqlite3.connect(path)) as own:
-        await store.using(own).add([new("m", due=In(SECOND))], now=NOW)
-        own.commit()
-    await until(lambda: ("t", NOW + SECOND) in heard, "the task of the caller's commit")
-    await do(store, Move("t", "m", In(0)))
-    await listening.close()
 
 
 async def test_closing_the_store_ends_an_open_transaction_without_effect(path: str) -> None:

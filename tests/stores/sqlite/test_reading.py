@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-
-import msgspec
 import pytest
 
-from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
-from bide.core.records import Count, Filter, In, Page, State
+from bide.core.records import Count, State
 from bide.stores.sqlite import SqliteStore, reading
-from bide.testing.store_suite.acts import KEPT, NOW, SECOND, counted, done, keys, lease, listed, new, put, put_one
-
-
-async def test_pages_over_one_instant_neither_skip_nor_repeat(store: SqliteStore) -> None:
-    names = [f"{number:03}" for number in range(50)]
-    await put(store, *(new(name) for name in names), new("later", due=In(SECOND)), new("other", topic="u"))
-    held = (await lease(store, 20, lasts=0)).tasks
-    where = Filter(topic="t", wake_before=NOW + 2 * SECOND)
-    assert sorted(keys(await listed(store, where, limit=7))) == [*names, "later"]
-    assert keys(await listed(store, Filter(wake_from=NOW + 1, wake_before=NOW + SECOND + 1), limit=3)) == ["later"]
-    assert sorted(keys(await listed(store, Filter(topic="t", state=State.LEASED), limit=3))) == sorted(keys(held))
-    await store.settle([done(record, keep_until=KEPT) for record in held], now=NOW)
-    assert sorted(keys(await listed(store, Filter(state=State.DONE), limit=3))) == sorted(keys(held))
-    assert await listed(store, Filter(state=State.DONE, wake_from=0)) == []
-
-
-@pytest.mark.parametrize(
-    "cursor",
-    [
-        "",
-        "nonsense",
-        "é",
-        base64.urlsafe_b64encode(b"\xc1").decode(),
-        base64.urlsafe_b64encode(msgspec.msgpack.encode(["name", "t", 5])).decode(),
-        base64.urlsafe_b64encode(msgspec.msgpack.encode(["elsewhere", "t"])).decode(),
-    ],
-)
-async def test_a_cursor_from_elsewhere_is_refused(store: SqliteStore, cursor: str) -> None:
-    await put_one(store)
-    with pytest.raises(BadInput, match="cursor"):
-        await store.find(Filter(), Page(cursor=cursor))
-
-
-async def test_a_cursor_of_a_list_in_another_order_is_refused(store: SqliteStore) -> None:
-    await put(store, new("a"), new("b"))
-    found = await store.find(Filter(), Page(limit=1))
-    assert found.cursor
-    with pytest.raises(BadInput, match="a list by name"):
-        await store.find(Filter(state=State.WAITING), Page(cursor=found.cursor))
+from bide.testing.store_suite.acts import NOW, counted, new, put
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
