@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.servers.fixtures import StartsRedis
 from tests.servers.server_clock import ServerClock
+from tests.waiting import forever
 
 from bide import Bide, Dead, Event, EventKind, Task
 from bide.cli.exits import Exit
@@ -42,15 +43,17 @@ def test_a_topic_that_nobody_works_on(line: CommandLine) -> None:
 def test_a_topic_that_somebody_works_on(line: CommandLine) -> None:
     async def examine() -> list[tuple[str, str]]:
         app = Bide(line.url)
+        begun = asyncio.Event()
 
         @app.handler("t", concurrency=1)
         async def slow(task: Task[object]) -> None:
-            await asyncio.sleep(30)
+            begun.set()
+            await forever()
 
         async with app.worker() as worker:
             for key in "ab":
                 await app.schedule("t", key=key, delay="0s")
-            await asyncio.sleep(0.3)
+            await begun.wait()
             found = await asyncio.to_thread(notes, line)
             await worker.stop(grace=0)
             return found

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.waiting import until
 
 from bide import Bide, Dead, Task
 from bide.cli import wording
@@ -29,8 +30,7 @@ def kill_some(url: str, number: int) -> None:
 
         async with app.worker() as worker:
             await app.schedule_many([app.new("t", key=f"{place:05}", delay="0s") for place in range(number)])
-            while worker.stats.dead < number:  # noqa: ASYNC110 - a count has no event
-                await asyncio.sleep(0.01)
+            await until(lambda: worker.stats.dead == number, "all of them")
 
     asyncio.run(work())
 

@@ -105,7 +105,6 @@ def test_doctor_says_what_the_database_is_like(line: CommandLine, url: str) -> N
     assert found["fsync is off: a power cut may destroy the database"] == "error"
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("said", [True, False], ids=["said", "not said"])
 def test_doctor_says_that_a_proxy_stands_between(line: CommandLine, url: str, tmp_path: Path, said: bool) -> None:
     line.run("migrate", "--store", url)

@@ -115,7 +115,7 @@ def test_work_says_when_it_holds_back(line: CommandLine, tmp_path: Path) -> None
         assert work.stderr is not None
         assert work.stdout is not None
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b"t is held back: paused since" not in (await work.stderr.readline()):
                     assert not work.stderr.at_eof()
                 async with Bide(line.url) as app:
