@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LIMIT = 120
-"""Seconds that one may take, on a machine that has other things to do."""
+LIMIT = 600
+"""Seconds after which one hangs."""
 LINES = 60
 
 Run = subprocess.CompletedProcess[str]
