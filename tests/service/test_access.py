@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.waiting import elapse
 
@@ -80,15 +80,6 @@ def by_fnmatch(topic: str, pattern: str) -> bool:
 @example(topic="aba", pattern="ab*ba")
 def test_a_pattern_matches_as_fnmatch_does_with_a_star_alone(topic: str, pattern: str) -> None:
     assert pattern_of(pattern).matches(topic) is by_fnmatch(topic, pattern)
-
-
-@given(topic=st.text(max_size=30), places=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=3))
-def test_what_a_star_was_put_in_for_is_matched(topic: str, places: list[tuple[int, int]]) -> None:
-    assume("*" not in topic)
-    letters = list(topic)
-    for one, other in places:
-        letters[min(one, other) : max(one, other)] = ["*"]
-    assert pattern_of("".join(letters)).matches(topic)
 
 
 def test_a_pattern_made_to_take_long_does_not() -> None:

@@ -125,14 +125,6 @@ def test_a_batch_has_a_limit(plain: Api, topic: str) -> None:
     assert plain("POST", "/v1/cancel", refs(topic, *map(str, range(10_000)))).status == 200
 
 
-def test_a_batch_of_five_hundred(api: Api, topic: str) -> None:
-    keys = [str(number) for number in range(500)]
-    assert words(api.done("POST", "/v1/schedule", [{**ref, "delay": "1h"} for ref in refs(topic, *keys)])) == [
-        "created"
-    ] * len(keys)
-    assert words(api.done("POST", "/v1/cancel", refs(topic, *keys))) == ["cancelled"] * len(keys)
-
-
 # --- groups
 
 

@@ -350,6 +350,7 @@ def test_rights_hold_for_each_task(tmp_path: Path, visit: Visit) -> None:
             fill(one, topic, 3)
         _, token = one.run(make(one.app, "ann", frozenset({Verb.READ, Verb.CANCEL}), ("mine.*",)))
         _, watcher = one.run(make(one.app, "bo", frozenset({Verb.READ})))
+        _, stranger = one.run(make(one.app, "cy", frozenset({Verb.READ}), ("other.*",)))
         browser = visit(one)
         browser.log_in(token)
         page = browser.send([("verb", "cancel"), ("scope", "matching")])
@@ -375,6 +376,9 @@ def test_rights_hold_for_each_task(tmp_path: Path, visit: Visit) -> None:
         forged = browser.post("/changes", {"verb": "cancel", "scope": "matching", "confirm": "yes"})
         assert forged.status == 403
         assert one.run(one.app.tally()).number("theirs") == 3
+        page = other.log_in(stranger, "/changes")
+        assert page.status == 200
+        assert where not in page.hrefs
 
 
 # --- what is shown

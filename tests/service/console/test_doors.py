@@ -10,9 +10,7 @@ from tests.service.console.browsing import Browser, Page
 from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
-from bide import Bide
 from bide.core.instants import Millis
-from bide.core.records import Settlement, Verdict
 from bide.engine.kept import Kept
 from bide.service.access import FRESH
 from bide.service.callers import Verb
@@ -125,32 +123,6 @@ def test_a_token_for_some_topics(one: Running, browser: Browser) -> None:
         assert "\u2068bo\u2069 may not read on topic \u2068mail.send\u2069: their token does not say so" in page.text
     browser.language = "zh"
     assert "不能对主题 \u2068mail.send\u2069 执行 read" in browser.get("/tasks/mail.send/1").text
-
-
-def test_pages_show_the_topics_that_one_may_read_and_no_others(one: Running, browser: Browser) -> None:
-    _, some = one.run(make(one.app, "bo", verbs=frozenset({Verb.READ}), topics=("order.*",)))
-    _, none = one.run(make(one.app, "cy", verbs=frozenset({Verb.WORK})))
-    one.run(_schedule(one.app, "order.close"))
-    one.run(_schedule(one.app, "secret.plan"))
-    paths = ("/", "/overview/live", "/timeline", "/tasks", "/dead", "/topics", "/changes")
-    browser.log_in(some)
-    for path in paths:
-        page = browser.get(path)
-        assert page.status == 200, path
-        assert "secret" not in page.body.decode(), path
-    browser.log_in(none)
-    for path in paths:
-        page = browser.get(path)
-        assert page.status == 403, path
-        assert "may not read" in page.text, path
-
-
-async def _schedule(app: Bide, topic: str) -> None:
-    await app.schedule(topic, None, key="1", delay="1h")
-    await app.schedule(topic, None, key="0", delay="0s")
-    [record] = (await app.store.lease({topic: 1}, now=app.clock.now(), until=app.clock.now() + 9, holder="w")).tasks
-    dead = Settlement(topic, record.key, record.token, Verdict.DEAD, None, app.clock.now() + 60_000, "broken")
-    assert await app.store.settle([dead], now=app.clock.now()) == [True]
 
 
 def test_a_session_that_ends_while_a_page_is_open(

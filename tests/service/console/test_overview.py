@@ -14,7 +14,6 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 from tests.waiting import wait_until
 
-from bide import StoreUnavailable
 from bide.engine.history import Past, bucket_of
 from bide.engine.pauses import Pauses
 from bide.engine.presence import Channel
@@ -24,8 +23,6 @@ from bide.service.callers import Verb
 from bide.service.console.overview_page import bars, grade, said, said_of_wake_ups
 from bide.service.console.phrases import Phrases, translations
 from bide.service.health import Level
-from bide.stores.memory import MemoryStore
-from bide.testing.faults import FaultyStore
 
 
 def shown(browser: Browser, path: str = "/") -> Page:
@@ -124,15 +121,6 @@ async def _work(one: Running, topic: str, number: int) -> None:
     await app.history.flush()
 
 
-def test_in_chinese(one: Running, visit: Visit) -> None:
-    browser = visit(one, language="zh-CN,zh;q=0.9")
-    browser.api.dead("a", "1")
-    page = shown(browser)
-    assert "死信 1 " in page.words
-    assert "正常: 存储 有回应" in page.words
-    assert "谁在工作" in page.words
-
-
 def test_more_than_a_store_counts_is_counted_all_the_same(visit: Visit, tmp_path: Path) -> None:
     with running(f"sqlite:///{tmp_path}/tasks.db") as one:
         one.run(_fill(one, COUNTED + 500))
@@ -146,21 +134,6 @@ def test_more_than_a_store_counts_is_counted_all_the_same(visit: Visit, tmp_path
 
 async def _fill(one: Running, number: int) -> None:
     await one.app.schedule_many([one.app.new("big", None, delay="1h") for _ in range(number)])
-
-
-def test_a_store_that_fails_or_hangs_is_a_page(visit: Visit) -> None:
-    store = FaultyStore(MemoryStore())
-    with running(store) as one:
-        browser = visit(one)
-        assert "Nothing is here yet" in shown(browser).words
-        store.fault = lambda point: StoreUnavailable("away") if point == "tally:before" else None
-        reply = browser.get("/")
-        assert reply.status == 503
-        assert b"The store is away" in reply.body
-        reply = browser("GET", "/overview/live", headers={"hx-request": "true"})
-        assert (reply.status, b"The store is away" in reply.body) == (200, True), "a part says it in its place"
-        store.fault = lambda _: None
-        assert "Nothing is here yet" in shown(browser).words
 
 
 def test_bars() -> None:

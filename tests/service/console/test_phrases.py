@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.service.calling import Running
+from tests.service.console.conftest import Visit
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
@@ -256,6 +258,17 @@ def test_every_sentence_of_a_module_is_translated(name: str) -> None:
         and "say" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
     }  # fmt: skip
     assert said - translations("zh").keys() == set()
+
+
+def test_in_chinese_no_sentence_is_left(one: Running, visit: Visit) -> None:
+    browser = visit(one, language="zh-CN,zh;q=0.9")
+    browser.api.dead("a", "1")
+    browser.api.put("a", "2", delay="0s")
+    one.run(one.app.history.flush())
+    for path in ("/", "/timeline", "/tasks", "/tasks/a/2", "/dead", "/topics", "/topics/a", "/changes"):
+        text = browser.get(path).text
+        assert re.findall(r"[A-Za-z]{2,} [A-Za-z]+ [A-Za-z]{2,}", text) == [], path
+        assert "主题" in text, path
 
 
 def test_one_sentence_has_one_translation() -> None:

@@ -193,9 +193,3 @@ def test_a_name_of_others_is_harmless_in_the_chart_too(browser: Browser) -> None
     assert [series["name"] for series in page.chart["series"]] == [inert_line(hostile, 60)]
     assert inert_line(hostile) in page.text
     assert "\u202e" not in page.text
-
-
-def test_chinese(one: Running, visit: Visit) -> None:
-    text = look(visit(one, language="zh-CN")).text
-    assert "时间线" in text
-    assert re.findall(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z ]+", text) == [], "every sentence is told in Chinese"
