@@ -121,6 +121,19 @@ async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> N
     assert durability() == full
 
 
+async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(path: str) -> None:
+    store, points = await points_of(path)
+    assert store._database is not None
+    store._database.writer._lock.acquire()
+    calls = [asyncio.create_task(call) for call in (*(lease(store) for _ in range(9)), put_one(store))]
+    await asyncio.sleep(0)
+    store._database.writer._lock.release()
+    await asyncio.gather(*calls)
+    assert points.count("after commit") <= 2, "the last leases and the new task are one group"
+    assert store._database._connections[0].execute("PRAGMA synchronous").fetchone() == (2,)
+    await store.close()
+
+
 async def test_normal_is_normal(path: str) -> None:
     store = SqliteStore(path, synchronous="normal")
     await store.open()

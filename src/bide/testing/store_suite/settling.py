@@ -182,6 +182,13 @@ class Settling(SuiteBase):
         states = [None if r is None else r.state for r in await store.get([Ref("t", key) for key in "abcdef"])]
         assert states == [None, State.WAITING, None, State.DEAD, State.WAITING, State.WAITING]
 
+    async def test_of_a_batch_that_is_all_done_only_the_stale_is_refused(self, store: Store) -> None:
+        await put(store, *(new(key) for key in "abc"))
+        held = sorted((await lease(store, 3)).tasks, key=lambda record: record.key)
+        assert (await do(store, Cancel("t", "b"))).result is Result.CANCELLED_WHILE_LEASED
+        assert await store.settle([done(record) for record in held], now=NOW) == [True, False, True]
+        assert await store.get([Ref("t", key) for key in "abc"]) == [None, None, None]
+
     async def test_a_settled_retry_can_be_moved_and_cancelled_like_any_other(self, store: Store) -> None:
         await put_one(store)
         assert await settle(store, retry(await take(store), In(DAY)))
