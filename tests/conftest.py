@@ -29,7 +29,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.servers.fixtures", "tests.together"]
+pytest_plugins = ["tests.servers.sharing", "tests.servers.fixtures", "tests.together"]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -29,6 +29,7 @@ from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import OF_REDIS, SharedServers
+from tests.servers.sharing import LentServers, servers_of
 from tests.servers.stalls import Stalls, watched
 
 Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer, RabbitMqServer)
@@ -94,13 +95,15 @@ def stalls() -> Iterator[Stalls]:
 
 
 @pytest.fixture(scope="session")
-def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
-    servers = SharedServers(tmp_path_factory.mktemp("servers"))
+def shared_servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServers | LentServers]:
+    servers = servers_of(request.config, tmp_path_factory.mktemp("servers"))
     yield servers
     servers.stop()
 
 
-def _url(servers: SharedServers, kind: str) -> str:
+def _url(servers: SharedServers | LentServers, kind: str) -> str:
     try:
         return servers.url(kind)
     except ServerMissing as error:
@@ -108,25 +111,25 @@ def _url(servers: SharedServers, kind: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_url(shared_servers: SharedServers) -> str:
+def redis_url(shared_servers: SharedServers | LentServers) -> str:
     """redis://HOST:PORT/0 of a server that others use too."""
     return _url(shared_servers, "redis")
 
 
 @pytest.fixture(scope="session")
-def redis_cluster_url(shared_servers: SharedServers) -> str:
+def redis_cluster_url(shared_servers: SharedServers | LentServers) -> str:
     """redis+cluster://HOST:PORT,... of a cluster that others use too."""
     return _url(shared_servers, "cluster")
 
 
 @pytest.fixture(scope="session")
-def redis_sentinel_url(shared_servers: SharedServers) -> str:
+def redis_sentinel_url(shared_servers: SharedServers | LentServers) -> str:
     """redis+sentinel://HOST:PORT,.../SERVICE/0 of a server that others use too."""
     return _url(shared_servers, "sentinel")
 
 
 @pytest.fixture
-def redis_namespace(shared_servers: SharedServers) -> Iterator[str]:
+def redis_namespace(shared_servers: SharedServers | LentServers) -> Iterator[str]:
     """A name of [a-z0-9] that is nobody else's; every key with it in its name is deleted after the test."""
     name = "t" + secrets.token_hex(5)
     yield name
@@ -176,7 +179,7 @@ def _private(make: Callable[..., Server], home: Path) -> Iterator[Callable[..., 
 
 
 @pytest.fixture(scope="session")
-def postgres_url(shared_servers: SharedServers) -> str:
+def postgres_url(shared_servers: SharedServers | LentServers) -> str:
     """postgresql://USER@HOST:PORT/DATABASE of a server that others use too."""
     return _url(shared_servers, "postgres")
 
@@ -213,7 +216,7 @@ def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
 
 
 @pytest.fixture(scope="session")
-def mysql_url(shared_servers: SharedServers) -> str:
+def mysql_url(shared_servers: SharedServers | LentServers) -> str:
     """mysql://USER@HOST:PORT/DATABASE of a server that others use too."""
     return _url(shared_servers, "mysql")
 
@@ -246,13 +249,13 @@ def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
 
 
 @pytest.fixture(scope="session")
-def mysql_replica_url(shared_servers: SharedServers) -> str:
+def mysql_replica_url(shared_servers: SharedServers | LentServers) -> str:
     """mysql://USER@HOST:PORT/DATABASE?replica=HOST:PORT of a server that others use too, and one that follows it."""
     return _url(shared_servers, "mysql_replica")
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url(shared_servers: SharedServers) -> str:
+def rabbitmq_url(shared_servers: SharedServers | LentServers) -> str:
     """amqp://guest:guest@HOST:PORT/ of a broker that others use too."""
     return _url(shared_servers, "rabbitmq")
 
