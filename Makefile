@@ -3,12 +3,13 @@
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help run test contract lint bench lab simulate mutants model torture soak fuzz import-time generate clean
+.PHONY: help run test test-busy proofs proofs-long races contract lint bench lab simulate mutants model torture soak fuzz import-time generate clean
 
 ARGS ?=
 SETUP := sh scripts/setup
-# tests wait more than they work: tests/together.py; ARGS="-n 0" for one at a time, as a debugger needs it
-AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder
+# tests wait more than they work; ARGS="-n 0" for one at a time, as a debugger needs it
+PYTEST := .venv/bin/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+INSTALL := .venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: what needs these is skipped"; }
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' Makefile
@@ -17,10 +18,25 @@ run: ## show it at work: the console at http://127.0.0.1:8420, with live traffic
 	@$(SETUP) run
 	@exec .venv/bin/bide serve --demo $(ARGS)
 
-test: ## run every test
+test: ## run every test: virtual time, real servers, no verdict that depends on how fast this machine is
 	@$(SETUP) test
-	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: tests that need these are skipped"; }
-	@.venv/bin/python -m pytest $(AT_ONCE) $(ARGS)
+	@$(INSTALL)
+	@$(PYTEST) tests --ignore=tests/proofs $(ARGS)
+
+test-busy: ## make test while four busy loops keep the processors from it
+	@for loop in 1 2 3 4; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy' EXIT INT TERM; $(MAKE) --no-print-directory test
+
+proofs: ## short forms of simulation, mutants, torture, soak and fuzz: nothing lost, doubled, early, stale or left
+	@$(SETUP) test
+	@$(INSTALL)
+	@$(PYTEST) tests/proofs $(ARGS)
+
+races: ## race every store against itself a thousand times over
+	@$(SETUP) test
+	@$(INSTALL)
+	@RACES=$${RACES:-1000} $(PYTEST) tests/conformance -k "against or race or fifty or many_schedules" $(ARGS)
+
+proofs-long: races simulate mutants model torture soak fuzz ## their long forms, one after the other: hours
 
 contract: ## play 2,000 cases of every HTTP call in each phase: make contract ARGS="-k sqlite"
 	@$(SETUP) test
@@ -38,7 +54,7 @@ bench: ## measure this machine: make bench ARGS="sqlite:///bench.db --workload l
 
 lab: ## measure the classic strategies beside bide: make lab, or make lab ARGS="--full"
 	@$(SETUP) test
-	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: strategies whose servers are missing are passed over"; }
+	@$(INSTALL)
 	@.venv/bin/python scripts/lab.py $(ARGS)
 
 simulate: ## 10,000 seeds of six virtual minutes: make simulate ARGS="--hours 10", or --seed 42 --seeds 1 for a story
@@ -56,7 +72,7 @@ model: ## visit every state of the small model
 
 torture: ## break every store for ten minutes each: make torture SECONDS=60 SERVERS="sqlite redis"
 	@$(SETUP) test
-	@.venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: servers that are missing are passed over"; }
+	@$(INSTALL)
 	@failed=0; for server in $${SERVERS:-sqlite redis redis-cluster redis-sentinel postgres mariadb http}; do \
 	  .venv/bin/python -m bide.testing.torture --server $$server --seconds $${SECONDS:-600} \
 	    --results docs/reliability/torture.jsonl --keep torture-$$server $(ARGS) || failed=1; done; \
