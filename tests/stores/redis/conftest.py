@@ -1,8 +1,7 @@
 """What the fault tests of the Redis store share: the deployments, and stores that are opened there and closed again.
 
 Who uses any of these fixtures runs on every deployment: one server, Sentinel, Cluster. Where a fault does not exist on
-one of them, the test says so: `parametrize("deployment", ["single"])`, with the reason. `test_promises` lists which
-promise is shown where.
+one of them, the test says so: `parametrize("deployment", ["single"])`, with the reason.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import pytest
 import pytest_asyncio
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.keyspace import delete_keys, masters_of
+from tests.servers.keyspace import delete_keys
 from tests.servers.redis_cluster import RedisCluster
-from tests.servers.stalls import Stalls, watched
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 
-from bide.stores.redis import RedisStore
+from bide.stores.redis import RedisStore, nodes
+from bide.stores.redis.store import LONGEST_PATIENCE
 
 _SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}
 
@@ -33,12 +32,36 @@ class OpensStore(Protocol):
     async def __call__(self, url: str, **options: Any) -> RedisStore: ...
 
 
+@pytest.fixture(autouse=True)
+def _patience_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening is as patient as any call: a server may be slow at any time."""
+    monkeypatch.setattr("bide.stores.redis.store._AT_FIRST", LONGEST_PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def made_connections() -> Iterator[list[Any]]:
+    """Every connection that a store makes during the test. All have to be closed when it ends."""
+    made: list[Any] = []
+    make = nodes.make_connection
+
+    def make_it(*where: Any, **options: Any) -> Any:
+        made.append(make(*where, **options))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "make_connection", make_it)
+        yield made
+    assert [one for one in made if one.is_connected] == [], "these are still open"
+
+
 @pytest_asyncio.fixture
 async def open_store(redis_namespace: str) -> AsyncIterator[OpensStore]:
+    """With as much patience as there can be, unless the test says otherwise."""
     async with AsyncExitStack() as opened:
 
         async def open_it(url: str, *, namespace: str = redis_namespace, query: str = "", **options: Any) -> RedisStore:
-            store = RedisStore(f"{url}?namespace={namespace}{query}", **options)
+            patient = {"patience": LONGEST_PATIENCE, "silence": LONGEST_PATIENCE}
+            store = RedisStore(f"{url}?namespace={namespace}{query}", **(patient | options))
             await store.open()
             opened.push_async_callback(store.close)
             return store
@@ -58,13 +81,6 @@ def shared_url(deployment: str, request: pytest.FixtureRequest) -> str:
     """Of servers that others use too, for tests that do nothing to them."""
     url: str = request.getfixturevalue(_SHARED[deployment])
     return url
-
-
-@pytest.fixture
-def server_stalls(shared_url: str) -> Iterator[Stalls]:
-    """How long the machine or one of these servers stood still during the test; see `stalls`."""
-    with watched(masters_of(shared_url)) as found:
-        yield found
 
 
 @pytest.fixture(scope="session")
@@ -112,13 +128,6 @@ def lasting_cluster(servers: Servers) -> RedisCluster:
     return servers.running
 
 
-@pytest.fixture
-def own_cluster(own_servers: Servers) -> RedisCluster:
-    """`own_servers`, where the deployment is a Cluster."""
-    assert isinstance(own_servers.running, RedisCluster)
-    return own_servers.running
-
-
 @pytest_asyncio.fixture
 async def proxies(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxies]:
     """In front of the shared servers."""
@@ -128,9 +137,9 @@ async def proxies(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 @pytest_asyncio.fixture
 async def through(proxies: Proxies, open_store: OpensStore) -> Callable[..., Any]:
-    """Opens a store behind the proxies. It goes by the caller's clock, and gives up a silent connection after 0.2 s."""
+    """Opens a store behind the proxies, which goes by the caller's clock."""
 
     async def open_it(**options: Any) -> RedisStore:
-        return await open_store(proxies.url, **{"clock": "caller", "silence": 0.2, "patience": 5.0, **options})
+        return await open_store(proxies.url, **{"clock": "caller", **options})
 
     return open_it

@@ -11,7 +11,7 @@ from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import SERVICE, RedisSentinel
 from tests.servers.redis_server import RedisServer
 from tests.servers.resp import Reply, Word
-from tests.servers.waiting import wait_until
+from tests.waiting import wait_until
 
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 

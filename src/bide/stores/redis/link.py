@@ -52,10 +52,12 @@ class Link:
     """Connects when it is first needed, and again when it broke. Belongs to one event loop.
 
     `patience`: seconds without any answer to the oldest call, after which the connection is given up (half-open ones
-    say nothing for ever).
+    say nothing for ever). `closed`: as after `close`, so that it never connects.
     """
 
-    def __init__(self, name: str, make: Callable[[], AbstractConnection], *, patience: float) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], AbstractConnection], *, patience: float, closed: bool = False
+    ) -> None:
         self.name = name
         self._make = make
         self._patience = patience
@@ -72,7 +74,7 @@ class Link:
         self._not_before = 0.0
         self._why = ""
         """What happened when it was last tried."""
-        self._closed = False
+        self._closed = closed
 
     @property
     def ready(self) -> bool:
@@ -113,9 +115,13 @@ class Link:
             packed, self._outbox, self._outbox_size = b"".join(self._outbox), [], 0
             try:
                 await connection.send_packed_command(packed, check_health=False)
-            except (RedisError, OSError) as error:
+            except BaseException as error:
+                # also where a caller is cancelled in the middle of it: part of a call is written, or redis-py has let
+                # go of the connection, and would make another in its place that nobody closes
                 if self._connection is connection:  # else it was given up meanwhile, and there is another
-                    await self._break(Lost(f"{self.name}: {error}"))
+                    await self._break(Lost(f"{self.name}: {said(error)}"))
+                if not isinstance(error, (RedisError, OSError)):
+                    raise
 
     async def _connect(self) -> None:
         if self._closed:
@@ -124,10 +130,11 @@ class Link:
             if self._loop.time() < self._not_before:
                 raise NotSent(self._why)
             self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
+        connecting, caller = self._connecting, asyncio.current_task()
         try:
-            await asyncio.shield(self._connecting)
+            await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if self._closed:
+            if connecting.cancelled() and not (caller and caller.cancelling()):  # by `close`, and not its caller
                 raise NotSent(f"{self.name}: the store is closed") from None
             raise
 
@@ -145,6 +152,9 @@ class Link:
             if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError):
                 raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
             raise NotSent(text) from error
+        except BaseException:
+            await _abort(connection)
+            raise
         finally:
             self._connecting = None
         self._failures = 0
@@ -219,6 +229,7 @@ class Link:
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
+            await asyncio.wait([self._connecting])
         await self._break(Lost(f"{self.name}: the store was closed"))
         if self._watch is not None:
             self._watch.cancel()

@@ -136,6 +136,7 @@ class SentinelNodes:
         self._link: Link | None = None
         self._looking: asyncio.Lock = asyncio.Lock()
         self._old: list[Link] = []
+        self._closed = False
 
     async def link(self, shard: int | None) -> Link:
         if self._link is None:
@@ -175,6 +176,7 @@ class SentinelNodes:
                     f"{found[0]}:{found[1]}",
                     lambda host=found[0], port=found[1]: make_connection(self._address, host, port),  # type: ignore[misc]
                     patience=self._patience,
+                    closed=self._closed,
                 )
             return
         raise NotSent(f"no Sentinel names a master: {'; '.join(troubles)}")
@@ -184,6 +186,7 @@ class SentinelNodes:
             f"sentinel {host}:{port}",
             lambda: make_connection(self._address, host, port, for_sentinel=True),
             patience=min(1.0, self._patience),
+            closed=self._closed,
         )
         try:
             [reply] = await link.ask([("SENTINEL", "get-master-addr-by-name", self._address.service)])
@@ -209,6 +212,7 @@ class SentinelNodes:
         return make_connection(self._address, *self._master)
 
     async def close(self) -> None:
+        self._closed = True  # for whoever looks for the master after that
         for link in (*self._old, *([self._link] if self._link else ())):
             await link.close()
 
@@ -226,6 +230,7 @@ class ClusterNodes:
         self._seeds = list(address.hosts)
         self._looking = asyncio.Lock()
         self._looked = 0
+        self._closed = False
 
     async def link(self, shard: int | None) -> Link:
         where = self._owner.get(self._common if shard is None else self._slots[shard])
@@ -254,7 +259,7 @@ class ClusterNodes:
         troubles = []
         for host, port in dict.fromkeys([*self._owner.values(), *self._seeds]):
             link = Link(f"{host}:{port}", lambda h=host, p=port: make_connection(self._address, h, p),  # type: ignore[misc]
-                        patience=min(1.0, self._patience))  # fmt: skip
+                        patience=min(1.0, self._patience), closed=self._closed)  # fmt: skip
             try:
                 [reply] = await link.ask([("CLUSTER", "SLOTS")])
             except (NotSent, Lost) as error:
@@ -278,7 +283,10 @@ class ClusterNodes:
         link = self._links.get((host, port))
         if link is None:
             link = self._links[host, port] = Link(
-                f"{host}:{port}", lambda: make_connection(self._address, host, port), patience=self._patience
+                f"{host}:{port}",
+                lambda: make_connection(self._address, host, port),
+                patience=self._patience,
+                closed=self._closed,
             )
         return link
 
@@ -297,5 +305,6 @@ class ClusterNodes:
         return make_connection(self._address, *where)
 
     async def close(self) -> None:
+        self._closed = True  # for whoever is sent to another server after that
         for link in list(self._links.values()):
             await link.close()

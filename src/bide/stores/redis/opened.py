@@ -105,6 +105,8 @@ class Opened:
                 _log.warning("a lease could not be given back, and ends by itself: %s", answer)
 
     async def close(self) -> None:
-        await self.hearing.close()
-        await self.leaser.close()
-        await self.nodes.close()
+        try:
+            await self.hearing.close()
+            await self.leaser.close()
+        finally:
+            await self.nodes.close()

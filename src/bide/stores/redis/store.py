@@ -6,6 +6,7 @@ takes about 260 bytes beside its payload. See docs/redis.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -82,6 +83,8 @@ class RedisStore:
         self._silence = silence
         self._events_kept = events_kept
         self._opened: Opened | None = None
+        self._changing = asyncio.Lock()
+        """Who opens or closes: two who open at once would each connect, and one of them would never be closed."""
 
     def __repr__(self) -> str:
         return f"RedisStore({self._address.shown}, namespace={self._address.namespace!r})"
@@ -90,8 +93,11 @@ class RedisStore:
 
     async def open(self) -> None:
         """Connect, look at the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
-        if self._opened is not None:
-            return
+        async with self._changing:
+            if self._opened is None:
+                self._opened = await self._connect()
+
+    async def _connect(self) -> Opened:
         address = self._address
         layout = Layout(address.namespace, address.shards or SHARDS)
         time = ServerTime()
@@ -120,12 +126,13 @@ class RedisStore:
         except BaseException:
             await nodes.close()
             raise
-        self._opened = opened
+        return opened
 
     async def close(self) -> None:
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            await opened.close()
+        async with self._changing:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                await opened.close()
 
     def _open(self) -> Opened:
         if self._opened is None:

@@ -50,21 +50,20 @@ class Ear:
         self._heard = heard
         self._echoed = asyncio.Event()
         self._open = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self, patience: float) -> None:
-        """Returns when it hears: it is subscribed. If that takes too long, it goes on trying by itself."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+
+    async def hears(self, patience: float) -> None:
+        """Returns when it is subscribed. If that takes too long, it goes on trying by itself."""
         try:
             async with asyncio.timeout(patience):
                 await self._open.wait()
         except TimeoutError:
             _log.warning("no subscription yet; wakes are found by asking, up to a second late")
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    def stop(self) -> asyncio.Task[None]:
+        """What is over as soon as its connection is closed."""
+        self._task.cancel()
+        return self._task
 
     async def _run(self) -> None:
         first = True
@@ -174,7 +173,7 @@ class Hearing:
             Ear(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
             for number, shard in enumerate(shards)
         ]
-        await asyncio.gather(*(ear.start(self._patience) for ear in self._ears))
+        await asyncio.gather(*(ear.hears(self._patience) for ear in self._ears))
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
         self.tell(shard, topic, self._when(shard, topic, wake))
@@ -184,5 +183,4 @@ class Hearing:
         self._listeners.tell(topic, wake)
 
     async def close(self) -> None:
-        for ear in self._ears:
-            await ear.close()
+        await asyncio.gather(*[ear.stop() for ear in self._ears], return_exceptions=True)

@@ -1,0 +1,139 @@
+"""No connection is left open, however a store is opened, used and closed; `made_connections` looks after every test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.servers.redis_cluster import RedisCluster
+from tests.stores.redis.conftest import OpensStore
+from tests.stores.redis.deployments import Servers
+from tests.waiting import forever, until
+
+from bide.core.records import In
+from bide.stores.redis import RedisStore
+from bide.stores.redis.errors import NotSent
+from bide.stores.redis.link import Link
+from bide.testing.store_suite.acts import new
+
+
+async def some_turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_an_open_that_is_cancelled_anywhere(shared_url: str, redis_namespace: str) -> None:
+    for turns in range(0, 400, 20):
+        store = RedisStore(f"{shared_url}?namespace={redis_namespace}")
+        opening = asyncio.create_task(store.open())
+        await some_turns(turns)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await store.close()
+
+
+async def test_a_store_that_two_open_at_once(
+    shared_url: str, redis_namespace: str, made_connections: list[Any]
+) -> None:
+    store = RedisStore(f"{shared_url}?namespace={redis_namespace}")
+    await asyncio.gather(store.open(), store.open())
+    await store.close()
+    assert [one for one in made_connections if one.is_connected] == []
+
+
+async def test_a_store_that_is_closed_while_somebody_begins_to_listen(shared_url: str, open_store: OpensStore) -> None:
+    store = await open_store(shared_url)
+    listening = asyncio.create_task(store.listen(["t"], lambda topic, wake: None))
+    await asyncio.sleep(0)
+    await store.close()
+    await some_turns(5)
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "bide ear"] == []
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+@pytest.mark.parametrize("deployment", ["sentinel", "cluster"])  # a single server has no other to connect to
+async def test_nobody_connects_once_the_store_is_closed(shared_url: str, open_store: OpensStore) -> None:
+    """As a call that is still under way would, where there is another master by now."""
+    store = await open_store(shared_url)
+    nodes = store._open().nodes
+    await store.close()
+    forgotten: dict[str, Any] = {"_link": None, "_links": {}}
+    vars(nodes).update(forgotten)
+    with pytest.raises(NotSent):
+        await (await nodes.link(0)).ask([("PING",)])
+
+
+@pytest.mark.parametrize("deployment", ["single"])  # what happens, happens to one connection
+async def test_a_call_that_is_cancelled_while_it_is_written(servers: Servers, open_store: OpensStore) -> None:
+    """Who comes next finds the connection broken; nobody makes another behind the link's back."""
+    store = await open_store(servers.url)
+    link = await store._open().nodes.link(0)
+    [server] = servers.masters
+    server.pause()
+    try:
+        large = [new(f"{number}", due=In(0), payload=b"x" * 500_000) for number in range(60)]
+        adding = asyncio.create_task(store.add(large, now=0))
+        await until(_more_than_it_takes(link), "the server to take no more")
+        adding.cancel()
+        await asyncio.gather(adding, return_exceptions=True)
+        assert not link.ready
+        after = asyncio.create_task(store.add([new("after", due=In(0))], now=0))
+        await some_turns(3)
+    finally:
+        server.resume()
+    [answer] = await after
+    assert answer.ok
+
+
+def _more_than_it_takes(link: Link) -> Callable[[], bool]:
+    def is_stuck() -> bool:
+        writer = getattr(link._connection, "_writer", None)
+        return writer is not None and writer.transport.get_write_buffer_size() > 0
+
+    return is_stuck
+
+
+class Slow:
+    """A connection that never comes about."""
+
+    is_closed = False
+
+    async def connect(self) -> None:
+        await forever()
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        self.is_closed = True
+
+
+async def test_a_caller_is_cancelled_though_the_link_is_closed_too() -> None:
+    """It ends, and does not take it for a lost connection and try another."""
+    connection: Any = Slow()
+    link = Link("slow", lambda: connection, patience=30.0)
+    asking = asyncio.create_task(link.ask([("PING",)]))
+    await some_turns(3)
+    asking.cancel()
+    await link.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert connection.is_closed
+
+
+@pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere there is no server that others do not wait for
+async def test_a_close_that_is_cancelled(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
+    """While it waits for what a slow server has leased."""
+    store = await open_store(lasting_cluster.url)
+    await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
+    slow = lasting_cluster.master_of(lasting_cluster.slot_of(store._open().layout.tags[0]))
+    with lasting_cluster.patient():
+        slow.pause()
+        try:
+            await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")
+            closing = asyncio.create_task(store.close())
+            await some_turns(5)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+        finally:
+            slow.resume()
