@@ -1,7 +1,7 @@
 """A load on stores that are being broken: it writes down what was acknowledged, and finds what the store then owes.
 
 async with Load(store, other) as load:
-    await asyncio.sleep(0.5)
+    await load.more(50)
     server.kill()
     ...
 assert load.lost == set() and load.again == []
@@ -12,18 +12,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from tests.servers.stalls import Stalls, watched
+from tests.waiting import PATIENCE, pause, until
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
 from bide.core.records import In, OnConflict, Record, Settlement
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import done, new, until
+from bide.testing.store_suite.acts import done, new
 
 TOPIC = "t"
 _PAUSE = 0.002
@@ -32,16 +30,7 @@ _PAUSE = 0.002
 class Load:
     """`schedulers` and `workers` for each store. Leaving it stops the scheduling, and works off what is there."""
 
-    def __init__(
-        self,
-        *stores: RedisStore,
-        schedulers: int = 4,
-        workers: int = 2,
-        lasts: int = 1_000,
-        patience: float = 20.0,
-        least: int = 51,
-    ) -> None:
-        """`least`: so many schedules are answered before it ends, on a slow machine too."""
+    def __init__(self, *stores: RedisStore, schedulers: int = 4, workers: int = 2, lasts: int = 1_000) -> None:
         self.acknowledged: set[str] = set()
         """Keys whose schedule was answered."""
         self.delivered: Counter[str] = Counter()
@@ -52,20 +41,13 @@ class Load:
         self.early: list[int] = []
         """By how many milliseconds a delivery came before its time."""
         self.errors: Counter[str] = Counter()
-        self.gap = 0.0
-        """The longest time in which no schedule was acknowledged, in seconds, less what the machine stood still."""
         self._stores = stores
         self._schedulers = schedulers
         self._workers = workers
         self._lasts = lasts
-        self._patience = patience
-        self._least = least
         self._numbers = itertools.count()
         self._scheduling: list[asyncio.Task[None]] = []
         self._working: list[asyncio.Task[None]] = []
-        self._watched = ExitStack()
-        self._stalls = Stalls()
-        self._latest = 0.0
         self._stopping = False
 
     @property
@@ -73,9 +55,22 @@ class Load:
         """Acknowledged, and never delivered."""
         return self.acknowledged - set(self.delivered)
 
+    @property
+    def resent(self) -> int:
+        """How many calls had to be sent again so far: whether the stores have noticed what befell the servers."""
+        return sum(caller.resent for store in self._stores for caller in store._open().callers.values())
+
+    async def more(self, count: int) -> None:
+        """Until `count` more schedules are acknowledged."""
+        enough = len(self.acknowledged) + count
+        await until(lambda: len(self.acknowledged) >= enough, f"{count} more of the load")
+
+    async def noticed(self) -> None:
+        """Until a call that met a fault is being sent again."""
+        before = self.resent
+        await until(lambda: self.resent > before, "the fault to be noticed")
+
     async def __aenter__(self) -> Self:
-        self._stalls = self._watched.enter_context(watched())
-        self._latest = self._now()
         for store in self._stores:
             self._scheduling += [asyncio.create_task(self._schedule(store)) for _ in range(self._schedulers)]
             self._working += [asyncio.create_task(self._work(store, f"w{one}")) for one in range(self._workers)]
@@ -85,9 +80,7 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            async with asyncio.timeout(self._patience):
-                if kind is None:
-                    await until(lambda: len(self.acknowledged) >= self._least, "a load")
+            async with asyncio.timeout(2 * PATIENCE):
                 self._stopping = True
                 await asyncio.gather(*self._scheduling)
                 if kind is None:
@@ -96,13 +89,11 @@ class Load:
             for task in (*self._scheduling, *self._working):
                 task.cancel()
             await asyncio.gather(*self._scheduling, *self._working, return_exceptions=True)
-            self._watched.close()
 
     def report(self) -> str:
         return (
             f"{len(self.acknowledged)} scheduled, {len(self.settled)} settled, {len(self.lost)} lost, "
-            f"{len(self.again)} delivered again after their settle, at most {self.gap:.2f} s without an answer; "
-            f"errors: {dict(self.errors)}"
+            f"{len(self.again)} delivered again after their settle; errors: {dict(self.errors)}"
         )
 
     async def _schedule(self, store: RedisStore) -> None:
@@ -122,16 +113,7 @@ class Load:
                     self.errors[f"schedule: {type(answer).__name__}"] += 1
                 else:
                     self.acknowledged.add(task.key)
-                    self._tick()
-            await asyncio.sleep(_PAUSE)
-
-    def _tick(self) -> None:
-        now = self._now()
-        self.gap, self._latest = max(self.gap, now - self._latest), now
-
-    def _now(self) -> float:
-        """By a clock that stands still with the machine."""
-        return time.monotonic() - self._stalls.seconds
+            await pause(_PAUSE, why="the pace of the load")
 
     async def _work(self, store: RedisStore, holder: str) -> None:
         while True:
@@ -140,7 +122,7 @@ class Load:
                 leased = await store.lease({TOPIC: 20}, now=0, until=self._lasts, holder=holder)
             except StoreError as error:
                 self.errors[f"lease: {type(error).__name__}"] += 1
-                await asyncio.sleep(10 * _PAUSE)
+                await pause(10 * _PAUSE, why="the pace of the load")
                 continue
             for task in leased.tasks:
                 self.delivered[task.key] += 1
@@ -149,7 +131,7 @@ class Load:
                 if task.planned_at > leased.now:
                     self.early.append(task.planned_at - leased.now)
             await self._settle(store, leased.tasks)
-            await asyncio.sleep(_PAUSE)
+            await pause(_PAUSE, why="the pace of the load")
 
     async def _settle(self, store: RedisStore, held: list[Record]) -> None:
         left: list[tuple[str, Settlement]] = [(one.key, done(one)) for one in held]
@@ -171,11 +153,12 @@ class Load:
 
     async def _empty(self) -> None:
         """Until the store has nothing left."""
-        store = self._stores[0]
-        while True:
-            await asyncio.sleep(0.05)
+
+        async def is_empty() -> bool:
             try:
-                if (await store.tally()).number() == 0:
-                    return
+                return (await self._stores[0].tally()).number() == 0
             except StoreError as error:
                 self.errors[f"tally: {type(error).__name__}"] += 1
+                return False
+
+        await until(is_empty, "the store to be empty")

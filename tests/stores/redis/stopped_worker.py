@@ -1,37 +1,38 @@
-"""A worker in a process of its own: `python stopped_worker.py URL LEASE`. Each line it writes is an event and its time.
+"""A worker in a process of its own: `python -m tests.stores.redis.stopped_worker URL LEASE`.
 
-It ends when its standard input does.
+Each line that it writes is an event, its key and its token. It ends when its input does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
+
+from tests.waiting import pause
 
 from bide import Bide, Task
 from bide.core.records import Record, Settlement
 from bide.stores.redis import RedisStore
 
 
-def say(what: str, key: str) -> None:
-    sys.stdout.write(f"{what} {key} {time.monotonic()}\n")
+def say(what: str, key: str, token: int) -> None:
+    sys.stdout.write(f"{what} {key} {token}\n")
     sys.stdout.flush()
 
 
 async def main(url: str, lease: str) -> None:
     app = Bide(RedisStore(url), lease=lease)
 
-    @app.handler("work", losses=100)
+    @app.handler("work", losses=1_000)
     async def work(task: Task[None]) -> None:
-        say("delivered", task.key)
-        await asyncio.sleep(0.02)
+        say("delivered", task.key, task.record.token)
+        await pause(0.02, why="there is something to interrupt")
 
     def observe(record: Record, settlement: Settlement) -> None:
-        say("settled", record.key)
+        say("settled", record.key, record.token)
 
     async with app, app.worker(observe=observe):
-        say("ready", "-")
+        say("ready", "-", 0)
         await asyncio.to_thread(sys.stdin.read)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,19 +48,3 @@ def test_a_plain_task_takes_43_bytes_and_its_payload() -> None:
     new = NewTask("t", "k", new_id(), In(0), b"x" * 100)
     assert len(body_of(new)) == 143
     assert len(packed_id(new.id)) == 17
-
-
-@given(body=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused_as_a_value(body: bytes) -> None:
-    try:
-        record = record_of("t", "k", body)
-    except ValueError:
-        return
-    assert record.topic == "t"
-
-
-def test_a_body_that_ends_too_early_is_damaged() -> None:
-    body = body_of(NewTask("t", "k", new_id(), In(0), b"", group="g", options=b"options"))
-    for end in range(len(body)):
-        with pytest.raises(ValueError):
-            record_of("t", "k", body[:end])

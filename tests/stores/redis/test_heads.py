@@ -49,12 +49,6 @@ def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
     assert heads.next_wake() == 100
 
 
-def test_the_end_of_a_lease_is_a_head_too() -> None:
-    heads = Heads(1)
-    heads.answered(0, 900, 700, 1.0, plenty=False)
-    assert heads.next_wake() == 700
-
-
 def test_who_does_not_go_first_waits_a_moment() -> None:
     heads = Heads(2)
     heads.mine = [True, False]

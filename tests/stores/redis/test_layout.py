@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redis.crc import key_slot
 
-from bide.core.records import State
 from bide.stores.redis.layout import Layout
 
 
@@ -22,17 +21,3 @@ def test_the_shard_of_a_task_never_changes() -> None:
     layout = Layout("any", 16)
     assert [layout.shard_of("order.close", str(number)) for number in range(8)] == [11, 13, 7, 1, 2, 4, 14, 8]
     assert layout.shard_of("löschen", "ключ") == 4
-
-
-def test_tasks_are_spread_evenly() -> None:
-    layout = Layout("any", 16)
-    counts = [0] * 16
-    for number in range(16_000):
-        counts[layout.shard_of("t", f"task-{number}")] += 1
-    assert min(counts) > 800
-    assert max(counts) < 1200
-
-
-def test_each_state_has_an_index_of_its_own() -> None:
-    layout = Layout("any", 2)
-    assert len({layout.index(1, "t", state) for state in State}) == 5

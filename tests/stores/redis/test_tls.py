@@ -12,20 +12,14 @@ from tests.servers.ports import free_port
 from tests.servers.redis_server import HOST, RedisServer
 from tests.stores.certificates import certify
 from tests.stores.redis.conftest import OpensStore
+from tests.waiting import until
 
 from bide.core.errors import StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import In, NewTask, Settlement, Verdict
-from bide.testing.store_suite.acts import until
 
 NOW = 0
 """Which the server's own clock goes before."""
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening waits for seconds, in case the server is about to start."""
-    monkeypatch.setattr("bide.stores.redis.store._AT_FIRST", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +66,11 @@ async def test_who_is_not_vouched_for_is_refused(
     secure: tuple[str, Path], open_store: OpensStore, query: str, said: str
 ) -> None:
     with pytest.raises(StoreUnavailable, match=said):
-        await open_store(secure[0], query=query)
+        await open_store(secure[0], query=query, patience=0.3)
 
 
 async def test_no_tls_there(secure: tuple[str, Path], open_store: OpensStore) -> None:
     """As if the port were mistaken: an error that names it, not a hang."""
     plain = secure[0].replace("rediss://", "redis://")
     with pytest.raises(StoreUnavailable, match=plain.removeprefix("redis://").removesuffix("/0")):
-        await open_store(plain)
+        await open_store(plain, patience=0.3, silence=5.0)

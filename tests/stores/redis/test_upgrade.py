@@ -2,61 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from hashlib import sha1
 
 import pytest
+from tests.stores.redis.conftest import OpensStore
 
 from bide.core.records import In, Lease, Move, NewTask, Ref, Result, Settlement, Verdict
-from bide.stores.redis import RedisStore, opened
+from bide.stores.redis import opened
 from bide.stores.redis.scripts import Script, script
 
 
-@asynccontextmanager
-async def store_of(url: str, monkeypatch: pytest.MonkeyPatch, *, newer: bool) -> AsyncIterator[RedisStore]:
-    """A client of this version, or of one whose scripts have another text, and so other names at the server."""
-
-    def other(name: str, *, flags: bool) -> Script:
-        here = script(name, flags=flags)
-        text = f"{here.text}\n-- of the next version"
-        return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-    store = RedisStore(url)
-    with monkeypatch.context() as patch:
-        if newer:
-            patch.setattr(opened, "script", other)
-        await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+def of_the_next_version(name: str, *, flags: bool) -> Script:
+    """Another text, and so another name at the server."""
+    here = script(name, flags=flags)
+    text = f"{here.text}\n-- of the next version"
+    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 async def test_each_version_goes_on_with_what_the_other_began(
-    redis_url: str, redis_namespace: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"{redis_url}?namespace={redis_namespace}"
-    async with (
-        store_of(url, monkeypatch, newer=False) as older,
-        store_of(url, monkeypatch, newer=True) as newer,
-    ):
-        versions = (older, newer)
-        for turn in range(8):
-            first, second = versions[turn % 2], versions[1 - turn % 2]
-            now = await first.time()
-            key = f"task-{turn}"
-            [made] = await first.add([NewTask("t", key, f"life-{turn}", In(60_000), b"{}")], now=now)
-            assert made.result is Result.CREATED
-            [moved] = await second.change([Move("t", key, In(0))], now=now)
-            assert moved.result is Result.MOVED
-            assert moved.record is not None
-            assert made.record is not None
-            assert moved.record.token > made.record.token
-            [held] = (await first.lease({"t": 5}, now=now, until=now + 60_000, holder="first")).tasks or (
-                await second.lease({"t": 5}, now=now, until=now + 60_000, holder="second")
-            ).tasks
-            assert held.key == key
-            assert await second.extend([Lease("t", key, held.token)], now=now, until=now + 90_000) == [True]
-            assert await first.settle([Settlement("t", key, held.token, Verdict.DONE)], now=now) == [True]
-            assert await second.get([Ref("t", key)]) == [None]
+    older = await open_store(redis_url)
+    monkeypatch.setattr(opened, "script", of_the_next_version)
+    newer = await open_store(redis_url)
+    versions = (older, newer)
+    for turn in range(8):
+        first, second = versions[turn % 2], versions[1 - turn % 2]
+        now = await first.time()
+        key = f"task-{turn}"
+        [made] = await first.add([NewTask("t", key, f"life-{turn}", In(60_000), b"{}")], now=now)
+        assert made.result is Result.CREATED
+        [moved] = await second.change([Move("t", key, In(0))], now=now)
+        assert moved.result is Result.MOVED
+        assert moved.record is not None
+        assert made.record is not None
+        assert moved.record.token > made.record.token
+        [held] = (await first.lease({"t": 5}, now=now, until=now + 60_000, holder="first")).tasks or (
+            await second.lease({"t": 5}, now=now, until=now + 60_000, holder="second")
+        ).tasks
+        assert held.key == key
+        assert await second.extend([Lease("t", key, held.token)], now=now, until=now + 90_000) == [True]
+        assert await first.settle([Settlement("t", key, held.token, Verdict.DONE)], now=now) == [True]
+        assert await second.get([Ref("t", key)]) == [None]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from tests.servers.redis_server import HOST
 from tests.servers.resp import Connection
-from tests.servers.stalls import Stalls
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.proxies import Proxies
+from tests.waiting import PATIENCE, pause, until
 
 from bide import Bide, Task
-from bide.core.records import In
+from bide.core.records import Cancel, In
 from bide.stores.redis import RedisStore
 from bide.stores.redis.wakes import Hearing
 from bide.testing.proxy import Act, Chunk
-from bide.testing.store_suite.acts import new, until
+from bide.testing.store_suite.acts import new
 
 
 def hearing(store: RedisStore) -> Hearing:
@@ -28,42 +26,43 @@ def hearing(store: RedisStore) -> Hearing:
 
 
 async def hears_of_every_shard(store: RedisStore, teller: RedisStore) -> None:
-    """Within 5 s. What was told while a subscription was being replaced is told anew; nobody asks for it."""
+    """What was told while a subscription was being replaced is told anew; nobody asks for it."""
     layout = teller._open().layout
     keys: dict[int, str] = {}
     for number in range(20 * layout.shards):
         keys.setdefault(layout.shard_of("told", f"{number}"), f"{number}")
     heard: set[int] = set()
-    of_all = asyncio.Event()
 
     def when(shard: int, topic: str, wake: int) -> int:
         heard.add(shard)
-        if len(heard) == layout.shards:
-            of_all.set()
         return wake
+
+    async def told_of_all() -> bool:
+        left = keys.keys() - heard
+        await teller.add([new(keys[shard], topic="told", due=In(-60_000)) for shard in left], now=0)
+        await pause(0.05, why="wakes are on their way")
+        await teller.change([Cancel("told", keys[shard]) for shard in left], now=0)  # so that the next are heads again
+        return heard == keys.keys()
 
     hearing(store)._when = when
     listening = await store.listen(["told"], lambda topic, wake: None)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     try:
-        while left := keys.keys() - heard:
-            assert loop.time() - began < 5.0, f"nothing is heard of {left}"
-            told = [new(keys[shard], topic="told", due=In(-60_000)) for shard in left]
-            await teller.add(told, now=0)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await of_all.wait()
-            leased = await teller.lease({"told": 1_000}, now=0, until=600_000, holder="w")
-            assert len(leased.tasks) == len(told), "so that the next are heads again"
+        await until(told_of_all, "every shard to be heard of")
     finally:
         await listening.close()
+
+
+@pytest.fixture
+def seldom_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription is replaced for what is done to it, and not because this machine is slow."""
+    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", PATIENCE)
 
 
 def ears(store: RedisStore) -> int:
     return len(hearing(store)._ears)
 
 
+@pytest.mark.usefixtures("seldom_echoes")
 async def test_a_subscription_that_was_cut_off_is_replaced(servers: Servers, open_store: OpensStore) -> None:
     store, teller = await open_store(servers.url), await open_store(servers.url)
     await hears_of_every_shard(store, teller)
@@ -74,7 +73,7 @@ async def test_a_subscription_that_was_cut_off_is_replaced(servers: Servers, ope
 
 
 async def test_a_subscription_that_fell_silent_is_found_and_replaced(
-    proxies: Proxies, shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, server_stalls: Stalls
+    proxies: Proxies, shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open: nobody says that it is of no use any more, but it does not hear itself."""
     monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", 0.3)
@@ -89,17 +88,14 @@ async def test_a_subscription_that_fell_silent_is_found_and_replaced(
 
     proxies.watch(to_the_subscriber)
     await until(lambda: bool(deaf), "the next echo")
-    began = time.monotonic()
-    await until(lambda: hearing(store).replaced == 1, "being replaced")
-    assert time.monotonic() - began < 1.0 + server_stalls.seconds, "about the time between two echoes"
+    await until(lambda: hearing(store).replaced >= 1, "being replaced")
+    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", PATIENCE)
     await hears_of_every_shard(store, teller)
 
 
-async def test_what_is_told_while_it_subscribes_does_not_end_it(
-    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("seldom_echoes")
+async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str, open_store: OpensStore) -> None:
     """Between the two subscriptions of an ear there may be wakes already, on a busy server most often."""
-    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", 30.0)  # behind such a flood an echo may come late
     stores = [await open_store(shared_url) for _ in range(4)]
     command, channel = telling(stores[0], 0)
     link = await stores[0]._open().nodes.link(0)
@@ -114,7 +110,7 @@ async def test_what_is_told_while_it_subscribes_does_not_end_it(
     try:
         for store in stores:
             await store.listen(["t"], lambda topic, wake: None)
-            await asyncio.sleep(0.02)
+            await pause(0.02, why="the flood goes on")
     finally:
         over = True
         await flooding
@@ -129,6 +125,7 @@ def telling(store: RedisStore, shard: int) -> tuple[str, str]:
     return "SPUBLISH" if sharded else "PUBLISH", channel.decode()
 
 
+@pytest.mark.usefixtures("seldom_echoes")
 async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: OpensStore) -> None:
     store, teller = await open_store(shared_url), await open_store(shared_url)
     await hears_of_every_shard(store, teller)
@@ -140,26 +137,24 @@ async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: Opens
     assert hearing(store).replaced == 0
 
 
-async def test_losing_every_wake_costs_a_second_and_no_task(
-    proxies: Proxies, shared_url: str, redis_namespace: str, open_store: OpensStore, server_stalls: Stalls
-) -> None:
+async def test_losing_every_wake_costs_no_task(proxies: Proxies, shared_url: str, redis_namespace: str) -> None:
     """The worker's subscription hears nothing at all; what others schedule is found by asking."""
     proxies.watch(lambda chunk: Act.HOLD if b"SUBSCRIBE" in chunk.data else Act.FORWARD)
     teller = Bide(f"{shared_url}?namespace={redis_namespace}")
-    worker = Bide(RedisStore(f"{proxies.url}?namespace={redis_namespace}", silence=0.2))
-    late: dict[str, float] = {}
+    deaf = RedisStore(f"{proxies.url}?namespace={redis_namespace}", silence=0.5)
+    worker = Bide(deaf)
+    done: set[str] = set()
 
     @worker.handler("work")
     async def work(task: Task[None]) -> None:
-        late[task.key] = (worker.clock.now() - task.record.planned_at) / 1000
+        done.add(task.key)
 
     async with teller, worker, worker.worker():
         for number in range(10):
             await teller.schedule("work", None, key=f"{number}", delay="10ms")
-            await asyncio.sleep(0.05)
-        await until(lambda: len(late) == 10, "all tasks")
-    assert max(late.values()) < 1.3 + server_stalls.seconds
-    assert max(late.values()) > 0.1, "the wakes were lost"
+            await pause(0.05, why="some come while the worker sleeps")
+        await until(lambda: len(done) == 10, "all tasks")
+        assert [ear for ear in hearing(deaf)._ears if ear._open.is_set()] == [], "the wakes were lost"
 
 
 async def test_who_looks_in_between_comes_again_in_time(
@@ -168,6 +163,7 @@ async def test_who_looks_in_between_comes_again_in_time(
     """A head that was not asked for then is as old as it was: sleeping for a second more, nobody asks for two."""
     store, elapsed = await open_store(shared_url), 0.0
     monkeypatch.setattr("bide.stores.redis.leasing.steady", SimpleNamespace(monotonic=lambda: elapsed))
+    monkeypatch.setattr(store._open().leaser, "_now", lambda now: 1_000_000)
 
     async def look(*topics: str) -> int | None:
         """In how many milliseconds to come again."""
@@ -183,12 +179,3 @@ async def test_who_looks_in_between_comes_again_in_time(
     assert await look("early", "late") is None, "those half as old were asked for along with them"
     elapsed = 5.0
     assert await look("early", "late") is None
-
-
-@pytest.mark.parametrize("deployment", ["sentinel", "cluster"])  # a single server has no replica to take over
-async def test_every_shard_is_heard_again_after_a_failover(own_servers: Servers, open_store: OpensStore) -> None:
-    store, teller = await open_store(own_servers.url), await open_store(own_servers.url)
-    await hears_of_every_shard(store, teller)
-    await asyncio.to_thread(own_servers.fail_over)
-    await hears_of_every_shard(store, teller)
-    assert hearing(store).replaced >= 1
