@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.servers.child import Child, ServerMissing
 from tests.servers.own_server import HOST as HOST
 from tests.servers.own_server import OwnServer
 
-T = TypeVar("T")
 PACKAGES = "mariadb-server"
 USER = "bide"
 ADMINISTRATOR = "root"
@@ -136,49 +133,30 @@ class MariaDbServer(OwnServer):
 
 
 def ask(url: str, statement: str) -> list[Any]:
-    """The rows of one statement, on a connection of its own; in a thread, since the caller may be on a loop."""
-
-    async def asking() -> list[Any]:
-        async with _connected(url) as run:
-            return await run(statement)
-
-    return _in_thread(asking)
+    """The rows of one statement, on a connection of its own."""
+    with _connected(url) as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
 
 
 def drop_databases(url: str, beginning: str) -> None:
     """All whose names begin so."""
-
-    async def dropping() -> None:
-        async with _connected(url) as run:
-            for (name,) in await run(f"SHOW DATABASES LIKE '{beginning}%'"):
-                await run(f"DROP DATABASE `{name}`")
-
-    _in_thread(dropping)
+    with _connected(url) as cursor:
+        cursor.execute(f"SHOW DATABASES LIKE '{beginning}%'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP DATABASE `{name}`")
 
 
-def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(work())).result()
-
-
-@asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Callable[[str], Awaitable[list[Any]]]]:
-    """What runs one statement after another."""
-    import asyncmy
+@contextmanager
+def _connected(url: str) -> Iterator[Any]:
+    """A cursor of the driver's."""
+    import pymysql
 
     parts = urlsplit(url)
-    connection = await asyncmy.connect(
+    connection = pymysql.connect(
         host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
-        password=parts.password or "", database=parts.path.removeprefix("/"), autocommit=True,
-        init_command="SET SESSION lock_wait_timeout = 20",  # for a table that an open transaction has used
+        password=parts.password or "", database=parts.path.removeprefix("/") or None, autocommit=True,
+        init_command="SET SESSION lock_wait_timeout = 60",  # for a table that an open transaction has used
     )  # fmt: skip
-
-    async def run(statement: str) -> list[Any]:
-        async with connection.cursor() as cursor:
-            await cursor.execute(statement)
-            return list(await cursor.fetchall() or ()) if cursor.description else []
-
-    try:
-        yield run
-    finally:
-        await connection.ensure_closed()
+    with closing(connection), connection.cursor() as cursor:
+        yield cursor

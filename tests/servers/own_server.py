@@ -33,7 +33,6 @@ class OwnServer(OneProcess):
     """Whether it takes ports besides that one, others at each try."""
     _beginning: ClassVar[Path | None] = None
     """The data that every new server begins with: its own program takes half a second of processor time to make it."""
-    halts_by: ClassVar[signal.Signals] = signal.SIGTERM
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
@@ -141,12 +140,3 @@ class OwnServer(OneProcess):
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
             self._own = None
-
-    def halt(self) -> None:
-        """Ended in order; its data stays."""
-        self._end(self.halts_by)
-
-    def restart(self) -> None:
-        """The same port, the same data; stopped before, if it runs."""
-        self.halt()
-        self.start()

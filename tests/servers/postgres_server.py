@@ -47,7 +47,7 @@ class PostgresServer(OwnServer):
 
     program = "PostgreSQL"
     account = "postgres"
-    halts_by = stops_by = signal.SIGINT
+    stops_by = signal.SIGINT
 
     def __init__(
         self,

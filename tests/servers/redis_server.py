@@ -11,7 +11,7 @@ from typing import Literal
 from tests.servers.child import Child, OneProcess, ServerFailed, program
 from tests.servers.ports import free_port
 from tests.servers.resp import Connection, Refused, Reply, Word
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import wait_until
 
 HOST = "127.0.0.1"
 PACKAGES = "redis-server"
@@ -40,12 +40,10 @@ class RedisServer(OneProcess):
         appendfsync: Literal["always", "everysec", "no"] = "everysec",
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-        binary: str = "redis-server",
     ) -> None:
         super().__init__(directory, port=port, options=options)
         self.appendfsync = appendfsync
         self.environment = environment
-        self.binary = binary
 
     @property
     def url(self) -> str:
@@ -59,7 +57,7 @@ class RedisServer(OneProcess):
     def launch(self) -> None:
         """Started and not waited for: `await_ready` is to follow. So several start at once."""
         assert not self.running, "it runs already"
-        command = program(self.binary, PACKAGES)
+        command = program("redis-server", PACKAGES)
         if self._port is None:
             self._port = free_port(bus=self.bus)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -151,14 +149,6 @@ class RedisServer(OneProcess):
         """One command on a connection of its own. Raises `OSError`, `Refused`."""
         with Connection(HOST, self.port) as connection:
             return connection.ask(*words)
-
-    def await_replicas(self, count: int = 1, *, patience: float = PATIENCE) -> None:
-        """Until `count` replicas have all that was written up to now. Raises `ServerFailed` after `patience` s."""
-        with Connection(HOST, self.port, timeout=patience + 1) as connection:
-            # WAIT is about what this connection has seen, which is nothing before its first command
-            _, reached = connection.ask_all([("PING",), ("WAIT", count, int(patience * 1_000))])
-        if not isinstance(reached, int) or reached < count:
-            raise ServerFailed(f"{reached} of {count} replicas of {self.url} have what was written")
 
     def info(self, section: str) -> dict[str, str]:
         """What INFO (or for "cluster" CLUSTER INFO) says, field by field."""

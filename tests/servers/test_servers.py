@@ -12,19 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import redis
 import redis.cluster
-import redis.sentinel
 from tests.servers.child import ServerFailed, ServerMissing
 from tests.servers.fixtures import StartsRedis
 from tests.servers.keyspace import delete_keys
 from tests.servers.redis_server import HOST, RedisServer
 from tests.servers.rocketmq_server import loopback_library
-from tests.servers.shared import OF_REDIS
 from tests.waiting import wait_until
 
 LOOPBACK = ("0100007F:", f"{'0' * 24}01000000:")
@@ -45,11 +43,12 @@ def test_it_takes_another_port_when_somebody_was_quicker(
         redis_server(port=first.port)
 
 
-def test_what_is_wrong_is_said(redis_server: StartsRedis, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said(redis_server: StartsRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerFailed, match="Bad directive"):
         redis_server(options={"no-such-directive": "1"})
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerMissing, match="apt-get install redis-server"):
-        RedisServer(tmp_path, binary="no-such-redis").start()
+        RedisServer(tmp_path).start()
 
 
 def test_no_server_outlives_who_started_it(tmp_path: Path, root: Path) -> None:
@@ -72,29 +71,18 @@ def test_no_server_outlives_who_started_it(tmp_path: Path, root: Path) -> None:
     wait_until(gone, "the server to be killed")
 
 
-@pytest.mark.parametrize("kind", OF_REDIS)
-def test_a_namespace_is_swept_and_nothing_else(kind: str, request: pytest.FixtureRequest) -> None:
-    url: str = request.getfixturevalue({"redis": "redis_url"}.get(kind, f"redis_{kind}_url"))
-    name: str = request.getfixturevalue("redis_namespace")
+@pytest.mark.parametrize("kind", ["redis_url", "redis_cluster_url"])
+def test_a_namespace_is_swept_and_nothing_else(kind: str, request: pytest.FixtureRequest, redis_namespace: str) -> None:
+    name, url = redis_namespace, str(request.getfixturevalue(kind))
     keys = [f"{{{name}}}:one", f"{{{name}:pay}}:two", f"x:{name}", *(f"{name}:{n}" for n in range(20))]
     others = [f"other-{os.getpid()}-{n}" for n in range(3)]
-    with shared_client(kind, url) as shared:
+    client: Any = redis.cluster.RedisCluster if "cluster" in kind else redis.Redis
+    with client.from_url(f"redis://{url.partition('://')[2].partition(',')[0]}") as shared:
         for key in keys + others:
             shared.set(key, "1")
         assert delete_keys(url, name) == len(keys)
         assert [key for key in keys + others if shared.exists(key)] == others
         assert delete_keys(url, f"other-{os.getpid()}-") == len(others)
-
-
-def shared_client(kind: str, url: str) -> redis.Redis | redis.cluster.RedisCluster:
-    hosts = url.partition("://")[2].partition("/")[0].split(",")
-    addresses = [(host, int(port)) for host, _, port in (one.rpartition(":") for one in hosts)]
-    if kind == "cluster":
-        return redis.cluster.RedisCluster(*addresses[0])
-    if kind == "sentinel":
-        sentinel: Any = redis.sentinel.Sentinel(addresses)  # type: ignore[no-untyped-call]
-        return cast(redis.Redis, sentinel.master_for(url.split("/")[-2]))
-    return redis.Redis.from_url(url)
 
 
 def test_the_broker_is_heard_on_the_loopback_address_alone(rabbitmq_url: str) -> None:

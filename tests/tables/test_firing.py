@@ -60,15 +60,6 @@ async def test_what_is_moved_or_taken_back_does_not_fire(place: Place, clock: Ma
     assert await place.states() == {1: (2, 0), 2: (1, 0), 3: (3, 1)}
 
 
-async def test_a_flood_is_taken_page_by_page(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(page=100))
-    loop = await place.loop(app)
-    await place.add_many(1, 350, START - 5)
-    assert await loop.run_once() == (350, None)
-    assert set((await place.states()).values()) == {(3, 1)}
-
-
 async def test_the_handler_s_effect_and_the_changes_are_one(place: Place, clock: ManualClock) -> None:
     app = await place.app(clock=clock)
     watch = app.watch(place.source(), retry=Fixed("10s", tries=9))
@@ -255,10 +246,20 @@ async def test_numbers(place: Place, clock: ManualClock, due_is: str, factor: in
     assert (await loop.run_once())[0] == 1
 
 
-async def test_a_table_without_an_index_is_watched_with_a_warning_that_says_what_to_do(
-    empty: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("there", "cure"),
+    [
+        ("", "{advice}"),
+        # it goes through all that was ever published
+        ("CREATE INDEX all_of_them ON {table} (due)", "CREATE INDEX by_both ON {table} (status, due)"),
+    ],
+)
+async def test_a_table_without_a_fit_index_is_watched_with_a_warning_that_says_what_to_do(
+    empty: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, there: str, cure: str
 ) -> None:
     await empty.create(index=False)
+    if there:
+        await empty.run(there.format(table=empty.table))
     app = await empty.app(clock=clock)
     app.watch(empty.source())
     with caplog.at_level(logging.WARNING, "bide.table"):
@@ -269,23 +270,7 @@ async def test_a_table_without_an_index_is_watched_with_a_warning_that_says_what
     await empty.add(1, START)
     assert (await loop.run_once())[0] == 1
     caplog.clear()
-    await empty.run(advice)
-    await empty.loop(app)
-    assert not caplog.text
-
-
-async def test_an_index_on_the_time_alone_is_no_use(
-    empty: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    await empty.create(index=False)
-    await empty.run(f"CREATE INDEX all_of_them ON {empty.table} (due)")
-    app = await empty.app(clock=clock)
-    app.watch(empty.source())
-    with caplog.at_level(logging.WARNING, "bide.table"):
-        await empty.loop(app)
-    assert "no index leads to the due rows" in caplog.text, "it goes through all that was ever published"
-    await empty.run(f"CREATE INDEX by_both ON {empty.table} (status, due)")
-    caplog.clear()
+    await empty.run(cure.format(advice=advice, table=empty.table))
     await empty.loop(app)
     assert not caplog.text
 
