@@ -37,24 +37,6 @@ def test_a_payload_has_its_size(part: Any) -> None:
     assert (failed, tried > 0) == (0, True)
 
 
-def test_a_bar_is_a_least_or_a_most(part: Any) -> None:
-    bar = part("workloads").Bar
-    assert (bar(least=3).met(3), bar(least=3).met(2.9)) == (True, False)
-    assert (bar(most=2).met(2), bar(most=2).met(2.1)) == (True, False)
-    assert (str(bar(least=3_000)), str(bar(most=0))) == (">= 3,000", "<= 0")
-
-
-def test_arrivals_tell_what_came_twice_and_what_came_early(part: Any) -> None:
-    actors = part("actors")
-    arrivals = actors.Arrivals()
-    for number, due in ((1, 0), (1, 0), (2, 2**45)):
-        arrivals.note(json.dumps(actors.payload_of(number, due)).encode())
-    found = arrivals.report()
-    assert (found["count"], found["distinct"], found["early"]) == (3, 2, 1)
-    assert found["p50_ms"] > 0
-    assert found["first_ns"] <= found["last_ns"]
-
-
 async def test_the_receiver_reads_requests_however_they_are_cut(part: Any) -> None:
     actors = part("actors")
     receiver = actors.Receive({"hang": 0})
@@ -81,14 +63,6 @@ def test_it_says_when_wrk_is_missing() -> None:
     assert "wrk is not installed; on Debian: apt-get install wrk" in refused.stderr
 
 
-def test_it_refuses_a_store_that_no_other_process_sees() -> None:
-    refused = _run("memory:", "--only", "webhooks")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert "no other process can see such a store" in refused.stderr
-
-
-@pytest.mark.faults
-@pytest.mark.real_time
 def test_each_figure_is_a_line_of_json() -> None:
     ran = _run("--only", "webhooks", "--only", "long_poll", "--n", "50", "--seconds", "0.5", "--rate", "20")
     lines = [json.loads(line) for line in ran.stdout.splitlines()]

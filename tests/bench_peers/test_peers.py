@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import doctest
 import importlib
 import json
@@ -48,32 +47,6 @@ def test_every_peer_has_a_module_pinned_requirements_and_a_say_about_its_setting
         assert len(contest("contestants").pins("\n".join(entries))) == len(entries)
 
 
-def test_the_loop_is_chosen_only_for_those_who_have_one(contest: Any) -> None:
-    contestants = contest("contestants")
-    assert contestants.BIDE.command("uvloop", sleepy=False)[-1] == "--uvloop"
-    assert "--uvloop" not in contestants.BIDE.command("asyncio", sleepy=False)
-    assert contestants.PEERS["arq"].loop("uvloop") == "uvloop"
-    assert "uvloop" in contestants.pins(contestants.PEERS["arq"].requirements.read_text(encoding="utf-8"))
-    assert contestants.PEERS["huey"].loop("uvloop") == "asyncio"
-    assert contestants.PEERS["huey"].command("asyncio", sleepy=True)[-2:] == ("-w", "8")
-
-
-def test_a_payload_has_its_size_and_is_read_back_from_the_log(
-    contest: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tasks, figures = contest("tasks"), contest("figures")
-    monkeypatch.setenv("BENCH_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(tasks, "_log", None)
-    payload = tasks.text(3, 1_000)
-    assert len(payload) == tasks.PAYLOAD
-    tasks.started(payload)
-    tasks.ended(payload)
-    lines = (tmp_path / "log").read_text(encoding="ascii").splitlines()
-    found = figures.examine(3, lines, sleeping=True)
-    assert (found.missing, found.undone, found.duplicated) == ({1, 2}, {1, 2}, 0)
-    assert tasks.pause(tasks.text(tasks.WARM_UP, 0)) == 0.0
-
-
 def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(contest: Any) -> None:
     lines = [
         "start 0000001 1000 1001000000",
@@ -87,22 +60,6 @@ def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(c
     assert (found.missing, found.undone) == ({3}, {2, 3})
     assert found.lateness == [-1.0, 1.0]
     assert (found.latest, found.first, found.last) == (8500.0, 1_001_000_000, 1_999_000_000)
-
-
-def test_without_a_sleep_every_second_start_is_a_duplicate(contest: Any) -> None:
-    lines = ["start 0000001 1000 1001000000", "start 0000001 1000 1002000000"]
-    found = contest("figures").examine(1, lines)
-    assert (found.redelivered, found.duplicated, found.undone) == (0, 1, set())
-
-
-def test_a_ratio_is_the_median_of_neighbours_and_never_an_invented_figure(contest: Any) -> None:
-    ratio = contest("figures").ratio
-    ours = [{"rate": 100.0}, {"rate": 10.0}, {"rate": 90.0}]
-    theirs = [{"rate": 50.0}, {"rate": 10.0}, {"rate": 10.0}]
-    assert ratio(ours, theirs, "rate") == 2.0
-    assert ratio(ours, [{"rate": None}] * 3, "rate") is None
-    assert ratio(ours, [{"rate": 0.0}] * 3, "rate") is None
-    assert ratio([{}] * 3, theirs, "rate") is None
 
 
 def test_the_tables_say_who_was_not_measured_and_why(contest: Any) -> None:
@@ -125,18 +82,6 @@ def test_the_tables_say_who_was_not_measured_and_why(contest: Any) -> None:
     assert "bullmq: not measured: there is no node" in lines
 
 
-def test_a_peer_that_failed_in_one_round_has_no_figures(contest: Any) -> None:
-    outcome = contest("command").Outcome(theirs=[{"completed_per_s": 10.0}], ours=[{}], reason="it fell")
-    assert outcome.as_json("burst") == {"not_measured": "it fell"}
-
-
-def test_what_is_left_in_redis_is_found_whatever_it_is_wrapped_in(contest: Any) -> None:
-    leaves = contest("server")._leaves
-    wrapped = b'{"body": "eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"}'
-    assert any(leaf == b"x" * 66 for leaf in leaves([[wrapped, None], 7]))
-
-
-@pytest.mark.faults
 async def test_a_database_is_emptied_and_searched_as_a_whole(contest: Any, tmp_path: Path) -> None:
     database, tasks = contest("database"), contest("tasks")
     texts = [tasks.text(number, 1_000) for number in range(1, 5)]
@@ -160,31 +105,6 @@ async def test_a_database_is_emptied_and_searched_as_a_whole(contest: Any, tmp_p
         if "not installed" not in str(error):
             raise
         not_installed(ServerMissing(str(error)))
-
-
-async def test_redis_replies_of_every_kind_are_understood(contest: Any) -> None:
-    server = contest("server")
-    replies = b"+OK\r\n:7\r\n$3\r\na\r\n\r\n$-1\r\n*2\r\n$1\r\nk\r\n:1\r\n-ERR no\r\n"
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(len(b"*1\r\n$4\r\nPING\r\n"))
-        writer.write(replies)
-        await writer.drain()
-        await reader.read()
-        writer.close()
-
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with listening:
-        port = listening.sockets[0].getsockname()[1]
-        connection = await server.Connection.open(f"redis://127.0.0.1:{port}")
-        assert await connection.call("PING") == b"OK"
-        assert await connection._reply() == 7
-        assert await connection._reply() == b"a\r\n"[:3]
-        assert await connection._reply() is None
-        assert await connection._reply() == [b"k", 1]
-        with pytest.raises(server.ReplyError, match="ERR no"):
-            await connection._reply()
-        await connection.close()
 
 
 async def test_a_client_is_told_by_lines_and_schedules_by_its_one_interface(contest: Any) -> None:
@@ -224,8 +144,3 @@ def test_the_command_explains_itself_and_refuses_whom_it_does_not_know() -> None
     assert (helped.returncode, "recovered_ms" in helped.stdout) == (0, True)
     refused = run("rq")
     assert (refused.returncode, "rq is not a peer" in refused.stderr) == (2, True)
-
-
-def test_figures_can_be_written_as_json(contest: Any) -> None:
-    outcome = contest("command").Outcome(theirs=[{"p50_ms": 2.0, "p99_ms": 4.0}], ours=[{"p50_ms": 1.0, "p99_ms": 1.0}])
-    assert json.loads(json.dumps(outcome.as_json("lateness")))["ratio"] == {"p50_ms": 0.5, "p99_ms": 0.25}

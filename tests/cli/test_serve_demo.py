@@ -23,13 +23,11 @@ from bide import Bide, StoreUnavailable
 from bide.cli.demo.traffic.coupons import AUDIENCE
 from bide.cli.demo.traffic.notebook import Notebook
 from bide.cli.demo.traffic.orders import SALE, is_paid
-from bide.cli.demo.traffic.payments import MERCHANTS, illness_of
 from bide.cli.demo.traffic.reminders import GUESTS, SUMMER
 from bide.cli.demo.traffic.town import Town
-from bide.cli.demo.traffic.words import of_minute, uneventful
+from bide.cli.demo.traffic.words import uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
-from bide.engine.history import Past, Row, bucket_of
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
@@ -266,27 +264,6 @@ async def test_numbers_are_given_once() -> None:
                 taken += numbers
     assert len(taken) == len(set(taken))
     assert taken == sorted(taken)
-
-
-def test_a_third_of_the_merchants_are_ill_each_in_its_way() -> None:
-    for minute in range(0, 60, 3):
-        ill = Counter(illness_of(merchant, minute * 60_000) for merchant in MERCHANTS)
-        assert ill[None] == len(MERCHANTS) * 2 // 3
-        assert set(ill) == {None, "slow", "down", "signature"}
-    assert all({illness_of(one, minute * 180_000) is None for minute in range(3)} == {True, False} for one in MERCHANTS)
-    assert illness_of("somebody else's", 0) is None
-
-
-def test_two_thirds_pay() -> None:
-    assert sum(map(is_paid, range(3 * SALE))) == 2 * SALE
-
-
-def test_what_a_minute_was_like() -> None:
-    row = Row(
-        12, {"a": Past(begun=3, late={bucket_of(4): 3}), "order.close": Past(begun=1, late={bucket_of(1_500): 1})}
-    )
-    assert of_minute(0, row).endswith("4 delivered, 12 scheduled; the latest began 1.5 s late (order.close)")
-    assert of_minute(0, Row(7)).endswith("0 delivered, 7 scheduled")
 
 
 def test_what_the_terminal_need_not_tell() -> None:

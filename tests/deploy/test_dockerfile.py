@@ -202,14 +202,3 @@ def test_the_health_check_tells_well_from_ill(last_stage: dict[str, Line]) -> No
     assert timeout is not None
     assert given is not None
     assert 2 < int(timeout[1]) < int(given[1]), "longer than /readyz takes, shorter than the check may"
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [("ADD https://x.example/y /y\n", "ADD"), ("FROM x \\\n# no\n  y\n", "comment"), ("FROM x \\\n", "goes on")],
-)
-def test_the_reader_is_strict(text: str, complaint: str, tmp_path: Path) -> None:
-    path = tmp_path / "Dockerfile"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(AssertionError, match=complaint):
-        read(path)

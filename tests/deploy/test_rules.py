@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.deploy.promql import Matcher, labels_grouped_by, selectors_of
+from tests.deploy.promql import labels_grouped_by, selectors_of
 
 if TYPE_CHECKING:
     from tests.deploy.conftest import Exposed
@@ -156,17 +156,3 @@ def test_counts_of_the_store_are_not_added_up_over_instances(deploy: Path) -> No
     for where, expression in expressions(deploy).items():
         if re.search(r"bide_(tasks|tasks_due|oldest_due_seconds)\{", expression):
             assert re.search(r"max( by \(topic\))? ?\(bide_(tasks|tasks_due|oldest)", expression), where
-
-
-def test_expressions_are_taken_apart() -> None:
-    expression = (
-        'histogram_quantile(0.99, sum by (topic, le) (rate(a_bucket{job="x", topic=~"t.*"}[5m]))) > 5 and b offset 15m'
-    )
-    assert selectors_of(expression) == [
-        ("a_bucket", [("job", "=", "x"), ("topic", "=~", "t.*")]),
-        ("b", []),
-    ]
-    assert labels_grouped_by(expression) == {"topic", "le"}
-    assert [Matcher("l", operator, "5..").takes("503") for operator in ("=", "=~", "!=", "!~")] == [
-        False, True, True, False,
-    ]  # fmt: skip

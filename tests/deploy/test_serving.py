@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 from tests.deploy.test_dockerfile import read
-from tests.servers.waiting import wait_until
+from tests.waiting import wait_until
 
 from bide.cli.exits import Exit
 
@@ -48,7 +48,7 @@ def ask(url: str, token: str | None = None, **how: str) -> tuple[int, str]:
         request.data = how["body"].encode()
         request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -86,7 +86,7 @@ def serving(words: Sequence[str], given: Mapping[str, str], folder: Path, name: 
         wait_until(ready, f"{name} to be ready")
         yield Served(url, log)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+        assert process.wait(timeout=60) in (0, -signal.SIGTERM)
     finally:
         if process.poll() is None:
             process.kill()

@@ -19,12 +19,10 @@ from bide.lab.report import charts, families, findings, measures, pictures, writ
 from bide.lab.report.document import Document
 from bide.lab.report.drawing import DARK, LIGHT, alone
 from bide.lab.report.families import FAMILIES, OWN, family_of
-from bide.lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row
-from bide.lab.report.markdown import markdown, table
+from bide.lab.report.findings import NOT_ASKED, Findings, Row
+from bide.lab.report.markdown import markdown
 from bide.lab.report.page import page
-from bide.lab.report.picks import SITUATIONS, picks_table
-from bide.lab.report.tables import EMPTY, Table, cell_table, counted_table, flaw_table, measure_table, missing_verbs
-from bide.lab.report.way import ways
+from bide.lab.report.tables import cell_table
 from bide.lab.report.writing import write_pictures, write_report
 from bide.lab.running import ResultsFile
 
@@ -60,15 +58,6 @@ def test_every_strategy_of_the_lab_has_a_family_and_a_row(found: Findings) -> No
     assert {row.family for row in found.rows} <= set(found.families)
 
 
-def test_a_flaw_is_told_with_what_was_seen_of_it(found: Findings) -> None:
-    lines = {(line[0], line[2]): line[3] for line in flaw_table(found.rows).lines}
-    assert "40" in lines["S4-A", "two"]
-    assert "65" in lines["S4-B", "killed"]
-    assert lines["S4-D", "gap"] == NOT_ASKED
-    clean = findings.findings([result("S4-A", "two", made(late=late(50, 110)))])
-    assert row_of(clean, "S4-A").flaws[0].why_not == NOT_SEEN
-
-
 def test_what_was_not_measured_says_why(found: Findings) -> None:
     assert row_of(found, "S3").why_not == "not measured here: no postgres server was given"
     assert row_of(found, "S7").why_not == NOT_ASKED
@@ -79,16 +68,6 @@ def test_a_strategy_that_only_the_results_know_is_reported_too() -> None:
     row = row_of(findings.findings([result("mine", "steady", made(late=late(1, 2)))]), "mine")
     assert row.family is OWN
     assert row.measured
-
-
-def test_who_is_ahead_of_bide_is_computed_for_each_measure(found: Findings) -> None:
-    ahead = {one.measure.name: one for one in found.better}
-    assert ahead["late-p50"].bide == "bide-memory"
-    assert ahead["late-p50"].ahead == [("S12", late(0.05, 0.4)[5])]
-    assert [name for name, _ in ahead["twice-killed"].ahead] == ["S4-B"]
-    assert [name for name, _ in ahead["bytes"].ahead] == ["S4-A"]
-    assert "idle-cpu" not in ahead
-    assert "lost-killed" not in ahead
 
 
 def test_the_best_of_bides_rows_is_what_others_have_to_beat() -> None:
@@ -119,62 +98,6 @@ def test_figures_that_were_taken_in_another_way_are_not_compared() -> None:
 def test_who_fires_early_or_not_at_all_is_not_called_punctual(wrong: dict[str, int]) -> None:
     ours = result("bide-redis", "steady", made(late=late(1, 2)))
     assert not ahead_of_bide(ours, result("S12", "steady", made(late=late(0.1, 0.2), **wrong)))
-
-
-def test_a_family_is_held_against_bide_on_the_servers_that_it_uses(found: Findings) -> None:
-    by_name = {family.name: family for family in FAMILIES}
-    zsets, timers = found.reference(by_name["zsets"]), found.reference(by_name["timers"])
-    assert zsets is not None
-    assert zsets.name == "bide-redis"
-    assert timers is not None
-    assert timers.name == "bide-memory"
-    measured = measure_table(found, by_name["zsets"])
-    assert measured is not None
-    assert [line[0] for line in measured.lines] == ["S4-A", "bide-redis"]
-
-
-def test_what_was_counted_besides_has_a_table() -> None:
-    counted = made(late=late(1, 2), counts={"hops": 5.0, "messages_sent": 1234.0}, revived=2)
-    table = counted_table(findings.findings([result("S9", "relay", counted)]).rows)
-    assert table is not None
-    assert table.lines == [["S9", "relay", "fired after a cancel 2, hops 5, messages sent 1,234"]]
-    assert counted_table(findings.findings([result("S9", "relay", made())]).rows) is None
-
-
-def test_a_verb_that_is_not_there_is_told_with_its_reason(found: Findings) -> None:
-    missing = missing_verbs(found.rows)
-    told = {(verb, name): one.why for one in missing for verb in one.verbs for name in one.names}
-    assert len(missing) < len(told)
-    for name, strategy in catalogue().items():
-        for verb, why in strategy.cannot.items():
-            assert told[verb, name] == why
-
-
-def test_the_way_of_measuring_is_told_for_each_that_there_was() -> None:
-    [quick] = ways(some_results())
-    assert "quick run of bide 0.1.0 on 2 processors, Linux, Python 3.11.7: 13 cells measured, 1 not" in quick
-    assert "One minute of a strategy's own periods and levels took 1 s" in quick
-    both = ways([*some_results(), result("S12", "steady", made(), quick=False, minute=60.0)])
-    assert "full run" in both[1]
-    assert "Nothing is scaled" in both[1]
-    assert "empty" in ways([])[0]
-
-
-def test_every_situation_gets_an_answer_from_the_figures(found: Findings) -> None:
-    lines = {line[0]: line for line in picks_table(found).lines}
-    assert len(lines) == len(SITUATIONS)
-    assert all(line[1] != EMPTY for line in lines.values())
-    redis = lines[SITUATIONS[0].words]
-    assert redis[1].startswith("bide-redis")
-    assert "p99" in redis[2]
-    chinese = picks_table(found, chinese=True).lines
-    assert [line[1:] for line in chinese] == [line[1:] for line in lines.values()]
-
-
-def test_a_markdown_table_has_as_many_cells_in_each_line() -> None:
-    lines = table(Table(["a", "b"], [["one", "x|y"], ["two", "z"]], frozenset({1}))).splitlines()
-    assert lines[1] == "|---|---:|"
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3}
 
 
 def test_the_markdown_file_names_every_strategy_and_every_cell(found: Findings) -> None:
@@ -295,19 +218,6 @@ def test_pictures_of_other_results_are_stale(tmp_path: Path) -> None:
     assert len(after.stale_pictures()) == len(after.pictures)
     after.draw()
     assert not after.stale_pictures()
-
-
-def test_the_chinese_page_has_the_same_figures(tmp_path: Path) -> None:
-    file = ResultsFile(tmp_path / "results.jsonl")
-    for one in some_results():
-        file.add(one)
-    document = Document(file.path)
-    numbers = re.compile(r"\d+(?:[.,]\d+)*")
-    for family in document.found.families:
-        english, chinese = document.measured(family), document.measured(family, chinese=True)
-        assert numbers.findall(english) == numbers.findall(chinese)
-    assert "策略" in document.measured(FAMILIES[1], chinese=True)
-    assert NOT_ASKED not in document.flaws(chinese=True)
 
 
 def test_the_chinese_page_of_strategies_has_the_same_code_and_sections(root: Path) -> None:

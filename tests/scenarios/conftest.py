@@ -16,6 +16,11 @@ from bide.testing.time_machine import TimeMachine
 
 
 @pytest.fixture
+def bide_app() -> Bide:
+    return Bide("memory:")
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The one file for the business tables and the tasks."""
     return tmp_path / "business.db"

@@ -60,11 +60,6 @@ class Blog:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def blog(bide_app: Bide, database: sqlite3.Connection) -> Blog:
     return Blog(bide_app, database)
 

@@ -70,11 +70,6 @@ def text(at: datetime) -> str:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def blog(bide_app: Bide, database: sqlite3.Connection) -> Blog:
     return Blog(bide_app, database)
 

@@ -34,8 +34,6 @@ class Shop:
         )
         self.before: Callable[[Task[Order]], Awaitable[object]] | None = None
         """What happens once a step is under way, and before its transaction."""
-        self.breaks = 0
-        """How many deliveries fail after their effect, inside their transaction."""
         for topic in STEPS:
             app.handler(topic, retry="quick")(self.step)
 
@@ -44,9 +42,6 @@ class Shop:
             await self.before(task)
         async with task.transaction() as conn:
             conn.execute(STEPS[task.topic][1], (task.payload.number,))
-            if self.breaks:
-                self.breaks -= 1
-                raise ConnectionError("between the effect and the end of the task")
 
     async def place(self, number: int) -> None:
         with self.database:
@@ -67,11 +62,6 @@ class Shop:
     def orders(self) -> dict[int, tuple[str, int]]:
         rows = self.database.execute("SELECT number, status, reminders FROM orders")
         return {number: (status, reminders) for number, status, reminders in rows}
-
-
-@pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
 
 
 @pytest.fixture
@@ -116,34 +106,6 @@ async def test_a_payment_after_the_cancellation_is_refused(shop: Shop, file_time
     assert await shop.pay(1) == []
     await file_time.advance("1d")
     assert shop.orders == {1: ("closed", 1)}
-
-
-async def test_an_order_that_is_rolled_back_leaves_no_tasks(shop: Shop, file_time: TimeMachine) -> None:
-    shop.database.execute("INSERT INTO orders (number) VALUES (1)")
-    async with shop.app.using(shop.database):
-        await shop.app.schedule("order.remind", Order(1), key="1", delay="5m")
-        assert await shop.app.get("order.remind", "1"), "within the transaction it is there"
-    shop.database.rollback()
-    assert not await file_time.waiting()
-    assert await file_time.advance("2d") == []
-
-
-async def test_a_payment_that_is_rolled_back_calls_nothing_off(shop: Shop, file_time: TimeMachine) -> None:
-    await shop.place(1)
-    shop.database.execute("UPDATE orders SET status = 'paid'")
-    async with shop.app.using(shop.database):
-        assert len(await shop.app.cancel_group("order-1")) == 3
-    shop.database.rollback()
-    await file_time.advance("1d")
-    assert shop.orders == {1: ("closed", 1)}
-
-
-async def test_a_failure_after_the_effect_undoes_it(shop: Shop, file_time: TimeMachine) -> None:
-    shop.breaks = 2
-    await shop.place(1)
-    fired = await file_time.advance("6m")
-    assert [(one.outcome, one.attempt) for one in fired] == [("retry", 1), ("retry", 2), ("done", 3)]
-    assert shop.orders == {1: ("unpaid", 1)}, "three deliveries, one reminder"
 
 
 async def test_a_payment_while_the_cancellation_is_under_way_wins(shop: Shop, file_time: TimeMachine) -> None:

@@ -50,11 +50,6 @@ class Rides:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def rides(bide_app: Bide, database: sqlite3.Connection) -> Rides:
     return Rides(bide_app, database)
 

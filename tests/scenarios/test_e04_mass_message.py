@@ -40,11 +40,6 @@ class Gateway:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def gateway(bide_app: Bide) -> Gateway:
     return Gateway(bide_app)
 

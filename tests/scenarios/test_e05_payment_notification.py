@@ -9,7 +9,6 @@ import pytest
 from bide import Bide, Handler, Result, Task
 from bide.testing.time_machine import TimeMachine
 
-TRIES = ["0s", "15s", "15s", "30s", "3m", "10m", "20m", "30m", "1h", "2h", "6h", "15h"]
 SECONDS = [0, 15, 30, 60, 240, 840, 2040, 3840, 7440, 14_640, 36_240, 90_240]
 """When each try is, counted from the payment."""
 
@@ -41,16 +40,11 @@ class Merchant:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def merchant(bide_app: Bide) -> Merchant:
     return Merchant(bide_app)
 
 
-@pytest.mark.parametrize("failures", range(12))
+@pytest.mark.parametrize("failures", [0, 1, 11])
 async def test_it_stops_at_the_first_success(merchant: Merchant, bide_time: TimeMachine, failures: int) -> None:
     merchant.failures = failures
     begin = bide_time.now
@@ -60,15 +54,6 @@ async def test_it_stops_at_the_first_success(merchant: Merchant, bide_time: Time
     assert [one.outcome for one in fired] == ["retry"] * failures + ["done"]
     assert [one.attempt for one in fired] == list(range(1, failures + 2))
     assert not merchant.lost
-
-
-async def test_the_tries_are_those_of_the_ladder(merchant: Merchant, bide_time: TimeMachine) -> None:
-    merchant.failures = 100
-    await merchant.notify.schedule(Payment(7), key="7", delay="0s")
-    for pause in TRIES:
-        (fired,) = await bide_time.advance(pause)
-        assert fired.at == bide_time.now
-    assert await bide_time.advance("30d") == []
 
 
 async def test_a_receiver_can_refuse_the_repeated_and_the_old(merchant: Merchant, bide_time: TimeMachine) -> None:
@@ -93,13 +78,3 @@ async def test_after_the_last_try_somebody_knows_and_may_send_it_again(
     assert (await bide_app.redrive("payment.notify", "7")).result is Result.REDRIVEN
     assert [one.outcome for one in await bide_time.advance("0s")] == ["done"]
     assert merchant.calls[-1][0] != dead.id, "sent again it is another life, which no receiver refuses"
-
-
-async def test_each_failed_try_can_be_looked_up(bide_app: Bide, merchant: Merchant, bide_time: TimeMachine) -> None:
-    merchant.failures = 3
-    await merchant.notify.schedule(Payment(7), key="7", delay="0s")
-    await bide_time.advance("2d")
-    events = await bide_app.events("payment.notify", "7")
-    assert [(event.kind, event.attempt, event.what) for event in reversed(events)] == [
-        ("retry", number, f"ConnectionError: no answer to call {number}") for number in (1, 2, 3)
-    ]

@@ -39,11 +39,6 @@ class Devices:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def devices(bide_app: Bide) -> Devices:
     return Devices(bide_app)
 

@@ -66,11 +66,6 @@ def hours(fired: list[Fired], begin: datetime) -> list[tuple[str, float]]:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def game(bide_app: Bide, database: sqlite3.Connection) -> Game:
     return Game(bide_app, database)
 
@@ -95,15 +90,6 @@ async def test_a_card_may_end_a_meal_now_but_not_before_now(game: Game, file_tim
     await file_time.advance("3h")
     await game.app.shift(group="ann", topic="meal.done", by="-2h")
     assert hours(await file_time.advance("0s"), begin) == [("rex/1", 3)]
-
-
-async def test_two_cards_add_up(game: Game, file_time: TimeMachine) -> None:
-    begin = file_time.now
-    game.adopt("rex")
-    await game.serve("rex", "ann")
-    for _ in range(2):
-        await game.app.shift(group="ann", topic="meal.done", by="-1h30m")
-    assert hours(await file_time.advance("1d"), begin) == [("rex/1", 1)]
 
 
 async def test_a_card_touches_no_meal_that_is_over_and_none_that_comes_after(
@@ -139,17 +125,3 @@ async def test_a_failure_in_the_middle_uses_no_card_and_serves_nothing(game: Gam
     assert [one.outcome for one in fired] == ["retry", "retry", "done"]
     assert game.pets == {"rex": (1, 0)}
     assert [task.key for task in await file_time.waiting()] == ["rex/2"]
-
-
-async def test_what_is_under_way_is_not_shifted(game: Game, file_time: TimeMachine) -> None:
-    answers: list[str] = []
-
-    @game.app.handler("card.play")
-    async def play(task: Task[str]) -> None:
-        answers.extend(answer.result for answer in await game.app.shift(group=task.payload, by="-2h"))
-
-    game.adopt("rex")
-    await game.serve("rex", "ann")
-    await play.schedule("ann", key="card", group="ann", delay="1h")
-    await file_time.advance("1h")
-    assert sorted(answers) == ["moved", "under_way"], "the meal, and the card itself"

@@ -45,11 +45,6 @@ class Import:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def imported(bide_app: Bide) -> Import:
     return Import(bide_app)
 

@@ -46,11 +46,6 @@ class Sale:
 
 
 @pytest.fixture
-def bide_app() -> Bide:
-    return Bide("memory:")
-
-
-@pytest.fixture
 def sale(bide_app: Bide) -> Sale:
     return Sale(bide_app)
 
