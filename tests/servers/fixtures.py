@@ -23,7 +23,6 @@ from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSche
 from tests.servers.keyspace import delete_keys
 from tests.servers.mariadb_server import MariaDbServer, drop_databases
 from tests.servers.postgres_server import PostgresServer, ask
-from tests.servers.rabbitmq_server import RabbitMqServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.redis_server import RedisServer
@@ -32,7 +31,7 @@ from tests.servers.shared import OF_REDIS, SharedServers
 from tests.servers.sharing import LentServers, servers_of
 from tests.servers.stalls import Stalls, watched
 
-Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer, RabbitMqServer)
+Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
 
 
 class StartsRedis(Protocol):
@@ -51,12 +50,6 @@ class StartsMariaDb(Protocol):
     """Starts a private server, with the options of `MariaDbServer`."""
 
     def __call__(self, **options: Any) -> MariaDbServer: ...
-
-
-class StartsRabbitMq(Protocol):
-    """Starts a private broker, with the options of `RabbitMqServer`."""
-
-    def __call__(self, **options: Any) -> RabbitMqServer: ...
 
 
 class Borrowed:
@@ -249,21 +242,9 @@ def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
 
 
 @pytest.fixture(scope="session")
-def mysql_replica_url(shared_servers: SharedServers | LentServers) -> str:
-    """mysql://USER@HOST:PORT/DATABASE?replica=HOST:PORT of a server that others use too, and one that follows it."""
-    return _url(shared_servers, "mysql_replica")
-
-
-@pytest.fixture(scope="session")
 def rabbitmq_url(shared_servers: SharedServers | LentServers) -> str:
     """amqp://guest:guest@HOST:PORT/ of a broker that others use too."""
     return _url(shared_servers, "rabbitmq")
-
-
-@pytest.fixture
-def rabbitmq_server(tmp_path: Path) -> Iterator[StartsRabbitMq]:
-    """Starts private brokers, which the test may pause and kill; they end with it."""
-    yield from _private(RabbitMqServer, tmp_path / "rabbitmq")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.servers.mariadb_pair import MariaDbPair
@@ -41,10 +42,12 @@ class Kind:
     """Started only when it is asked for by name: large, or needed by few tests."""
 
 
+_NEVER = 600_000
+"""Milliseconds until others take over: a machine that stands still for a second is no reason to."""
 KINDS: Mapping[str, Kind] = {
     "redis": Kind(variable="TEST_REDIS_URL", make=RedisServer),
-    "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=RedisCluster),
-    "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=RedisSentinel),
+    "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=partial(RedisCluster, node_timeout=_NEVER)),
+    "sentinel": Kind(variable="TEST_REDIS_SENTINEL_URL", make=partial(RedisSentinel, down_after=_NEVER)),
     "postgres": Kind(variable="TEST_POSTGRES_URL", make=PostgresServer),
     "mysql": Kind(variable="TEST_MYSQL_URL", make=MariaDbServer),
     "mysql_replica": Kind(variable="TEST_MYSQL_REPLICA_URL", make=MariaDbPair, asked_for=True),
