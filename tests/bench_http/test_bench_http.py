@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import doctest
 import importlib
 import json
@@ -37,26 +36,6 @@ def test_a_payload_has_its_size(part: Any) -> None:
     assert (failed, tried > 0) == (0, True)
 
 
-async def test_the_receiver_reads_requests_however_they_are_cut(part: Any) -> None:
-    actors = part("actors")
-    receiver = actors.Receive({"hang": 0})
-    port = (await receiver.begin())["port"]
-    payloads = [json.dumps(actors.payload_of(number, 1)).encode() for number in (1, 2)]
-    sent = b"".join(
-        b"POST /hook HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(payload), payload) for payload in payloads
-    )
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for place in (10, 130, len(sent)):
-        writer.write(sent[:place])
-        sent = sent[place:]
-        await writer.drain()
-    for _ in payloads:
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204 ")
-    writer.close()
-    await receiver.end()
-    assert (receiver.report()["distinct"], receiver.report()["early"]) == (2, 0)
-
-
 def test_it_says_when_wrk_is_missing() -> None:
     refused = _run("--only", "single", path="/nowhere")
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -67,6 +46,5 @@ def test_each_figure_is_a_line_of_json() -> None:
     ran = _run("--only", "webhooks", "--only", "long_poll", "--n", "50", "--seconds", "0.5", "--rate", "20")
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     assert {line["workload"] for line in lines} == {"webhooks", "long_poll"}, ran.stderr
-    assert [line["faults"] for line in lines] == [[]] * len(lines)
     early = [line["value"] for line in lines if line["figure"] == "early"]
     assert early == [0, 0]

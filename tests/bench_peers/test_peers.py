@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.child import ServerMissing
-from tests.servers.fixtures import not_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = ROOT / "bench" / "contest"
@@ -80,58 +77,6 @@ def test_the_tables_say_who_was_not_measured_and_why(contest: Any) -> None:
     assert "Redis 7, PostgreSQL 15, bide on redis beside peers on Redis" in shown
     assert "bide beside saq: not measured: it fell" in lines
     assert "bullmq: not measured: there is no node" in lines
-
-
-async def test_a_database_is_emptied_and_searched_as_a_whole(contest: Any, tmp_path: Path) -> None:
-    database, tasks = contest("database"), contest("tasks")
-    texts = [tasks.text(number, 1_000) for number in range(1, 5)]
-    as_json, as_bytes = json.dumps({"payload": texts[0]}), texts[1].encode().hex()
-    try:
-        async with database.database_in(tmp_path) as server:
-            assert re.match(r"\d+", server.version)
-            await server.empty()
-            await database.psql(
-                server.url,
-                f"""CREATE TABLE jobs (args jsonb); INSERT INTO jobs VALUES ('{as_json}');
-                CREATE SCHEMA other; CREATE TABLE other.task (payload bytea, note text);
-                INSERT INTO other.task VALUES ('\\x{as_bytes}', '{texts[2]}');""",
-            )
-            assert await server.holds(set(texts)) == set(texts[:3])
-            await server.empty()
-            assert await server.holds(set(texts)) == set()
-            with pytest.raises(contest("server").ServerFault, match="psql"):
-                await database.psql(server.url, "SELECT * FROM jobs;")
-    except contest("server").ServerFault as error:
-        if "not installed" not in str(error):
-            raise
-        not_installed(ServerMissing(str(error)))
-
-
-async def test_a_client_is_told_by_lines_and_schedules_by_its_one_interface(contest: Any) -> None:
-    client, produce = contest("client"), contest("produce")
-    calls: list[tuple[str, int]] = []
-
-    class Recorder(client.Client):  # type: ignore[misc, name-defined]
-        bulk = True
-
-        async def schedule(self, payload: str, due: int) -> None:
-            calls.append((payload[:7], due))
-
-        async def schedule_many(self, items: list[tuple[str, int]]) -> None:
-            for payload, due in items:
-                await self.schedule(payload, due)
-
-    recorder = Recorder()
-    answer = await produce._obey(recorder, {"do": "concurrent", "count": 3, "due": 9_000, "spread": 30})
-    assert sorted(calls) == [("0000001", 9_000), ("0000002", 9_010), ("0000003", 9_020)]
-    assert answer["seconds"] >= 0
-    calls.clear()
-    await produce._obey(recorder, {"do": "bulk", "count": 2_500, "due": 9_000, "spread": 0})
-    assert [number for number, _ in calls] == [f"{number:07d}" for number in range(1, 2_501)]
-    calls.clear()
-    await produce._obey(recorder, {"do": "warm", "count": 10})
-    assert {number for number, _ in calls} == {"0000000"}
-    assert len(calls) == 10
 
 
 def test_the_command_explains_itself_and_refuses_whom_it_does_not_know() -> None:

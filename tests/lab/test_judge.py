@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.lab import journal as journal_module
 from bide.lab.figures import SHARES
-from bide.lab.journal import Call, Firing, Journal, read, whole_lines
+from bide.lab.journal import Call, Firing, Journal, read
 from bide.lab.judge import Verdict, judge, percentile
 
 MS = 1_000_000
@@ -135,20 +134,3 @@ def test_a_journal_is_read_as_it_was_written_and_a_line_that_was_cut_off_is_pass
         ("b", False, True),
     ]
     assert journal.fired == 2
-
-
-def test_a_journal_grows_with_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_PIECE", 4096)
-    path = tmp_path / "journal"
-    journal = Journal(path)
-    begin = 0
-    for number in range(1_000):
-        journal.effect(f"k{number}", number)
-        if number % 100 == 0:
-            lines = whole_lines(path, since=begin)
-            assert f"! k{number} ".encode() in lines
-            begin += len(lines)
-    _, firings = read([path])
-    assert [one.key for one in firings] == [f"k{number}" for number in range(1_000)]
-    journal.close()
-    assert len(read([path])[1]) == 1_000

@@ -76,14 +76,6 @@ def test_explain_fits_into_80_columns_but_for_wide_drawings(strategy: type[Strat
     assert told["drawing"].splitlines()[0].strip() in text
 
 
-def test_explain_tells_a_card_once_for_all_variants() -> None:
-    text = run("explain", "S4").stdout
-    assert text.count("\nIdea\n") == 1
-    assert all(name in text for name in EVERY if name.startswith("S4-"))
-    assert [one["strategy"] for one in shapes("explain", "S4")] == [name for name in EVERY if name.startswith("S4-")]
-    assert "S99" in error("explain", "S99")
-
-
 def test_report_writes_the_page_the_tables_and_the_pictures(results: Path, tmp_path: Path) -> None:
     [told] = shapes("report", "--out", "elsewhere")
     assert told["measured"] == 5
@@ -123,13 +115,6 @@ def test_choose_answers_with_reasons_on_both_sides(results: Path) -> None:
     assert {"reason": "99 of 100 were late by up to 109 ms (steady)", "measured": True} in excluded["S4-A"]
     assert not excluded["S9"][0]["measured"]
     assert len(told["fitting"]) + len(excluded) == len(EVERY)
-
-
-def test_choose_prints_for_people_within_80_columns(results: Path) -> None:
-    text = run("choose", "--servers", "redis").stdout
-    assert text.startswith("Pick bide-")
-    assert "Not these" in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_choose_takes_servers_to_mean_several_machines() -> None:

@@ -148,15 +148,6 @@ async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to
         await all_of_them.until_fired(effects, "only")
 
 
-async def test_every_task_goes_two_hops(company: Any) -> None:
-    async with company(BucketAndReady, hold="600") as all_of_them:
-        effects, one = Effects(), await all_of_them.another()
-        await all_of_them.client.schedule([Item("a", now()), Item("b", now())])
-        await all_of_them.start(effects, one=one)
-        await all_of_them.until_fired(effects, "a", "b")
-        assert one.counts() == {"hops": 4.0}
-
-
 async def test_what_a_consumer_has_popped_dies_with_it(company: Any) -> None:
     async with company(HeadPublish) as all_of_them:
         held, client = Held(), all_of_them.client

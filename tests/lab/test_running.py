@@ -132,6 +132,7 @@ async def test_a_workload_is_played_and_has_figures(strategy: str, workload: str
     result = await play(Cell(catalogue()[strategy], WORKLOADS[workload]), run)
     assert result.figures is not None, result.why_not
     assert result.figures.scheduled > 0
+    assert workload != "idle" or result.figures.server_cpu_pct is not None
 
 
 async def test_a_server_that_is_missing_and_a_workload_that_makes_no_sense_are_said() -> None:

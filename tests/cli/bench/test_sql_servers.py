@@ -1,20 +1,24 @@
-"""What a benchmark does to a PostgreSQL server by itself: it leaves nothing, and measures what it says it measures."""
+"""What a benchmark does to a PostgreSQL or MySQL server by itself: it leaves nothing, and measures what it says."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from asyncpg import InsufficientPrivilegeError
 from click.testing import CliRunner
+from tests.servers import mariadb_server
 from tests.servers.postgres_server import ask
 from tests.waiting import wait_until
 
 from bide.app import Bide
 from bide.cli.bench import bench, processes
 from bide.cli.bench.limits import limit_of
+from bide.cli.bench.mysql_server import MysqlServer, RawMysql
 from bide.cli.bench.place import place_of
 from bide.cli.bench.plan import Plan
 from bide.cli.bench.postgres_server import PostgresServer, RawPostgres
@@ -24,31 +28,74 @@ from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
 
 
-def schemas(url: str) -> set[str]:
-    return {row[0] for row in ask(url, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'bench%'")}
+class Kind(NamedTuple):
+    """What differs between the two."""
+
+    ask: Callable[[str, str], Any]
+    schemas: str
+    key: str
+    """The column of the raw limit's table that has a task's name."""
+    works: str
+    held: str
+    """How many hold a snapshot."""
+    health: set[str]
 
 
-def server_at(place_server: object) -> PostgresServer:
-    assert isinstance(place_server, PostgresServer)
+KINDS = {
+    "postgres": Kind(
+        ask, "SELECT nspname FROM pg_namespace", "key", "SELECT count(*) FROM generate_series(1, 100000)",
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bide bench' AND backend_xmin IS NOT NULL "
+        "AND state = 'idle in transaction'",
+        {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"},
+    ),
+    "mysql": Kind(
+        mariadb_server.ask, "SHOW DATABASES", "name", "SELECT BENCHMARK(100000, SHA2('bide', 256))",
+        "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_isolation_level = 'REPEATABLE READ'",
+        {"bytes", "history"},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{kind}_url"))
+
+
+def schemas(kind: str, url: str) -> set[str]:
+    return {str(row[0]) for row in KINDS[kind].ask(url, KINDS[kind].schemas)}
+
+
+def server_at(place_server: object) -> PostgresServer | MysqlServer:
+    assert isinstance(place_server, PostgresServer | MysqlServer)
     return place_server
+
+
+async def open_and_close(url: str) -> None:
+    async with Bide(url):
+        pass
 
 
 def test_a_schema_that_was_not_there_is_made_and_dropped(postgres_url: str, postgres_schema: str) -> None:
     with place_of(f"{postgres_url}?schema={postgres_schema}&prefix=a_") as place:
         assert place.owned
         assert ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.a_task")[0][0] == 0
-    assert ask(postgres_url, f"SELECT FROM pg_namespace WHERE nspname = '{postgres_schema}'") == []
+    assert postgres_schema not in schemas("postgres", postgres_url)
 
 
-def test_a_schema_with_others_tables_is_not_touched(postgres_url: str, postgres_schema: str) -> None:
-    ask(postgres_url, f"CREATE SCHEMA {postgres_schema}")
-    ask(postgres_url, f"CREATE TABLE {postgres_schema}.orders (number integer)")
-    url = f"{postgres_url}?schema={postgres_schema}"
-    with place_of(url) as place:
+def test_a_schema_with_others_tables_is_not_touched(kind: str, url: str, request: pytest.FixtureRequest) -> None:
+    schema = request.getfixturevalue(f"{kind}_schema")
+    KINDS[kind].ask(url, f"CREATE SCHEMA {schema}")
+    KINDS[kind].ask(url, f"CREATE TABLE {schema}.orders (number integer)")
+    with place_of(f"{url}?schema={schema}") as place:
         assert not place.owned
         with pytest.raises(StoreMismatch, match="bide migrate"):
-            asyncio.run(PostgresStore(place.url).open())
-    assert ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.orders")[0][0] == 0
+            asyncio.run(open_and_close(place.url))
+    assert KINDS[kind].ask(url, f"SELECT count(*) FROM {schema}.orders")[0][0] == 0
 
 
 def test_what_was_filled_in_is_written_down_before_anything_is_measured(postgres_url: str) -> None:
@@ -89,25 +136,25 @@ def test_a_schema_of_somebody_else_keeps_what_was_in_it(workload: str, postgres_
     assert asyncio.run(topics()) == ["shop"]
 
 
-def test_the_raw_limit_is_measured_and_leaves_nothing(postgres_url: str) -> None:
-    with place_of(postgres_url) as place:
-        assert (place.kind, place.shared, place.owned) == ("postgres", True, True)
+def test_the_raw_limit_is_measured_and_leaves_nothing(kind: str, url: str) -> None:
+    with place_of(url) as place:
+        assert (place.kind, place.shared, place.owned) == (kind, True, True)
         assert place.size() > 0
         own = parse_qs(urlsplit(place.url).query)["schema"][0]
         with limit_of(Plan(place=place, limit=True)) as limit:
             raw, size = limit._raw, place.size()
-            assert isinstance(raw, RawPostgres)
+            assert isinstance(raw, RawPostgres | RawMysql)
             limit.measure(2)
-            found = ask(postgres_url, f"SELECT count(*), count(DISTINCT key) FROM {raw._schema}.task")[0]
-            assert found == (2_000, 2_000)
+            counted = f"count(*), count(DISTINCT {KINDS[kind].key}), max(length(payload))"
+            assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw._schema}.task")[0]) == (2_000, 2_000, 100)
             assert place.size() == size, "it grows in a place of its own"
             assert limit.fields({})["limit_per_s"] > 0
-            assert {own, raw._schema} <= schemas(postgres_url)
-        assert raw._schema not in schemas(postgres_url)
-    assert own not in schemas(postgres_url)
+            assert {own, raw._schema} <= schemas(kind, url)
+        assert raw._schema not in schemas(kind, url)
+    assert own not in schemas(kind, url)
 
 
-def test_the_server_tells_what_it_did_and_what_an_operation_cost(postgres_url: str) -> None:
+def test_the_server_tells_what_it_did_and_what_an_operation_cost(kind: str, url: str) -> None:
     async def cost(url: str, watch: ProcessorWatch) -> float:
         async with Bide(url) as app:
             await app.schedule("bench.t", b"", delay="1h")
@@ -115,30 +162,29 @@ def test_the_server_tells_what_it_did_and_what_an_operation_cost(postgres_url: s
             await app.schedule_many([app.new("bench.t", b"", delay="1h") for _ in range(200)])
             return watch.stop()
 
-    with place_of(postgres_url) as place:
+    with place_of(url) as place:
         server = server_at(place.server)
         watch, load = server.watch(), server.load()
         assert isinstance(watch, ProcessorWatch)
         assert asyncio.run(cost(place.url, watch)) > 0
 
         def worked() -> bool:
-            ask(postgres_url, "SELECT count(*) FROM generate_series(1, 100000)")
+            KINDS[kind].ask(url, KINDS[kind].works)
             cpu = server.load().cpu
             assert cpu is not None
             return load.cpu is not None and cpu > load.cpu
 
         wait_until(worked, "a tick of the processor's time")
         assert server.load().requests > load.requests
-        assert set(server.health()) == {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"}
+        assert set(server.health()) == KINDS[kind].health
 
 
 def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_PROC", Path("/nowhere"))
-    with place_of(postgres_url) as place:
+    with place_of(url) as place:
         server = server_at(place.server)
-        assert server.postmaster is None
         assert server.load().cpu is None
         watch = server.watch()
         assert isinstance(watch, LessRoundTrip)
@@ -146,24 +192,21 @@ def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
         assert watch.stop() > 0
 
 
-def test_a_snapshot_holds_vacuum_back_and_is_let_go(postgres_url: str) -> None:
-    held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bide bench' AND backend_xmin IS NOT NULL"
-    with place_of(postgres_url) as place:
-        server = server_at(place.server)
-        with server.snapshot():
-            assert ask(postgres_url, held)[0][0] >= 1
-            [[waits]] = ask(postgres_url, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
-            assert waits >= 1
+def test_a_snapshot_is_held_and_let_go(kind: str, url: str) -> None:
+    with place_of(url) as place, server_at(place.server).snapshot():
+        assert KINDS[kind].ask(url, KINDS[kind].held)[0][0] >= 1
 
 
-def test_what_goes_wrong_is_an_error_of_bide(postgres_url: str) -> None:
-    with pytest.raises(StoreUnavailable, match="benchmark"), place_of("postgresql://bide@127.0.0.1:1/postgres"):
+def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
+    nobody = urlsplit(url)._replace(netloc="bide@127.0.0.1:1").geturl()
+    with pytest.raises(StoreUnavailable, match="benchmark"), place_of(nobody):
         pass
-    with pytest.raises(StoreUnavailable, match="benchmark"), place_of(postgres_url) as place:
+    with pytest.raises(StoreUnavailable, match="benchmark"), place_of(url) as place:
         server_at(place.server)._rows("SELECT nonsense")
 
 
-@pytest.mark.parametrize("query", ["schema=Upper", "prefix=1", "pooler=x"])
+@pytest.mark.parametrize("query", ["postgresql://host/db?schema=Upper", "postgresql://host/db?prefix=1",
+                                   "postgresql://host/db?pooler=x", "mysql://host/db?prefix=1"])  # fmt: skip
 def test_a_url_that_cannot_be_read_is_refused(query: str) -> None:
-    with pytest.raises(BadInput), place_of(f"postgresql://host/db?{query}"):
+    with pytest.raises(BadInput), place_of(query):
         pass
