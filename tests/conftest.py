@@ -29,7 +29,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.servers.sharing", "tests.servers.fixtures", "tests.together"]
+pytest_plugins = ["tests.servers.sharing", "tests.servers.fixtures"]
+
+
+LONG: tuple[str, ...] = ()
+"""What takes longest goes first, that it is not left to the end for one process; `--durations` tells."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((place for place, name in enumerate(LONG) if name in item.nodeid), len(LONG)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

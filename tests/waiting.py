@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -27,7 +27,11 @@ _STEP = 0.005
 _SLOW_STEP = 0.02
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], what: str, *, patience: float = PATIENCE) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], what: str, *, patience: float = PATIENCE) -> T: ...
+@overload
+async def until(condition: Callable[[], T], what: str, *, patience: float = PATIENCE) -> T: ...
+async def until(condition: Callable[[], Any], what: str, *, patience: float = PATIENCE) -> Any:
     """Wait until `condition()`, which may be a coroutine, is true, and return it. `what` is said where it never is."""
     ends = asyncio.get_running_loop().time() + patience
     while True:

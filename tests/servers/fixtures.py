@@ -29,7 +29,6 @@ from tests.servers.redis_server import RedisServer
 from tests.servers.server_clock import ServerClock
 from tests.servers.shared import OF_REDIS, SharedServers
 from tests.servers.sharing import LentServers, servers_of
-from tests.servers.stalls import Stalls, watched
 
 Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
 
@@ -78,13 +77,6 @@ def not_installed(error: ServerMissing) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(str(error))
     pytest.skip(str(error))
-
-
-@pytest.fixture
-def stalls() -> Iterator[Stalls]:
-    """How long the machine stood still during the test, which no bar of real time is to hold against bide."""
-    with watched() as found:
-        yield found
 
 
 @pytest.fixture(scope="session")
