@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from tests.stores.mysql.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
@@ -108,7 +108,6 @@ async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
             tokens = highest
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
 async def test_what_is_cut_anywhere_is_done_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
     store = await through(clock="server")

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 
-import pytest
-from tests.stores.looks import goes_on, soon
-from tests.stores.mysql.conftest import OpensStore
-from tests.stores.mysql.connections import by_asyncmy
-from tests.stores.mysql.test_keeping import ask
-
-from bide.core.records import In
-from bide.stores import floors
 from bide.stores.floors import SLACK
 from bide.stores.mysql import depths
-from bide.stores.mysql.address import address_of
 from bide.stores.mysql.depths import BACK, Depth, Depths
-from bide.stores.mysql.lane import Call
-from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, lease, new, put_one
+from bide.testing.store_suite.acts import NOW
 
 WHOLE = Depth({"t": 0}, {"t": 0}, {"t": 0}, True, True)
 
@@ -93,79 +81,3 @@ def test_a_whole_look_that_was_cut_short_may_take_longer() -> None:
         assert known.patience == patience
     known.look(NOW, took=90.0)
     assert known.patience == 0.0
-
-
-@pytest.fixture
-def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depths, "DEAR", 0.0)
-    monkeypatch.setattr(depths, "SHARE", 1_000_000_000)
-
-
-@pytest.mark.real_time
-async def test_a_task_whose_transaction_was_open_for_long_and_a_lost_lease_are_found(
-    url: str, open_store: OpensStore, always_dear: None
-) -> None:
-    store, other = await open_store(url, clock="server"), await open_store(url, clock="server")
-    await goes_on(store, 1.2)
-    async with by_asyncmy(url) as caller:
-        verbs = other.using(caller.given)
-        await verbs.add([new("open for long", due=In(0))], now=NOW)
-        await goes_on(store, 2.5)
-        await caller.commit()
-    assert [one.key for one in await soon(store)] == ["open for long"]
-    await put_one(other, new("lost", due=In(0)))
-    [held] = (await lease(other, 1, lasts=2_500)).tasks
-    assert held.key == "lost"
-    await goes_on(store, 2.0)
-    assert [one.key for one in await soon(store)] == ["lost"]
-
-
-@pytest.mark.real_time
-async def test_a_task_that_was_locked_is_found_when_it_is_let_go(
-    url: str, open_store: OpensStore, always_dear: None
-) -> None:
-    store = await open_store(url, clock="server")
-    await goes_on(store, 1.2)
-    await put_one(store, new("locked", due=In(HOUR)))
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await ask(url, f"UPDATE {{0}}_task SET at = {int(time.time() * 1000)}")
-        await caller.execute(f"UPDATE {table} SET created_at = created_at + 1")
-        await goes_on(store, 2.0)
-        await caller.rollback()
-    assert [one.key for one in await soon(store)] == ["locked"]
-
-
-@pytest.mark.real_time
-async def test_what_lies_further_back_is_found_beside(
-    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(depths, "DEAR", 0.0)
-    monkeypatch.setattr(depths, "SHARE", 1)
-    store = await open_store(url, clock="server")
-    await goes_on(store, 1.2)
-    await put_one(store, new("by hand", due=In(HOUR)))
-    await ask(url, f"UPDATE {{0}}_task SET at = {int(time.time() * 1000) - 60_000}")
-    assert [one.key for one in await soon(store, 3.0)] == ["by hand"], "it is found by one look, and leased by the next"
-
-
-@pytest.mark.real_time
-async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_may_begins_late(
-    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
-    store = await open_store(url, clock="server", silence=1.0)
-    await put_one(store, new("before", due=In(0)))
-    assert len((await lease(store, 5)).tasks) == 1, "from now on the caller is known"
-    await put_one(store, new(due=In(0)))
-    timed, looks = Call.timed, []
-
-    async def slow(call: Call, *statements: bytes, commits: bool = False) -> list[object]:
-        if any(b"SKIP LOCKED" in one for one in statements):
-            looks.append(1)
-            await asyncio.sleep(1.3)
-        return await timed(call, *statements, commits=commits)  # type: ignore[return-value]
-
-    monkeypatch.setattr(Call, "timed", slow)
-    assert [one.key for one in (await lease(store, 5, lasts=MINUTE)).tasks] == ["k"]
-    assert len(looks) == 2

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+import logging
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from tests.stores.mysql.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import elapse, until, virtual_time
 
 from bide.core.records import In
 from bide.ports import Listening
+from bide.stores.listeners import Listeners
 from bide.stores.mysql import MySqlStore
+from bide.stores.mysql.address import address_of
 from bide.stores.mysql.ear import POLL, Ear
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import DAY, lease, new, put_one, until
+from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
+from bide.testing.virtual import run_virtual
 
 Heard = list[tuple[str, int]]
+
+
+@pytest.fixture(autouse=True)
+def waits_for_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 60.0)
 
 
 async def listening_to(store: MySqlStore, *topics: str) -> tuple[Ear, Heard, Listening]:
@@ -34,31 +43,18 @@ def ear_of(store: MySqlStore) -> Ear:
     return store._opened.ear
 
 
-def counting_looks(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The topics of each look from now on."""
-    looks: list[list[str]] = []
-    look = ear._look
-
-    async def counted(connection: Any, head: Any, topics: Any) -> Any:
-        looks.append(sorted(topics))
-        return await look(connection, head, topics)
-
-    monkeypatch.setattr(ear, "_look", counted)
-    return looks
-
-
-@pytest.mark.real_time
-async def test_what_others_commit_is_heard_once_it_is_due_within_a_second(url: str, open_store: OpensStore) -> None:
+async def test_what_others_commit_is_heard_once_it_is_due_within_a_second(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, other = await open_store(url, clock="server"), await open_store(url, clock="server")
     _, heard, _ = await listening_to(store, "t", "u")
-    await put_one(other, new("far", topic="u", due=In(DAY)))
+    soon = await put_one(other, new("soon", topic="u", due=In(HOUR)))
     await put_one(other, new("not listened to", topic="v", due=In(0)))
     now = await put_one(other, new("now", due=In(0)))
     await until(lambda: ("t", now.wake_at) in heard, "what is due")
     assert {topic for topic, _ in heard} == {"t"}
-    soon = await put_one(other, new("soon", topic="u", due=In(1_500)))
+    monkeypatch.setattr("bide.stores.mysql.ear._SOON", 2 * HOUR)  # an hour is soon now
     await until(lambda: ("u", soon.wake_at) in heard, "what will be due")
-    assert time.time() * 1_000 < soon.wake_at
 
 
 async def test_who_listens_need_not_look(url: str, open_store: OpensStore) -> None:
@@ -81,44 +77,62 @@ async def test_where_the_clock_is_the_callers_there_is_no_look(url: str, open_st
     assert (await lease(store)).again_by is None
 
 
-@pytest.mark.real_time
 async def test_a_lease_is_a_look(url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await open_store(url, clock="server")
     ear, _, _ = await listening_to(store, "t", "u")
-    looks = counting_looks(ear, monkeypatch)
-    for _ in range(20):
-        await lease(store, topic="t")
-        await asyncio.sleep(0.05)
-    assert looks.count(["u"]) >= 3
-    assert sum("t" in look for look in looks) <= 1, "but for the one that was due when the first lease came"
+    told: list[list[str]] = []
+    monkeypatch.setattr(ear, "looked", lambda topics, sent: told.append(list(topics)))
+    await lease(store, topic="t")
+    assert ["t"] in told
 
 
-@pytest.mark.real_time
-async def test_it_keeps_still_for_so_long_only(
-    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bide.stores.mysql.ear._STILL", 0.5)
-    store = await open_store(url, clock="server")
-    ear, _, _ = await listening_to(store, "t")
-    looks = counting_looks(ear, monkeypatch)
-    for _ in range(30):
-        await lease(store)
-        await asyncio.sleep(0.05)
-    assert 1 <= len(looks) <= 4, "its connection is used"
+@pytest.mark.parametrize(("still", "of_t"), [(10.0, 1), (0.5, 5)])
+def test_the_ear_keeps_still_about_what_was_leased(monkeypatch: pytest.MonkeyPatch, still: float, of_t: int) -> None:
+    """For two seconds `t` is leased every 50 ms, `u` by nobody; the connection is used now and then all the same."""
+    looks: list[list[str]] = []
+
+    async def look(connection: Any, head: Any, topics: Any) -> dict[str, int]:
+        looks.append(sorted(topics))
+        return {}
+
+    async def connected(*of: Any, **more: Any) -> Any:
+        return Mock(mariadb=True)
+
+    async def listen(topics: list[str]) -> None:
+        ear = Ear(
+            address_of("mysql://h/d"), Listeners(logging.getLogger()), used=True, floor=lambda topic: 0,
+            now=lambda: NOW, tell=lambda wakes: None,
+        )  # fmt: skip
+        monkeypatch.setattr(ear, "_look", look)
+        ear.listen(topics, lambda topic, wake: None)
+        for _ in range(40):
+            await elapse(0.05)
+            ear.looked(["t"], virtual_time())
+        await ear.close()
+
+    monkeypatch.setattr("bide.stores.mysql.ear.connect", connected)
+    monkeypatch.setattr("bide.stores.mysql.ear._STILL", still)
+    run_virtual(lambda loop: listen(["t", "u"]))
+    assert looks.count(["u"]) >= 9, "every 200 ms"
+    assert sum("t" in one for one in looks) == 1, "but for the first"
+    looks.clear()
+    run_virtual(lambda loop: listen(["t"]))
+    assert len(looks) == of_t
 
 
-@pytest.mark.faults
 async def test_a_deaf_ear_wakes_who_relies_on_it(
     through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 0.3)
     monkeypatch.setattr("bide.stores.mysql.ear._PAUSE", 0.1)
     store, other = await through(clock="server"), await open_store(url, clock="server")
     ear, heard, _ = await listening_to(store, "t")
+    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 0.3)
     proxy.hold()
-    await until(lambda: bool(heard), "that it is deaf")
+    await until(lambda: bool(heard), "that it is deaf", patience=180)  # a look may have begun before the new silence
     assert not ear.hears
+    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 60.0)
     await proxy.heal()
+    proxy.cut()  # what is held stays so
     assert (await lease(store)).again_by is not None or ear.hears, "it looks for itself, or need not"
     await until(lambda: ear.hears, "another connection")
     heard.clear()
@@ -126,7 +140,6 @@ async def test_a_deaf_ear_wakes_who_relies_on_it(
     await until(lambda: ("t", told.wake_at) in heard, "what was committed after that")
 
 
-@pytest.mark.faults
 async def test_a_defect_makes_deaf_and_not_silent(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.stores.mysql.conftest import OpensStore
 from tests.stores.mysql.connections import by_asyncmy
 from tests.stores.mysql.test_keeping import ask
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreError
 from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
@@ -209,7 +209,7 @@ async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(url
 
 async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store: OpensStore) -> None:
     """Somebody has the task locked for longer than a call goes on; its worker is gone when he lets go."""
-    store, other = await open_store(url, patience=0.5, silence=3.0), await open_store(url)
+    store, other = await open_store(url, patience=0.5), await open_store(url)
     await put(store, new("a"), new("b"))
     a, b = (await lease(store, 2, lasts=MINUTE)).tasks
     async with by_asyncmy(url) as caller:

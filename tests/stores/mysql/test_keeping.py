@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.stores.mysql.conftest import OpensStore
 from tests.stores.mysql.connections import by_asyncmy
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.names import new_id
 from bide.core.records import At, Filter, Redrive, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.stores.mysql.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, Page
 from bide.stores.mysql.connecting import Connection, Rows

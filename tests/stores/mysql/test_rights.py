@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.fixtures import StartsMariaDb
-from tests.stores.everything import everything
+from tests.servers.mariadb_server import MariaDbServer
+from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.stores.mysql import MySqlStore, schema
@@ -26,10 +27,17 @@ def store(url: str) -> MySqlStore:
     return MySqlStore(url, patience=0.3, events_kept=2)
 
 
-async def test_the_rights_suffice_and_each_is_needed(root: Path, mariadb_server: StartsMariaDb) -> None:
-    server = mariadb_server()
+@pytest.fixture
+def server(root: Path, own_server: MariaDbServer) -> Iterator[MariaDbServer]:
+    """With the database of the page, and with who migrates."""
     for statement in statements(root, "migrates"):
-        server.ask(statement)
+        own_server.ask(statement)
+    yield own_server
+    own_server.ask(f"DROP DATABASE {DATABASE}")
+    own_server.ask("DROP USER IF EXISTS bide_migrator, bide_worker, other")
+
+
+async def test_the_rights_suffice_and_each_is_needed(root: Path, server: MariaDbServer) -> None:
 
     def url(user: str) -> str:
         return f"{server.url.replace('//bide@', f'//{user}:secret@').rpartition('/')[0]}/{DATABASE}"
@@ -65,10 +73,7 @@ async def test_the_rights_suffice_and_each_is_needed(root: Path, mariadb_server:
     assert not idle
 
 
-async def test_who_runs_tasks_cannot_migrate(root: Path, mariadb_server: StartsMariaDb) -> None:
-    server = mariadb_server()
-    for statement in (*statements(root, "migrates"),):
-        server.ask(statement)
+async def test_who_runs_tasks_cannot_migrate(server: MariaDbServer) -> None:
     server.ask("CREATE USER other@'%' IDENTIFIED BY 'it''s @ secret'")
     url = f"{server.url.replace('//bide@', '//other:it%27s%20%40%20secret@').rpartition('/')[0]}/{DATABASE}"
     with pytest.raises(StoreUnavailable, match="grant this user"):

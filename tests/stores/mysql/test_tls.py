@@ -11,9 +11,9 @@ from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.mariadb_server import MariaDbServer
 from tests.stores.certificates import certify
-from tests.stores.mysql.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.errors import StoreUnavailable
 from bide.testing.store_suite.acts import done, put_one, settle, take
 
 
@@ -72,8 +72,3 @@ async def test_who_is_not_vouched_for_is_refused(
         certify(other)
     with pytest.raises(StoreUnavailable, match=said):
         await open_store(f"{server.url}{query.format(folder)}", patience=0.3)
-
-
-async def test_files_that_cannot_be_read_are_named(secure: tuple[MariaDbServer, Path], open_store: OpensStore) -> None:
-    with pytest.raises(BadInput, match="nowhere"):
-        await open_store(f"{secure[0].url}?ssl_ca=/nowhere/ca.crt")

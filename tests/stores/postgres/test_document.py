@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import asyncpg
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In, NewTask, State
+from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
 
 
@@ -41,9 +42,9 @@ async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store:
     assert [(topic, state) for topic, state in (await store.tally()).counts] == [("order.close", State.WAITING)]
 
 
-async def test_the_picture_names_every_table_index_and_column(root: Path, url: str, open_store: OpensStore) -> None:
-    await open_store(url)
-    address = address_of(url)
+async def test_the_picture_names_every_table_index_and_column(root: Path, fresh_url: str) -> None:
+    await schema.migrate(fresh_url)
+    address = address_of(fresh_url)
     picture = (
         (root / "docs" / "sql.md").read_text(encoding="utf-8").partition("## The schema")[2].partition("Times are")[0]
     )

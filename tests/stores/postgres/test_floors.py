@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import asyncpg
 import pytest
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.records import In, Record
+from bide.core.records import In
 from bide.stores import floors
 from bide.stores.floors import SLACK, Floors
-from bide.stores.postgres import PostgresStore, bounds
-from bide.stores.postgres.address import address_of
-from bide.stores.postgres.queries import Names
-from bide.testing.store_suite.acts import NOW, keys, lease, new, put, put_one
+from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
 
 
 def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
@@ -72,47 +66,14 @@ def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
     assert [known.ask(["t"], NOW) for _ in range(3)] == [([0], True)] * 3
 
 
-async def soon(store: PostgresStore) -> list[Record]:
-    """What can be leased within a second and a half."""
-    for _ in range(30):
-        if found := (await lease(store, 5)).tasks:
-            return found
-        await asyncio.sleep(0.05)
-    return []
-
-
-async def test_what_appears_far_back_is_found_within_a_second(
+async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "DEAR", 10.0)  # whole looks are cheap; otherwise see test_bounds
-    store = await open_store(url, clock="server")
-    address = address_of(url)
-    assert (await lease(store, 5)).tasks == []
-    await put(store, *(new(str(number), due=In(0)) for number in range(20)))
-    assert len((await lease(store, 15)).tasks) == 15, "with more to come"
-    assert len((await lease(store, 15)).tasks) == 5
-    await put_one(store, new("late", due=In(0)))
-    connection = await asyncpg.connect(address.dsn)
-    try:  # by hand
-        table = Names(address.schema, address.prefix).parts["task"]
-        await connection.execute(f"UPDATE {table} SET at = at - 3600000 WHERE key = 'late'")
-    finally:
-        await connection.close()
-    assert keys(await soon(store)) == ["late"]
-
-
-async def test_a_lost_lease_is_found_within_a_second(url: str, open_store: OpensStore) -> None:
+    monkeypatch.setattr(floors, "THOROUGH", 600.0)
     store = await open_store(url, clock="server")
     await put_one(store, new(due=In(0)))
-    assert len((await lease(store, 5, lasts=100)).tasks) == 1
-    assert [(one.attempt, one.losses) for one in await soon(store)] == [(2, 1)]
-
-
-async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url, clock="server")
-    await put_one(store, new(due=In(0)))
-    assert len((await lease(store, 5, lasts=60_000)).tasks) == 1
+    assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1
     for wanted in (5, 0):
         leased = await lease(store, wanted)
         assert leased.next_wake is not None
-        assert leased.now < leased.next_wake <= leased.now + 1_000, "when the next thorough look is due"
+        assert leased.now < leased.next_wake <= leased.now + 600_001, "when the next thorough look is due"

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import asyncpg
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import until
 
 from bide.core.answers import Answer
 from bide.core.records import At, In, Move, Record, Result, State
@@ -94,11 +95,12 @@ async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, open
         await theirs.execute(f"DELETE FROM \"{schema}\".task WHERE key = 'b'")
         moves = [Move("t", key, At(NOW + 2 * HOUR)) for key in "abc"]
         moved = asyncio.create_task(store.using(own).change(moves, now=NOW))  # waits for a lock as long as it takes
-        async with asyncio.timeout(10):
-            while True:
-                if await rows_of(url, f"SELECT FROM pg_locks WHERE NOT granted AND pid = {own.get_server_pid()}"):
-                    break
-                await asyncio.sleep(0.01)
+        waits = f"SELECT FROM pg_locks WHERE NOT granted AND pid = {own.get_server_pid()}"
+
+        async def waiting() -> Any:
+            return await rows_of(url, waits)
+
+        await until(waiting, "it to wait for the lock")
         await transaction.commit()
         answers = await moved
     assert [(one.result, one.was) for one in answers] == [

@@ -12,13 +12,11 @@ import pytest
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.postgres_pooler import PostgresPooler
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, In, Move, Ref, Result
-from bide.stores.postgres import PostgresStore, schema
-from bide.testing.store_suite.acts import NOW, do, done, extend, keys, lease, listed, new, put, retry, settle
-
-pytestmark = pytest.mark.faults
+from bide.stores.postgres import PostgresStore
+from bide.testing.store_suite.acts import NOW, do, done, extend, lease, listed, new, retry, settle
 
 
 @pytest.fixture
@@ -32,7 +30,6 @@ def pooled(tmp_path: Path, url: str) -> Iterator[str]:
 
 
 async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -> None:
-    await schema.migrate(url)
     store = await open_store(pooled, migrate=False)
     other = await open_store(pooled, migrate=False)
 
@@ -55,24 +52,8 @@ async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -
         await asyncio.gather(*(live(one, f"{name}{number}") for one, name in ((store, "a"), (other, "b"))))
 
 
-async def test_doctor_says_that_nobody_can_listen(url: str, pooled: str, open_store: OpensStore) -> None:
-    await schema.migrate(url)
-    store = await open_store(pooled, migrate=False)
-    found = [one for one in await store.diagnose() if "proxy" in one.what]
-    assert found
-    assert not found[0].ok
-
-
-async def test_many_schedule_at_once(url: str, pooled: str, open_store: OpensStore) -> None:
-    await schema.migrate(url)
-    stores = [await open_store(pooled, migrate=False) for _ in range(5)]
-    await asyncio.gather(*(put(one, new(f"{n}")) for n, one in enumerate(stores)))
-    assert sorted(keys(await listed(stores[0], Filter()))) == [str(n) for n in range(5)]
-
-
 async def test_tasks_join_transactions(url: str, pooled: str, open_store: OpensStore) -> None:
     """The caller's connection, and a handler's, may be another with each transaction."""
-    await schema.migrate(url)
     store = await open_store(pooled, migrate=False)
     plain = pooled.partition("?")[0]
     by_asyncpg = await asyncpg.connect(plain, statement_cache_size=0)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -87,8 +86,8 @@ async def survey(url: str) -> AsyncIterator[Surveyed]:
 
 
 @pytest_asyncio.fixture
-async def connection(url: str) -> AsyncIterator[Surveyed]:
-    async with survey(url) as made:
+async def connection(fresh_url: str) -> AsyncIterator[Surveyed]:
+    async with survey(fresh_url) as made:
         yield made
 
 
@@ -185,26 +184,6 @@ async def check_all(surveyed: Surveyed) -> None:
     assert not wrong
 
 
-async def test_no_statement_scans_a_table_without_statistics(connection: Surveyed) -> None:
-    await connection.fill()
-    counting = "SELECT count(*) FROM pg_stats WHERE tablename = 'task' AND schemaname = $1"  # the server is others' too
-    assert await connection.connection.fetchval(counting, connection.names.schema) == 0
-    await check_all(connection)
-
-
-async def test_a_plan_that_was_made_for_an_empty_table_is_right_for_a_full_one(connection: Surveyed) -> None:
-    for query in ARGUMENTS:
-        await connection.prepare(query)
-    await connection.fill()
-    await check_all(connection)
-
-
-async def test_no_statement_scans_an_analyzed_table(connection: Surveyed) -> None:
-    await connection.fill()
-    await connection.execute("ANALYZE {task}")
-    await check_all(connection)
-
-
 @pytest.mark.parametrize("analyzed", [False, True], ids=["not analyzed", "analyzed"])
 async def test_a_lease_is_right_for_a_planner_that_may_do_all(connection: Surveyed, analyzed: bool) -> None:
     await connection.fill()
@@ -241,7 +220,3 @@ async def test_the_pages_of_a_state_are_one_seek(connection: Surveyed) -> None:
         plan = await connection.plan(f"page_of_state_{state}")
         [scan] = [node for node in nodes(plan) if node["Node Type"] == "Index Scan"]
         assert "ROW(at" in scan["Index Cond"], "the place to go on from is part of the seek"
-
-
-def test_asyncpg_is_what_it_is_tested_with() -> None:
-    assert tuple(int(part) for part in asyncpg.__version__.split(".")[:2]) >= (0, 29)

@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 from tests.servers.postgres_server import ask
-from tests.stores import everything as shared
+from tests.stores.sql import everything as shared
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.stores.postgres import PostgresStore, schema

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.postgres_pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
+from tests.waiting import until
 
 from bide import Bide, SetupError
 from bide.testing.clock import ManualClock
-
-PATIENCE = 30.0
 
 
 @pytest_asyncio.fixture
@@ -29,12 +27,6 @@ async def place(postgres_url: str, postgres_schema: str) -> AsyncIterator[Postgr
         yield made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
-
-
 async def test_connections_that_break_are_replaced(place: Postgres) -> None:
     app = Bide("memory:")
     name = place.own
@@ -42,7 +34,7 @@ async def test_connections_that_break_are_replaced(place: Postgres) -> None:
     async with app.worker() as worker:
         loop = worker.tables[0]
         await place.add(1, 0)
-        await until(lambda: loop.stats.fired == 1)
+        await until(lambda: loop.stats.fired == 1, "the first row to be fired")
         ended = await place.run(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1",
             f"%{name}%",
@@ -50,7 +42,7 @@ async def test_connections_that_break_are_replaced(place: Postgres) -> None:
         assert ended
         await place.add(2, 0)
         watch.look()
-        await until(lambda: loop.stats.fired == 2)
+        await until(lambda: loop.stats.fired == 2, "the second row to be fired")
     assert await place.states() == {1: (3, 1), 2: (3, 1)}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import asyncpg
 import pytest
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import pause, until
 
 from bide.core.records import In
 from bide.stores.postgres import wakes
@@ -16,7 +16,7 @@ from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import Telling
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one, until
+from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one
 
 
 def test_only_what_wakes_before_the_cap_is_told() -> None:
@@ -57,31 +57,34 @@ async def test_a_batch_sends_one_message(url: str, open_store: OpensStore) -> No
         await put(store, *(new(str(number)) for number in range(1_000)))
         await put(store, *(new(f"far {number}", due=In(DAY)) for number in range(10)))
         await until(lambda: bool(heard), "a message")
-        await asyncio.sleep(0.05)
+        await pause(0.05, why="no other message is to come")
         assert heard == [f'{{"t":{NOW}}}']
     finally:
         await connection.close()
 
 
-@pytest.mark.faults
 async def test_an_ear_that_is_deaf_is_replaced(
     through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakes, "ECHO_EVERY", 0.3)
-    store = await through(silence=0.5)
-    other = await open_store(url)
+    store, other = await through(), await open_store(url)
     heard: list[tuple[str, int]] = []
     listening = await store.listen(["t"], lambda topic, wake: heard.append((topic, wake)))
-    await put_one(other)
-    await until(lambda: bool(heard), "a first message")
+
+    async def told() -> Any:
+        await put_one(other)
+        return heard
+
+    await until(told, "a message")
     proxy.hold()
     hearing = store._opened.hearing
     await until(lambda: hearing.replaced > 0 and not hearing.hears, "the ear to be found deaf")
+    monkeypatch.setattr(wakes, "ECHO_EVERY", 60.0)
     await proxy.heal()
+    proxy.cut()  # what is held stays so
     await until(lambda: hearing.hears, "another ear")
     heard.clear()
-    await put_one(other, new("later"))
-    await until(lambda: bool(heard), "a message after that")
+    await until(told, "a message after that")
     await listening.close()
 
 

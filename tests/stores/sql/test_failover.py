@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-import pytest
-from tests.servers.fixtures import StartsPostgres
-from tests.servers.postgres_server import DATABASE, HOST, USER
-from tests.stores.postgres.conftest import OpensStore
+from tests.stores.sql.database import Database
+from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import until
 
 from bide.core.records import Filter, In, Result
-from bide.stores.postgres import schema
-from bide.testing.store_suite.acts import NOW, done, lease, listed, new, put
-
-pytestmark = pytest.mark.faults
+from bide.testing.store_suite.acts import HOUR, NOW, done, lease, listed, new, put
 
 
-async def test_a_promoted_replica_goes_on(postgres_server: StartsPostgres, open_store: OpensStore) -> None:
-    primary = postgres_server()
-    replica = postgres_server(follows=primary)
-    primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")  # what is acknowledged is there too
-    primary.ask("SELECT pg_reload_conf()")
-    url = f"postgresql://{USER}@{HOST}:{primary.port},{HOST}:{replica.port}/{DATABASE}?target_session_attrs=read-write"
-    await schema.migrate(url)
-    store = await open_store(url, migrate=False, clock="server", patience=20.0)
+async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_store: OpensStore) -> None:
+    primary, replica, url = await database.pair(starts)
+    store = await open_store(url, clock="server")
     await put(store, *(new(str(number), due=In(0)) for number in range(30)))
-    held = (await lease(store, 10)).tasks
+    held = (await lease(store, 10, lasts=HOUR)).tasks
     assert len(held) == 10
     assert await store.settle([done(one) for one in held[:5]], now=NOW) == [True] * 5
     primary.kill()
     adding = asyncio.create_task(store.add([new("meanwhile", due=In(0))], now=NOW))
-    await asyncio.sleep(0.3)
+    await until(lambda: store._open().lanes["add"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(replica.promote)
     [answer] = await adding
     assert answer.result is Result.CREATED
@@ -40,4 +32,3 @@ async def test_a_promoted_replica_goes_on(postgres_server: StartsPostgres, open_
     taken = (await lease(store, 50)).tasks
     assert len(taken) == 21
     assert min(one.token for one in taken) > max(one.token for one in held)
-    await store.close()

@@ -1,0 +1,137 @@
+"""Leases that begin where nothing is missed for long: what appears late all the same is found by a thorough look.
+
+Each look is thorough here, where otherwise one a second is, and a whole one is too dear for another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.stores.sql.database import Database
+from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import not_before, pause, until
+
+from bide.core.records import In, Leased
+from bide.stores import floors
+from bide.stores.mysql import depths
+from bide.stores.mysql import lane as mysql_lane
+from bide.stores.postgres import bounds
+from bide.stores.postgres import lane as postgres_lane
+from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, keys, lease, new, put, put_one
+
+LIMITS = {"postgres": bounds, "mysql": depths}
+LANES: dict[str, Any] = {"postgres": postgres_lane, "mysql": mysql_lane}
+
+
+@pytest.fixture
+def rarely_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS[database.name], "DEAR", 0.0)
+    monkeypatch.setattr(LIMITS[database.name], "SHARE", 1_000_000_000)
+    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(depths, "BACK", 10 * MINUTE)  # how long a transaction may be open in MySQL to be found so
+
+
+async def find_nothing(store: Any) -> None:
+    """Some looks, so that what there is is known."""
+    for _ in range(4):
+        assert (await lease(store, 5, lasts=HOUR)).tasks == []
+
+
+async def find_nothing_for_long(store: Any) -> None:
+    await find_nothing(store)
+    await pause(1.1, why="a look begins a second before the last one")
+    await find_nothing(store)
+
+
+async def found(store: Any) -> Leased:
+    """The first look that finds something."""
+
+    async def some() -> list[Leased]:
+        leased = await lease(store, 5, lasts=HOUR)
+        return [leased] if leased.tasks else []
+
+    looks: list[Leased] = await until(some, "a task to be found")
+    return looks[0]
+
+
+async def test_a_task_whose_transaction_was_open_for_long_is_found(
+    database: Database, url: str, open_store: OpensStore, rarely_whole: None
+) -> None:
+    store, other = await open_store(url, clock="server"), await open_store(url, clock="server")
+    await find_nothing(store)
+    async with database.somebody(url) as caller:
+        await other.using(caller.given).add([new("late", due=In(0))], now=NOW)
+        await find_nothing_for_long(store)
+        await caller.commit()  # nobody listens: that it was told of does not help
+    assert keys((await found(store)).tasks) == ["late"]
+
+
+async def test_a_task_that_somebody_had_locked_is_found(
+    database: Database, url: str, open_store: OpensStore, rarely_whole: None
+) -> None:
+    store = await open_store(url, clock="server")
+    await find_nothing(store)
+    await put_one(store, new("locked", due=In(10)))
+    async with database.holding(url, "locked"):
+        await find_nothing_for_long(store)
+    assert keys((await found(store)).tasks) == ["locked"]
+
+
+async def test_a_lost_lease_is_found(url: str, open_store: OpensStore, rarely_whole: None) -> None:
+    store, other = await open_store(url, clock="server"), await open_store(url, clock="server")
+    await find_nothing(store)
+    await put_one(other, new(due=In(0)))
+    [held] = (await lease(other, lasts=500)).tasks
+    leased = await found(store)
+    assert [(one.attempt, one.losses) for one in leased.tasks] == [(2, 1)]
+    not_before(leased.now, held.wake_at, "another's lease")
+
+
+async def test_what_lies_further_back_is_found_beside(
+    database: Database, url: str, open_store: OpensStore, rarely_whole: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS[database.name], "SHARE", 1)
+    monkeypatch.setattr(depths, "BACK", 5_000)
+    store = await open_store(url, clock="server")
+    await find_nothing(store)
+    await put_one(store, new("by hand", due=In(HOUR)))
+    database.ask(url, f"UPDATE {{task}} SET at = at - {HOUR + MINUTE}")
+    assert keys((await found(store)).tasks) == ["by hand"]
+
+
+async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_may_begins_late(
+    database: Database, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(LIMITS[database.name], "DEAR", 1_000.0)
+    store = await open_store(url, clock="server")
+    await put(store, new("k", due=In(0)), new("before", topic="other", due=In(0)))
+    assert len((await lease(store, topic="other")).tasks) == 1, "from now on the caller is known"
+    call, looks = LANES[database.name].Call, []
+    timed = call.timed
+
+    async def slow(self: Any, *said: Any, **more: Any) -> Any:
+        if str(said[0]).startswith("lease") or any(b"SKIP LOCKED" in one for one in said if isinstance(one, bytes)):
+            looks.append(said)
+            await pause(0.7, why="longer than a call may take")
+        return await timed(self, *said, **more)
+
+    monkeypatch.setattr(call, "timed", slow)
+    store._open().lanes["lease"]._silence = 0.5
+    assert keys((await lease(store, 5, lasts=HOUR)).tasks) == ["k"]
+    assert len(looks) >= 2
+
+
+async def test_what_appears_far_back_is_found_by_the_next_whole_look(
+    database: Database, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS[database.name], "DEAR", 1_000.0)
+    store = await open_store(url, clock="server")
+    assert (await lease(store, 5)).tasks == []
+    await put(store, *(new(str(number), due=In(0)) for number in range(20)))
+    assert len((await lease(store, 15, lasts=HOUR)).tasks) == 15, "with more to come"
+    assert len((await lease(store, 15, lasts=HOUR)).tasks) == 5
+    await put_one(store, new("late", due=In(0)))
+    database.ask(url, f"UPDATE {{task}} SET at = at - {HOUR} WHERE {database.key} = 'late'")
+    assert keys((await found(store)).tasks) == ["late"]
