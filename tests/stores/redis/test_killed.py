@@ -36,7 +36,7 @@ async def test_a_killed_server_loses_nothing_that_was_acknowledged(servers: Serv
 
 async def test_a_server_that_stands_still_is_waited_for(servers: Servers, open_store: OpensStore) -> None:
     """Stopped in the middle of whatever it does for longer than `silence`, and going on as if nothing had been."""
-    stores = [await open_store(servers.url, silence=0.5) for _ in range(2)]
+    stores = [await open_store(servers.url, silence=2.0) for _ in range(2)]
     with servers.patient():
         async with Load(*stores) as load:
             await load.more(50)
@@ -53,7 +53,7 @@ async def test_a_server_that_stands_still_is_waited_for(servers: Servers, open_s
 @pytest.mark.parametrize("deployment", ["single"])  # what happens, happens to one connection
 async def test_a_call_that_the_server_does_not_even_read_is_given_up(servers: Servers, open_store: OpensStore) -> None:
     """More than the buffers on the way take: the call does not hang in the middle of its own sending."""
-    store = await open_store(servers.url, silence=0.5, patience=3.0)
+    store = await open_store(servers.url, silence=2.0, patience=5.0)
     [master] = servers.masters
     master.pause()
     try:

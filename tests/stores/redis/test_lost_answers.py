@@ -180,7 +180,7 @@ async def test_a_call_on_a_half_open_connection_is_done_once(
     through: Opens, proxies: Proxies, kind: str, story: Story
 ) -> None:
     """Nothing ever comes."""
-    store = await through(silence=0.5)
+    store = await through(silence=1.0)
     store._open().callers["extend"]._patience = LONGEST_PATIENCE  # however slow it is; else it is `silence`
     await meets_a_fault(store, proxies, kind, story, Act.HOLD)
 
@@ -232,14 +232,14 @@ async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, st
 
 
 async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxies: Proxies) -> None:
-    store = await through(silence=0.4)
+    store = await through(silence=1.0)
     await put_one(store, new("before"))
     proxies.hold()
     loop = asyncio.get_running_loop()
     began = loop.time()
     scheduling = loop.create_task(put_one(store))
     await until(lambda: store._open().callers["add"].resent > 0, "being given up")
-    not_before(loop.time(), began + 0.4, "giving it up")
+    not_before(loop.time(), began + 1.0, "giving it up")
     await proxies.heal()
     await scheduling
 
