@@ -74,7 +74,7 @@ def url(shared_url: str, redis_namespace: str) -> str:
 
 
 async def test_workers_come_and_go_and_every_task_is_done_once(url: str) -> None:
-    """1, 5, 2, 20 and 1 workers, of different topics, under a steady load: nobody starves while they change."""
+    """1, 5, 2, 10 and 1 workers, of different topics, under a steady load: nobody starves while they change."""
     kinds = [["a", "b", "c"], ["a"], ["b", "c"]]
     expected: list[str] = []
     stopping = False
@@ -90,7 +90,7 @@ async def test_workers_come_and_go_and_every_task_is_done_once(url: str) -> None
     async with Bide(url) as client, Crew(url) as crew:
         await crew.hire(kinds[0])
         scheduling = asyncio.create_task(schedule())
-        for size in (5, 2, 20, 1):
+        for size in (5, 2, 10, 1):
             enough = len(crew.done) + 50
             await until(lambda enough=enough: len(crew.done) >= enough, "some of the load")  # type: ignore[misc]
             await crew.change_to(size, kinds)
