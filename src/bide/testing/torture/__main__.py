@@ -32,7 +32,7 @@ def main() -> int:
         "postgres, mariadb, http",
     )
     parser.add_argument("--seconds", type=float, default=60, help="how long faults go on")
-    parser.add_argument("--least", type=int, default=0, help="and until so many deliveries have begun")
+    parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
     parser.add_argument(
         "--without", action="append", default=[], help="this trouble of the server is not caused; again"
     )

@@ -63,6 +63,7 @@ class Faults:
         self._wrong = wrong
         self._without = without
         self._seed = seed
+        self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._killing: asyncio.Future[None] | None = None
 
@@ -86,6 +87,7 @@ class Faults:
 
     async def stop(self) -> None:
         """No faults from now on, and all is mended. Raises what a lane failed with."""
+        self._over = True
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -100,13 +102,12 @@ class Faults:
             if not isinstance(error, asyncio.CancelledError) and error is not None:
                 raise error
 
-    async def go_on(self, seconds: float) -> bool:
-        """For so long; False: a lane has failed, and the run is worth nothing."""
-        failed, _ = await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return not failed
+    async def go_on(self, seconds: float) -> None:
+        """For so long, or until a lane has failed, and the run is worth nothing."""
+        await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     async def _go(self, lane: Lane, chance: random.Random, pauses: tuple[float, float]) -> None:
-        while True:
+        while not self._over:  # a cancellation may get lost in a driver that is asked something just then
             await asyncio.sleep(chance.uniform(*pauses) / self._pace)
             await lane(chance)
 
