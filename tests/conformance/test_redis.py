@@ -4,6 +4,8 @@ under Sentinel.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from zlib import crc32
@@ -42,7 +44,7 @@ class RedisSuite(StoreSuite):
         with self.client() as client:
             client.hset(bodies, ref.key, b"\xff\xfe")
 
-    def client(self) -> Client:
+    def client(self) -> AbstractContextManager[Client]:
         return redis.Redis.from_url(self.url)
 
 
@@ -72,7 +74,7 @@ class TestRedisCluster(SeveralServers):
     def _own_namespace(self, redis_cluster_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_cluster_url, redis_namespace
 
-    def client(self) -> Client:
+    def client(self) -> AbstractContextManager[Client]:
         host, port = address_of(self.url).hosts[0]
         return RedisCluster(host=host, port=port)
 
@@ -82,8 +84,14 @@ class TestRedisSentinel(SeveralServers):
     def _own_namespace(self, redis_sentinel_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_sentinel_url, redis_namespace
 
-    def client(self) -> Client:
+    @contextmanager
+    def client(self) -> Iterator[Client]:
         address = address_of(self.url)
-        sentinel: Any = Sentinel  # redis-py leaves it untyped
-        client: redis.Redis = sentinel(list(address.hosts)).master_for(address.service)
-        return client
+        untyped: Any = Sentinel  # redis-py leaves it so
+        watching = untyped(list(address.hosts))
+        try:
+            with watching.master_for(address.service) as client:
+                yield client
+        finally:
+            for one in watching.sentinels:
+                one.close()

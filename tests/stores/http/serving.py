@@ -64,15 +64,15 @@ class Service:
         self.calls = StoreCalls(self._client, trusting=self._trusting, body_limit=self._body_limit)
         app = Starlette(routes=[Route("/v1/store/{operation}", self._call, methods=["POST"])])
         config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1)
-        self._server = PromptServer(config)
-        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        server = self._server = PromptServer(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         # asyncio turns Nagle's algorithm off where it is told that this is TCP; else an answer takes 40 ms
         listening = socket.socket(proto=socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, self.port))
         self.port = listening.getsockname()[1]
-        self._task = asyncio.get_running_loop().create_task(self._server._serve(sockets=[listening]))
-        await until(lambda: self._server is not None and self._server.started, "the server listens")
+        self._task = asyncio.get_running_loop().create_task(server._serve(sockets=[listening]))
+        await until(lambda: server.started, "the server listens")
 
     async def stop(self, *, abrupt: bool = False) -> None:
         """Nothing listens any more, and who had a connection is cut off."""

@@ -163,9 +163,10 @@ async def test_streams_end_when_the_service_is_about_to_stop() -> None:
         store = HttpStore(service.url)
         await store.open()
         listening = await store.listen(["t"], lambda topic, wake: None)
-        assert store._opened is not None
+        opened = store._opened
+        assert opened is not None
         service.calls.let_go()
-        await until(lambda: store._opened is not None and store._opened.hearing.replaced > 0, "the stream to end")
+        await until(lambda: opened.hearing.replaced > 0, "the stream to end")
         await listening.close()
         await store.close()
 
