@@ -190,6 +190,7 @@ def tidings(draw: Draw) -> None:
     if kind == "redis":
         layout = Layout("n", 4)
         ear = Ear(None, layout, None, "e", lambda shard, topic, wake: heard.append((topic, wake)))  # type: ignore[arg-type]
+        ear.stop()  # it has no server to listen to
         sound = f"3 {FIRST_INSTANT} t".encode()
         data = draw.bytes(sound, 60)
         draw.note(data)
