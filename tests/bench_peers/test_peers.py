@@ -59,26 +59,6 @@ def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(c
     assert (found.latest, found.first, found.last) == (8500.0, 1_001_000_000, 1_999_000_000)
 
 
-def test_the_tables_say_who_was_not_measured_and_why(contest: Any) -> None:
-    command, report = contest("command"), contest("report")
-    measured = command.Outcome(theirs=[{"completed_per_s": 10.0, "missing": 2}], ours=[{"completed_per_s": 50.0}])
-    failed = command.Outcome(theirs=[{"completed_per_s": 10.0}], ours=[{}], fault="it fell")
-    absent = command.Outcome(reason="there is no node")
-    outcomes = {"arq": measured, "saq": failed, "bullmq": absent}
-    about = {
-        "versions": {"bide": "1"}, "servers": {"redis": "7", "postgres": "15"}, "python": "3", "loop": "asyncio",
-        "cpus": 2, "store": "redis",
-        "n": 5, "rounds": 1,
-    }  # fmt: skip
-    shown = report.show(about, {"burst": {name: outcome.as_json("burst") for name, outcome in outcomes.items()}})
-    lines = shown.splitlines()
-    assert re.search(r"arq +completed_per_s +10 +50 +5 +peer missing 2", shown)
-    assert re.search(r"saq +completed_per_s +10 +- +-", shown)
-    assert "Redis 7, PostgreSQL 15, bide on redis beside peers on Redis" in shown
-    assert "bide beside saq: not measured: it fell" in lines
-    assert "bullmq: not measured: there is no node" in lines
-
-
 def test_the_command_explains_itself_and_refuses_whom_it_does_not_know() -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

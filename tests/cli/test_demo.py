@@ -99,8 +99,8 @@ def test_started_again_it_goes_on(line: CommandLine, killed: subprocess.Popen[st
     if number is signal.SIGINT:
         assert killed.returncode == Exit.INTERRUPTED
         assert "`bide demo --store sqlite:///own.db` goes on from here" in said
-    due = ("tally", "--topic", "blog.publish", "--store", "sqlite:///own.db")
-    wait_until(lambda: line.one(*due)["due"], "the morning news to be due while nobody is there")
+    due = ("ls", "--topic", "blog.publish", "--before", "0s", "--store", "sqlite:///own.db")
+    wait_until(lambda: "Morning news" in {one["key"] for one in line.json(*due)}, "the news to be due meanwhile")
     result = line.run(*QUICK, "--store", "sqlite:///own.db", "--seconds", HANGS)
     assert "continuing: the stories began" in result.stdout
     assert "was stopped" in result.stdout

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -116,9 +116,12 @@ async def until_so(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 async def die(consumer: asyncio.Task[None]) -> None:
-    consumer.cancel()
-    with suppress(asyncio.CancelledError):
-        await consumer
+    """It is cancelled until it ends: a driver loses a cancellation that comes just as an answer does."""
+    while not consumer.done():
+        consumer.cancel()
+        await asyncio.wait([consumer], timeout=1)
+    if not consumer.cancelled():
+        consumer.result()
 
 
 async def keeps_its_word(strategy: type[Strategy], setting: Setting, *, ahead: int = 300, count: int = 20) -> None:

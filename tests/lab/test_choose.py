@@ -81,12 +81,6 @@ def test_what_is_late_by_design_is_out_where_that_is_too_late() -> None:
     assert "S2-minute" in fitting(Wishes(servers=ALL, late=3600.0))
 
 
-def test_what_fired_early_is_out() -> None:
-    assert "fired 7 of 100 before" in why_not(
-        "bide-redis", Wishes(servers=ALL), result("bide-redis", "steady", made(late=CLOSE, early=7))
-    )
-
-
 def test_what_lives_in_one_process_is_out_where_it_must_survive() -> None:
     within = [name for name, strategy in EVERY.items() if strategy.in_process]
     assert not set(within) & set(fitting(Wishes(servers=ALL)))
@@ -101,11 +95,6 @@ def test_a_measured_loss_counts_only_where_it_matters() -> None:
     assert "S5-A" in fitting(Wishes(servers=ALL, survive=False), killed)
     two = result("S5-A", "two", made(late=CLOSE, fired=99, lost=1))
     assert "lost 1 of 100 (two" in why_not("S5-A", Wishes(servers=ALL, survive=False), two)
-
-
-def test_what_ends_while_tasks_wait_has_lost_nothing() -> None:
-    waiting = result("bide-redis", "verbs", made(fired=0, lost=50))
-    assert "bide-redis" in fitting(Wishes(servers=ALL), waiting)
 
 
 def test_a_known_loss_counts_until_it_was_looked_for() -> None:
@@ -165,9 +154,6 @@ def test_the_pick_is_measured_and_has_less_to_mind() -> None:
     assert names[0] == "bide-memory"
     assert names[1] == "S17-B"
     assert names.index("S12") > 1, "what was not measured comes after what was"
-
-
-FLAWS = [flaw for strategy in EVERY.values() for flaw in strategy.flaws]
 
 
 def test_a_flaw_is_of_the_kind_that_shows_it() -> None:

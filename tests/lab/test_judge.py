@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bide.lab.figures import SHARES
 from bide.lab.journal import Call, Firing, Journal, read
-from bide.lab.judge import Verdict, judge, percentile
+from bide.lab.judge import Verdict, judge
 
 MS = 1_000_000
 LATER = 10_000 * MS
@@ -99,14 +97,6 @@ def test_lateness_is_that_of_the_first_firing_of_each_time_in_force() -> None:
     figures = verdict.figures()
     assert (figures.scheduled, figures.expected, figures.fired) == (1, 1, 1)
     assert (figures.p50, figures.most, len(figures.late)) == (3.0, 3.0, len(SHARES))
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.sampled_from(SHARES))
-def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
-    ordered = sorted(values)
-    found = percentile(ordered, share)
-    assert found in ordered
-    assert sum(1 for value in ordered if value <= found) >= share * len(ordered)
 
 
 def test_a_journal_is_read_as_it_was_written_and_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

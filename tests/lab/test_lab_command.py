@@ -117,21 +117,6 @@ def test_choose_answers_with_reasons_on_both_sides(results: Path) -> None:
     assert len(told["fitting"]) + len(excluded) == len(EVERY)
 
 
-def test_choose_takes_servers_to_mean_several_machines() -> None:
-    def fitting(*words: str) -> set[str]:
-        return {one["strategy"] for one in shapes("choose", *words)[0]["fitting"]}
-
-    assert "bide-sqlite" not in fitting("--servers", "redis")
-    assert "bide-sqlite" in fitting("--servers", "redis", "--one-machine")
-    assert "bide-sqlite" in fitting()
-
-
-def test_choose_without_figures_says_that_nothing_was_measured() -> None:
-    text = run("choose", "--servers", "redis").stdout
-    assert text.lstrip().startswith("Nothing was measured")
-    assert shapes("choose")[0]["measured"] is False
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [

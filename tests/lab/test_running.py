@@ -83,13 +83,6 @@ class Failing(Right):
         raise ValueError("no such table")
 
 
-class Unopened(Right):
-    name = "unopened"
-
-    async def open(self):
-        raise ValueError("no such server")
-
-
 class Gone(Right):
     name = "gone"
 
@@ -112,7 +105,6 @@ def sleepers(tmp_path: Path) -> dict[str, type[Strategy]]:
     [
         ("broken", "2 calls failed, the first with OSError: the disk is full"),
         ("failing", "failing worker failed: ValueError: no such table"),
-        ("unopened", "ValueError: no such server"),
         ("gone", "the process gone worker ended"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from pathlib import Path
@@ -22,7 +21,6 @@ from bide.lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEa
 from bide.lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
 from bide.lab.strategies.s17_threads import POOL, Pooled, ThreadEach
 from bide.lab.strategy import Item, Strategy, now
-from bide.lab.workloads import WORKLOADS
 from bide.lab.workloads.structures import cost_of
 
 SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWheels, ThreadEach, Pooled]
@@ -113,19 +111,6 @@ def test_never_early_and_at_most_a_step_late(kind: str, operations: list[tuple[s
         assert all(one in timer for one in due)
 
 
-def test_a_wheel_may_be_full(tmp_path: Path) -> None:
-    wheel = Ticking(setting_of(Ticking, {}, tmp_path, options={"pending": "2"}))
-
-    async def fill() -> None:
-        await wheel.schedule([Item("a", now() + 1000), Item("b", now() + 1000)])
-        with pytest.raises(RuntimeError, match="2 tasks are waiting, of 2 that may"):
-            await wheel.schedule([Item("c", now() + 1000)])
-        await wheel.cancel("a")
-        await wheel.schedule([Item("c", now() + 1000)])
-
-    asyncio.run(fill())
-
-
 # connections
 
 
@@ -175,14 +160,6 @@ def test_everything_that_is_measured_comes_due_once(strategy: type[Strategy], tm
     found = cost_of(strategy(setting_of(strategy, {}, tmp_path)).structure, 100)  # type: ignore[attr-defined]
     assert set(found) == {"insert_ns", "cancel_ns", "advance_ns", "bytes", "pause_ns"}
     assert min(value for name, value in found.items() if name != "bytes") > 0  # that needs a process of its own
-
-
-def test_cost_is_measured_where_there_is_a_structure() -> None:
-    cost = WORKLOADS["cost"]
-    assert not cost.why_not(HierarchicalWheels)
-    assert "no structure in memory" in cost.why_not(ThreadEach)
-    assert "heap of S12" in cost.why_not(Pooled)
-    assert "one time-out" in cost.why_not(LazyRing)
 
 
 # threads

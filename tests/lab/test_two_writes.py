@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, named, setting_of
+from tests.lab.playing import FAR, Company, Effects, die, named, setting_of
 from tests.servers.ports import free_port
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ def urls(postgres_url: str, redis_url: str) -> dict[str, str]:
     return {"postgres": postgres_url, "redis": redis_url}
 
 
-async def die(*_: Any) -> None:
+async def death(*_: Any) -> None:
     raise asyncio.CancelledError
 
 
@@ -44,7 +44,7 @@ async def count(one: NoCare, table: str) -> int:
 async def test_a_death_between_the_two_writes_leaves_an_order_without_a_timer(
     strategy: type[NoCare], urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy, "set_timers", die)
+    monkeypatch.setattr(strategy, "set_timers", death)
     async with Company(strategy, setting_of(strategy, urls, tmp_path)) as company:
         with pytest.raises(asyncio.CancelledError):
             await company.client.schedule([Item("1", 7)])
@@ -57,7 +57,7 @@ async def test_a_death_before_the_commit_leaves_a_timer_without_an_order(urls: d
     class Dies(Open):
         async def set_timers(self, items: Sequence[Item]) -> None:
             await super().set_timers(items)
-            await die()
+            await death()
 
     async with Company(Dies, setting_of(Open, urls, tmp_path)) as company:
         with pytest.raises(asyncio.CancelledError):
@@ -73,7 +73,7 @@ async def test_a_relay_that_dies_before_its_commit_relays_again(urls: dict[str, 
         async def set_timers(self, items: Sequence[Item]) -> None:
             await super().set_timers(items)
             if self.dies:
-                await die()
+                await death()
 
     async with Company(Dies, setting_of(Outbox, urls, tmp_path)) as company:
         client, effects = company.client, Effects()
@@ -97,7 +97,7 @@ async def test_a_death_within_the_one_transaction_leaves_neither_order_nor_task(
 
     async def dies(self: OnPostgres, items: Sequence[Item]) -> None:
         await schedule(self, items)
-        await die()
+        await death()
 
     async with Company(OneTransaction, setting_of(OneTransaction, urls, tmp_path)) as company:
         monkeypatch.setattr(OnPostgres, "schedule", dies)
@@ -142,7 +142,7 @@ async def test_without_redis_the_daemon_raises_an_alarm_and_goes_on(urls: dict[s
             await lost.aclose()
             await until(lambda: astray.counts().get("compensated"), "the second write")
         finally:
-            daemon.cancel()
+            await die(daemon)
         assert await timers(astray) == [b"1"]
         await astray.redis.unlink(astray.timers)
         assert astray.counts() == {"alarms": 1, "compensated": 1}

@@ -1,4 +1,4 @@
-"""Scheduled publishing on the blog's own table: on the author's clock, once, and never after it was taken back."""
+"""Scheduled publishing on the blog's own table: on the author's clock, and once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.stores.sqlite import SqliteStore
 from bide.testing.time_machine import TimeMachine
 
 BERLIN = ZoneInfo("Europe/Berlin")
-DRAFT, SCHEDULED, PUBLISHED = 1, 2, 3
+SCHEDULED, PUBLISHED = 2, 3
 EIGHT = datetime(2027, 1, 16, 8, tzinfo=BERLIN)
 
 
@@ -53,12 +53,6 @@ class Blog:
     def schedule(self, at: datetime) -> bool:
         return self.set("status = 1", status=SCHEDULED, due=text(at))
 
-    def move(self, at: datetime) -> bool:
-        return self.set("status = 2", due=text(at))
-
-    def take_back(self) -> bool:
-        return self.set("status = 2", status=DRAFT)
-
     @property
     def post(self) -> tuple[int, int]:
         status, times = self.database.execute("SELECT status, times FROM posts").fetchone()
@@ -89,36 +83,6 @@ async def test_it_appears_at_its_time_and_not_before(blog: Blog, passing: TimeMa
     assert blog.post == (PUBLISHED, 1)
     assert blog.appeared == [EIGHT]
     assert blog.database.execute("SELECT published FROM posts").fetchone() == ("2027-01-16T07:00:00.000+00:00",)
-
-
-async def test_publish_now_and_a_second_click(blog: Blog, passing: TimeMachine) -> None:
-    blog.schedule(EIGHT)
-    assert blog.move(passing.now)
-    assert blog.move(passing.now)
-    await passing.advance("0s")
-    assert not blog.move(passing.now), "it is out"
-    await passing.advance("2d")
-    assert blog.post == (PUBLISHED, 1)
-
-
-@pytest.mark.parametrize("hour", [6, 10], ids=["earlier", "later"])
-async def test_another_time(blog: Blog, passing: TimeMachine, hour: int) -> None:
-    blog.schedule(EIGHT)
-    assert blog.move(EIGHT.replace(hour=hour))
-    await passing.advance("2d")
-    assert blog.appeared == [EIGHT.replace(hour=hour)]
-    assert blog.post == (PUBLISHED, 1)
-
-
-async def test_back_to_draft_it_does_not_appear_and_may_be_scheduled_again(blog: Blog, passing: TimeMachine) -> None:
-    blog.schedule(EIGHT)
-    assert blog.take_back()
-    await passing.advance("2d")
-    assert blog.post == (DRAFT, 0)
-    assert blog.schedule(datetime(2027, 1, 18, 8, tzinfo=BERLIN))
-    await passing.advance("2d")
-    assert blog.post == (PUBLISHED, 1)
-    assert not blog.take_back(), "what has appeared cannot be taken back"
 
 
 async def test_a_worker_that_fails_in_the_middle_has_published_nothing(blog: Blog, passing: TimeMachine) -> None:

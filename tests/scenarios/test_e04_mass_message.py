@@ -11,7 +11,7 @@ import pytest
 from bide import Bide, Handler, Task
 from bide.testing.time_machine import TimeMachine
 
-PEOPLE = 2_000
+PEOPLE = 500
 
 
 @dataclass

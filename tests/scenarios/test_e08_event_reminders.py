@@ -76,20 +76,6 @@ async def test_when_the_end_moves_all_reminders_do(events: Events, bide_time: Ti
     assert events.count("fair") == VISITORS
 
 
-async def test_moved_to_within_two_hours_they_come_at_once(events: Events, bide_time: TimeMachine) -> None:
-    await events.ends("concert", bide_time.now + 5 * HOUR)
-    await events.ends("concert", bide_time.now + HOUR)
-    assert len(await bide_time.advance("0s")) == VISITORS
-    assert await bide_time.advance("1d") == []
-
-
-async def test_a_shift_past_the_end_is_refused(events: Events, bide_app: Bide, bide_time: TimeMachine) -> None:
-    await events.ends("concert", bide_time.now + 5 * HOUR)
-    answers = await bide_app.shift(group="concert", by="3h")
-    assert Counter(answer.result for answer in answers) == {Result.REFUSED: VISITORS}
-    assert len(await bide_time.advance("3h")) == VISITORS, "where they were"
-
-
 @pytest.mark.parametrize(
     ("by", "ends", "reminded"), [("3h", 8, 6), ("-1h", 4, 2), ("-4h", 1, 0)], ids=["later", "earlier", "at once"]
 )

@@ -49,14 +49,6 @@ def imported(bide_app: Bide) -> Import:
     return Import(bide_app)
 
 
-async def test_what_is_there_is_not_waited_for(imported: Import, bide_time: TimeMachine) -> None:
-    await imported.arrives("ann")
-    await bide_time.advance("0s")
-    await imported.arrives("ride", "ann")
-    await bide_time.advance("0s")
-    assert imported.names == ["ann", "ride"]
-
-
 async def test_asking_again_uses_no_attempt(imported: Import, bide_time: TimeMachine) -> None:
     await imported.arrives("ride", "ann")
     asked = await bide_time.advance("30m")
