@@ -8,7 +8,7 @@
 ARGS ?=
 SETUP := sh scripts/setup
 # tests wait more than they work; ARGS="-n 0" for one at a time, as a debugger needs it
-PYTEST := .venv/bin/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+PYTEST := .venv/bin/python -m pytest -n 4
 INSTALL := .venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: what needs these is skipped"; }
 
 help: ## list these targets
@@ -21,7 +21,7 @@ run: ## show it at work: the console at http://127.0.0.1:8420, with live traffic
 test: ## run every test: virtual time, real servers, no verdict that depends on how fast this machine is
 	@$(SETUP) test
 	@$(INSTALL)
-	@$(PYTEST) tests --ignore=tests/proofs $(ARGS)
+	@$(PYTEST) --dist loadscope --no-loadscope-reorder tests --ignore=tests/proofs $(ARGS)
 
 test-busy: ## make test while four busy loops keep the processors from it
 	@for loop in 1 2 3 4; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy' EXIT INT TERM; $(MAKE) --no-print-directory test
@@ -29,12 +29,12 @@ test-busy: ## make test while four busy loops keep the processors from it
 proofs: ## short forms of simulation, mutants, torture, soak and fuzz: nothing lost, doubled, early, stale or left
 	@$(SETUP) test
 	@$(INSTALL)
-	@$(PYTEST) tests/proofs $(ARGS)
+	@$(PYTEST) --dist load tests/proofs $(ARGS)
 
 races: ## race every store against itself a thousand times over
 	@$(SETUP) test
 	@$(INSTALL)
-	@RACES=$${RACES:-1000} $(PYTEST) tests/conformance -k "against or race or fifty or many_schedules" $(ARGS)
+	@RACES=$${RACES:-1000} $(PYTEST) --dist load tests/conformance -k "against or race or fifty or many_schedules" $(ARGS)
 
 proofs-long: races simulate mutants model torture soak fuzz ## their long forms, one after the other: hours
 

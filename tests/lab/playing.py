@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -91,7 +91,7 @@ class Company(Generic[S]):
         self._consumers += started
         await asyncio.sleep(0)
         if isinstance(self.client, ExpiryEvents):  # what expires before they listen they are never told of
-            await until_so(self._is_heard, "the subscription")
+            await until(self._is_heard, "the subscription")
         return started
 
     async def _is_heard(self) -> bool:
@@ -107,12 +107,6 @@ class Company(Generic[S]):
 
     async def until_fired(self, effects: Effects, *keys: str) -> None:
         await until(lambda: self.is_sound() and effects.at.keys() >= set(keys), f"the effects of {keys}")
-
-
-async def until_so(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """`until` for what a coroutine tells."""
-    so: bool = await until(condition, what)
-    assert so
 
 
 async def die(consumer: asyncio.Task[None]) -> None:

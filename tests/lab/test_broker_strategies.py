@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, setting_of, until_so
+from tests.lab.playing import FAR, Company, Effects, setting_of
 from tests.waiting import pause, until
 
 from bide.lab.strategies.s09_delay_levels import LEVELS, DelayLevels, level_for
@@ -59,7 +59,7 @@ async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
         async def all_four_arrive() -> bool:
             return await client._messages(client.queue("arrived")) == 4
 
-        await until_so(all_four_arrive, "a message for each time that any was due")
+        await until(all_four_arrive, "a message for each time that any was due")
         await company.start(effects, one=consumer)
         await company.until_fired(effects, "kept", "moved")
         await until(lambda: consumer.counts().get("superseded_dropped") == 2, "the two that nobody wants")

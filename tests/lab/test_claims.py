@@ -17,12 +17,7 @@ from bide.lab.strategy import Item, Strategy, now
 
 EARLY = {"S13-A", "S16-ring"}
 """Known for that: see test_timer_strategies.py, as for the others of S16, whose only delay is their time-out."""
-EVERY = [
-    one
-    for one in catalogue().values()
-    if one.name not in EARLY and not one.name.startswith("S16") and "mysql_replica" not in one.needs
-]
-"""The tests have no replica; `make lab` has one."""
+EVERY = [one for one in catalogue().values() if one.name not in EARLY and not one.name.startswith("S16")]
 ON_REDIS = [one for one in EVERY if tuple(one.needs) == ("redis",)]
 _EVENTS = "notify-keyspace-events"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of, until_so
+from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
 from tests.servers.redis_server import RedisServer
 from tests.waiting import forever, pause, until
 
@@ -103,7 +103,7 @@ async def test_the_shards_of_a_poller_that_dies_stand_still_until_its_locks_end(
             return bool(await client.redis.exists(*locks) == 4)
 
         [first] = await all_of_them.start(effects, "poller")
-        await until_so(all_locked, "a lock for each shard")
+        await until(all_locked, "a lock for each shard")
         await die(first)
         await all_of_them.start(effects)
         await client.schedule([Item("k", now())])
@@ -198,7 +198,7 @@ async def test_what_expires_while_no_listener_is_there_is_never_told(tmp_path: P
                 return not await client.redis.exists(client.key("task:k"))
 
             await client.schedule([Item("k", now())])
-            await until_so(expired, "the key to expire")
+            await until(expired, "the key to expire")
             await all_of_them.start(effects)
             await client.schedule([Item("later", now())])
             await all_of_them.until_fired(effects, "later")

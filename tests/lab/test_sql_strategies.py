@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of, until_so
+from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
 from tests.waiting import until
 
 from bide.lab.strategies import s01_table_scan, s02_cron_batch
@@ -82,7 +82,7 @@ async def test_what_a_dead_worker_had_claimed_is_done_by_the_next(postgres_url: 
         async def nothing_is_left() -> bool:
             return not await company.client.pool.fetch(f"SELECT FROM {company.client.tasks}")
 
-        await until_so(nothing_is_left, "the last commit")
+        await until(nothing_is_left, "the last commit")
     assert len(held.at) == 1
     assert all(len(times) == 1 for times in effects.at.values())
 
@@ -107,4 +107,4 @@ async def test_what_is_moved_or_done_leaves_dead_rows(postgres_url: str, tmp_pat
             left = await client.left()
             return (left["live_rows"], left["dead_rows"], left["vacuums"]) == (0, 60, 0)
 
-        await until_so(counted, "the server's count of them")
+        await until(counted, "the server's count of them")

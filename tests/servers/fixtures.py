@@ -234,6 +234,12 @@ def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
 
 
 @pytest.fixture(scope="session")
+def mysql_replica_url(shared_servers: SharedServers | LentServers) -> str:
+    """mysql://USER@HOST:PORT/DATABASE?replica=HOST:PORT of a server that others use too, and one that follows it."""
+    return _url(shared_servers, "mysql_replica")
+
+
+@pytest.fixture(scope="session")
 def rabbitmq_url(shared_servers: SharedServers | LentServers) -> str:
     """amqp://guest:guest@HOST:PORT/ of a broker that others use too."""
     return _url(shared_servers, "rabbitmq")
