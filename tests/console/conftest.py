@@ -19,7 +19,7 @@ from tests.service.console.browsing import be_patient
 Visits = Callable[..., AbstractContextManager[Visitor]]
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def patient() -> Iterator[None]:
     """The store is never silent here."""
     with pytest.MonkeyPatch.context() as patch:

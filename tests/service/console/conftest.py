@@ -12,7 +12,7 @@ from tests.service.console.browsing import Browser, be_patient
 Visit = Callable[..., Browser]
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def patient() -> Iterator[None]:
     """Where the store is not to be silent."""
     with pytest.MonkeyPatch.context() as patch:
