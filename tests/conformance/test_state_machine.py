@@ -50,7 +50,7 @@ def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
     def subject() -> Store:
         return SqliteStore(str(fast_place / f"{next(files)}.db"), synchronous="normal")
 
-    assert play(subject, games=260, moves=100) >= 20_000
+    assert play(subject, games=130, moves=100) >= 10_000
 
 
 @pytest.mark.parametrize("shards", [1, 16])
