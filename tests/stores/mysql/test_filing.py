@@ -75,11 +75,10 @@ async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStor
     await do(store, Cancel("t", "1", keep_until=NOW + HOUR))
     assert (await lease(other, 9, now=NOW + MINUTE - 1)).tasks == []
     found = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
-    assert keys(found.tasks) == ["2", "3"]
-    assert [task.losses for task in found.tasks] == [1, 1]
-    assert found.tasks[0].planned_at == tasks[2].planned_at
+    assert [(task.losses, task.planned_at) for task in found.tasks] == [(1, tasks[2].planned_at)] * 2
     assert await on_file(url) == [(NOW + MINUTE, 1), (NOW + MINUTE + HOUR, 2)], "the rest waits for who has room"
-    assert keys((await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)).tasks) == ["4"]
+    rest = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
+    assert (len(rest.tasks), sorted(keys([*found.tasks, *rest.tasks]))) == (1, list("234"))
     assert await on_file(url) == [(NOW + MINUTE + HOUR, 1), (NOW + MINUTE + HOUR, 2)]
 
 
@@ -88,7 +87,8 @@ async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_st
     await five(store)
     await put(store, new("before", due=At(NOW + MINUTE - 1)), new("after", due=At(NOW + MINUTE + 1)))
     leased = await lease(store, 6, now=NOW + HOUR)
-    assert keys(leased.tasks) == ["before", *"01234"]
+    first, *lost = keys(leased.tasks)
+    assert (first, sorted(lost)) == ("before", list("01234"))
 
 
 async def test_an_extended_lease_is_filed_anew_when_its_file_expires(url: str, open_store: OpensStore) -> None:
@@ -101,7 +101,8 @@ async def test_an_extended_lease_is_filed_anew_when_its_file_expires(url: str, o
     assert keys((await lease(store, 9, now=NOW + MINUTE, lasts=MINUTE)).tasks) == ["4"]
     assert await on_file(url) == [(NOW + 2 * MINUTE, 1), (NOW + HOUR, 4)]
     found = await lease(store, 9, now=NOW + HOUR, lasts=HOUR)
-    assert keys(found.tasks) == ["4", "0", "1", "2"]
+    first, *later = keys(found.tasks)
+    assert (first, sorted(later)) == ("4", list("012"))
     assert await on_file(url) == [(NOW + 2 * HOUR, 1), (NOW + 2 * HOUR, 4)]
 
 
@@ -138,11 +139,11 @@ async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: Open
         table = f"`{address_of(url).schema}`.bide_task"
         await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` IN ('1', '3') FOR UPDATE")
         found = await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)
-        assert keys(found.tasks) == ["0", "2", "4"]
+        assert sorted(keys(found.tasks)) == ["0", "2", "4"]
         assert await on_file(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
         assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
         await caller.rollback()
-    assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == ["1", "3"]
+    assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == ["1", "3"]
 
 
 async def test_more_files_than_one_look_takes(
@@ -186,7 +187,7 @@ async def test_several_topics_are_filed_apart(url: str, open_store: OpensStore) 
     assert await store.settle([done(task) for task in ours], now=NOW) == [True, True]
     assert await on_file(url) == [(NOW + MINUTE, 3)]
     lost = await store.lease({"t0": 9, "t1": 9}, now=NOW + MINUTE, until=NOW + HOUR, holder="w")
-    assert keys(lost.tasks) == ["5", "0", "2", "4"]
+    assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
 
 async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(url: str, open_store: OpensStore) -> None:
