@@ -41,13 +41,15 @@ async def test_who_is_away_holds_back_nobody_else() -> None:
     async def work(task: Task[Any]) -> None: ...
 
     async with app, app.worker() as worker:
-        for name in ("away-1", "here-1"):
-            await app.schedule("work", None, key=name, delay="0s")
-        await until(lambda: worker.stats.done == 1, "the one that is here")
-        await app.schedule("work", None, key="here-2", delay="0s")
-        await until(lambda: worker.stats.done == 2, "the next one")
-        assert await app.get("work", "away-1") is not None
-        store.back.set()
+        try:
+            for name in ("away-1", "here-1"):
+                await app.schedule("work", None, key=name, delay="0s")
+            await until(lambda: worker.stats.done == 1, "the one that is here")
+            await app.schedule("work", None, key="here-2", delay="0s")
+            await until(lambda: worker.stats.done == 2, "the next one")
+            assert await app.get("work", "away-1") is not None
+        finally:
+            store.back.set()
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.lost) == (3, 0)
     assert all(len({key.split("-")[0] for key in batch}) == 1 for batch in store.asked)
