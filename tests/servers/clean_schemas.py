@@ -12,13 +12,17 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
 import pymysql
+from tests.waiting import PATIENCE
 
 from bide.stores.mysql import schema as mysql_schema
 from bide.stores.postgres import schema as postgres_schema
 
 
 class CleanSchemas(ABC):
-    """On one server, for one process; not for threads. `close` drops them."""
+    """On one server, for one process; not for threads. `close` drops them.
+
+    A test that failed may leave a transaction open, so that no lock is waited for without end.
+    """
 
     def __init__(self, url: str, migrate: Callable[[str], Awaitable[Any]]) -> None:
         self._url = url
@@ -62,7 +66,7 @@ async def _finished(work: Awaitable[Any]) -> None:
 class PostgresSchemas(CleanSchemas):
     def __init__(self, url: str) -> None:
         super().__init__(url, postgres_schema.migrate)
-        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection = psycopg.connect(url, autocommit=True, options=f"-c lock_timeout={PATIENCE:.0f}s")
 
     def _empty(self, schema: str) -> None:
         self._connection.execute(f"""DO $$ DECLARE one record; BEGIN
@@ -88,6 +92,7 @@ class MySqlSchemas(CleanSchemas):
         self._connection = pymysql.connect(
             host=parts.hostname, port=parts.port or 3306,
             user=unquote(parts.username or ""), password=unquote(parts.password or ""),
+            init_command=f"SET innodb_lock_wait_timeout = {PATIENCE:.0f}, lock_wait_timeout = {PATIENCE:.0f}",
         )  # fmt: skip
 
     def _empty(self, schema: str) -> None:
