@@ -117,7 +117,8 @@ def test_one_sees_what_one_may(one: Running, browser: Browser) -> None:
         let_die(one, topic, {"k": f"broken {topic}"})
     _, header = one.run(make(one.app, "ann", frozenset({Verb.READ}), ("mine.*",)))
     _, blind = one.run(make(one.app, "cy", frozenset({Verb.WORK})))
-    assert browser.log_in(blind, "/dead").status == 403
+    for path in ("/dead", "/changes"):
+        assert browser.log_in(blind, path).status == 403
     browser.log_in(header)
     page = browser.open("/dead?fresh=yes")
     assert "1 dead task " in page.words
