@@ -175,8 +175,10 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
     name = "t" + secrets.token_hex(5)
     yield name
     drop = (
-        "DO $$ DECLARE one text; BEGIN FOR one IN SELECT nspname FROM pg_namespace WHERE nspname LIKE '"
-        f"{name}%' LOOP EXECUTE format('DROP SCHEMA %I CASCADE', one); END LOOP; END $$"
+        # a test that failed may hold a lock, which is not waited for without end
+        "DO $$ DECLARE one text; BEGIN PERFORM set_config('lock_timeout', '60s', true); "
+        f"FOR one IN SELECT nspname FROM pg_namespace WHERE nspname LIKE '{name}%' LOOP "
+        "EXECUTE format('DROP SCHEMA %I CASCADE', one); END LOOP; END $$"
     )
     ask(postgres_url, drop)
 
