@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.ports import free_port
@@ -39,6 +41,14 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             yield f"rediss://{HOST}:{port}/0", folder
     except ServerMissing as error:
         not_installed(error)
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_socket_left() -> AsyncIterator[None]:
+    """TLS may say goodbye after its store has closed: a loop that ends before leaves a socket to a later test."""
+    yield
+    sockets = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]
+    await until(lambda: len(sockets) <= 1, "every socket to be closed but the loop's own")
 
 
 def proofs(folder: Path) -> str:
