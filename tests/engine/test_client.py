@@ -10,8 +10,22 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from bide import BadInput, BadPayload, Bide, DuplicateHandler, Result, SetupError, StoreUnavailable, Task
+from bide import (
+    Answer,
+    BadInput,
+    BadPayload,
+    Bide,
+    DuplicateHandler,
+    PartlyFailed,
+    Result,
+    SetupError,
+    StoreUnavailable,
+    Task,
+)
+from bide.core.records import Filter, Found, Page
 from bide.core.retry import Ladder
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
 
 
 @dataclass
@@ -43,9 +57,6 @@ async def test_every_verb_answers_in_one_word() -> None:
 
 
 async def test_a_crowd_of_callers_costs_one_store_call() -> None:
-    from bide.stores.memory import MemoryStore
-    from bide.testing.faults import FaultyStore
-
     store = FaultyStore(MemoryStore())
     async with Bide(store) as app:
         answers = await asyncio.gather(*(app.schedule("t", n, key=str(n), delay="1h") for n in range(500)))
@@ -170,6 +181,42 @@ async def test_a_group_larger_than_a_page_is_shifted_once_each() -> None:
         assert len(await app.shift(group="g", by="1h")) == 1_700
         after = {task.key: task.due_at async for task in app.find(group="g")}
         assert {after[key] - before[key] for key in before} == {timedelta(hours=1)}
+
+
+@pytest.mark.parametrize("verb", ["shift", "cancel_group"])
+@pytest.mark.parametrize("another", [{"topic": "t", "group": "user-8"}, {"topic": "t", "group": None}])
+async def test_a_task_that_left_the_group_meanwhile_is_left_alone(verb: str, another: dict[str, Any]) -> None:
+    class Raced(MemoryStore):
+        async def find(self, where: Filter, page: Page) -> Found:
+            found = await super().find(where, page)
+            self.answer, *_ = await self.add([app.new(key="42", delay="9h", **another)], now=app.clock.now())
+            return found
+
+    async with Bide(store := Raced()) as app:
+        await app.schedule("t", key="42", group="user-7", delay="1h")
+        assert await (app.shift("user-7", "1h") if verb == "shift" else app.cancel_group("user-7")) == []
+        task = await app.get("t", "42")
+        assert task is not None
+        assert task.record == store.answer.record
+
+
+@pytest.mark.parametrize("lost", ["find", "change"])
+async def test_a_group_verb_that_fails_half_way_says_what_it_did(lost: str) -> None:
+    def away(point: str) -> StoreUnavailable | None:
+        return StoreUnavailable("away") if point == f"{lost}:before" and store.calls[lost] == again else None
+
+    store = FaultyStore(MemoryStore(), fault=away)
+    async with Bide(store) as app:
+        await app.schedule_many([app.new("t", n, key=str(n), group="g", delay="2h") for n in range(700)])
+        again = 1
+        with pytest.raises(StoreUnavailable):
+            await app.shift("g", "1h")
+        again = store.calls[lost] + 2
+        with pytest.raises(PartlyFailed, match="away") as caught:
+            await app.shift("g", "1h")
+        *done, error = caught.value.answers
+        assert [answer.result for answer in done if isinstance(answer, Answer)] == ["moved"] * 500
+        assert isinstance(error, StoreUnavailable)
 
 
 async def test_changes_by_a_person_are_noted_with_who_and_from_when_to_when() -> None:

@@ -99,7 +99,7 @@ class PartlyFailed(StoreError):
     """Of one batch some were answered and some failed, as when one server of several is away.
 
     `answers` has the length and order of the batch: an answer for each that was done, a StoreError for each that was
-    not, or may not have been.
+    not, or may not have been. Of a group verb: the answers so far, and the error that ended it.
     """
 
     def __init__(self, answers: Sequence[object]) -> None:

@@ -154,7 +154,7 @@ class Verbs:
         ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
         if isinstance(ask, asks.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
-            return _items(await self._client.cancel_group(ask.group, topic=ask.topic))
+            return await self._answered(self._client.cancel_group(ask.group, topic=ask.topic))
         request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
         terms, clock = self._client.terms, self._client.clock
         cancels = _each(
@@ -181,8 +181,8 @@ class Verbs:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
         by = span(ask.by, "by")
-        answers = await self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
-        return _items(answers, self._client.known_pauses)
+        shifted = self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
+        return await self._answered(shifted, paused=self._client.known_pauses)
 
     async def find(self, request: Request) -> Reply:
         given = request.query(tuple(_BY_NAME["find"].query))
