@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
 import sqlite3
 import threading
@@ -159,6 +161,68 @@ async def test_the_same_awaited(shop: Shop) -> None:
         assert shop.keys() == []
         shop.own.commit()
         assert shop.keys() == ["2", "3", "4"]
+
+
+async def test_a_task_that_outlives_its_block_is_refused(shop: Shop) -> None:
+    over = asyncio.Event()
+
+    async def later() -> None:
+        await over.wait()
+        await shop.close.schedule(1, key="lost", delay="1h")
+
+    async with shop.app:
+        async with shop.app.using(shop.own):
+            outliving = asyncio.create_task(later())
+        shop.own.execute("INSERT INTO orders VALUES (1)")
+        over.set()
+        with pytest.raises(SetupError, match="the transaction is over"):
+            await outliving
+        shop.own.rollback()
+
+
+async def test_one_client_may_be_entered_within_itself_and_by_two_tasks(shop: Shop) -> None:
+    async def helper(number: int) -> None:
+        async with verbs:
+            await shop.close.schedule(number, key=str(number), delay="1h")
+            await asyncio.sleep(0)
+            await shop.close.schedule(number, key=f"{number} again", delay="1h")
+
+    async with shop.app:
+        verbs = shop.app.using(shop.own)
+        async with verbs:
+            await helper(1)
+            await shop.close.schedule(2, key="2", delay="1h")
+            await asyncio.gather(helper(3), helper(4))
+            await shop.close.schedule(5, key="5", delay="1h")
+        shop.own.rollback()
+        await shop.close.schedule(6, key="6", delay="1h")
+    assert shop.keys() == ["6"]
+
+
+def test_the_synchronous_one_too(shop: Shop) -> None:
+    verbs = shop.app.sync.using(shop.own)
+    with verbs:
+        with verbs:
+            shop.app.sync.schedule("order.close", 1, key="1", delay="1h")
+        shop.app.sync.schedule("order.close", 2, key="2", delay="1h")
+        within = contextvars.copy_context()
+    shop.own.rollback()
+    with pytest.raises(SetupError, match="the transaction is over"):
+        within.run(shop.app.sync.schedule, "order.close", 3, key="3", delay="1h")
+    assert shop.keys() == []
+
+
+async def test_blocks_of_two_apps_stand_in_each_other(shop: Shop, tmp_path: Path) -> None:
+    other = Shop(tmp_path / "other.db")
+    async with shop.app, other.app:
+        async with shop.app.using(shop.own), other.app.using(other.own):
+            await shop.close.schedule(1, key="1", delay="1h")
+            await other.close.schedule(2, key="2", delay="1h")
+        assert (shop.keys(), other.keys()) == ([], [])
+        shop.own.rollback()
+        other.own.rollback()
+    other.own.close()
+    other.app.sync.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bide.core.errors import SetupError
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.client import Client
-from bide.engine.joining import joining, run_here
+from bide.engine.joining import enter, leave, run_here
 from bide.engine.session import Session
 from bide.ports import Joined, JoinsTransaction
 
@@ -42,7 +41,6 @@ class JoinedClient(Client):
         self.terms, self.clock, self.actor = client.terms, client.clock, client.actor
         self.carrier = client.carrier
         self._heeding = client._heeding
-        self._blocks = ExitStack()
         session = client._session
         self._opened: Session | None = session
         self._joined: Joined
@@ -58,11 +56,12 @@ class JoinedClient(Client):
         self._opened = JoinedSession(self._session, self._joined)
         return self
 
-    def block(self, *, here: bool = False) -> ExitStack:
-        """The verbs of everybody in this context take part, until it is closed."""
-        with ExitStack() as entered:
-            entered.enter_context(joining(self.store, self._joined, here=here))
-            return entered.pop_all()
+    def enter(self, *, here: bool = False) -> None:
+        """The verbs of everybody in this context take part, until it is left there; as often as one likes."""
+        enter(self.store, self._joined, here=here)
+
+    def leave(self) -> None:
+        leave(self._joined)
 
     async def open(self) -> Self:
         return self
@@ -71,11 +70,11 @@ class JoinedClient(Client):
         """The app is the one to close."""
 
     async def __aenter__(self) -> Self:
-        self._blocks.push(self.block())
+        self.enter()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._blocks.pop_all().close()
+        self.leave()
 
     def _check_payload(self, topic: str, payload: object) -> None:
         self._client._check_payload(topic, payload)
@@ -88,7 +87,7 @@ def _here(
 
     @functools.wraps(verb)
     def call(self: SyncJoinedClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._client.block(here=True):
+        with self:
             return run_here(verb(self._client, *args, **kwargs))
 
     return call
@@ -113,7 +112,6 @@ class SyncJoinedClient:
 
     def __init__(self, client: JoinedClient) -> None:
         self._client = client
-        self._blocks: list[ExitStack] = []
 
     schedule = _here(Client.schedule)
     schedule_new = _here(Client.schedule_new)
@@ -143,8 +141,8 @@ class SyncJoinedClient:
         yield from found_here(self._client, where)
 
     def __enter__(self) -> Self:
-        self._blocks.append(self._client.block(here=True))
+        self._client.enter(here=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._blocks.pop().close()
+        self._client.leave()

@@ -2,6 +2,9 @@
 
 A verb awaited inside `task.transaction()` or `app.using(connection)` must go through that very connection: through the
 store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
+
+A task made within such a block inherits its context, and may outlive the block. The connection is then in another
+transaction or in none, so the verbs of such a task are refused: what they did would be lost with somebody's rollback.
 """
 
 from __future__ import annotations
@@ -15,29 +18,70 @@ from bide.core.errors import HAS_TO_BE_AWAITED, SetupError
 from bide.ports import Joined, Store
 
 T = TypeVar("T")
-_joined: ContextVar[tuple[Store, Joined, bool] | None] = ContextVar("bide_joined", default=None)
+
+
+class _Block:
+    """One block around verbs; `outer` is the one that it stands in."""
+
+    __slots__ = ("here", "joined", "outer", "over", "store")
+
+    def __init__(self, store: Store, joined: Joined, here: bool, outer: _Block | None) -> None:
+        self.store, self.joined, self.here, self.outer = store, joined, here, outer
+        self.over = False
+
+
+_innermost: ContextVar[_Block | None] = ContextVar("bide_joined", default=None)
+
+
+def _block_on(store: Store) -> _Block | None:
+    """The innermost block on `store` in which this coroutine is, or was made."""
+    block = _innermost.get()
+    while block is not None and block.store is not store:
+        block = block.outer
+    return block
 
 
 def joined_to(store: Store) -> Joined | None:
-    """The open transaction on `store` that this coroutine is inside of."""
-    found = _joined.get()
-    return found[1] if found is not None and found[0] is store else None
+    """The open transaction on `store` that this coroutine is inside of. Raises SetupError where it is over."""
+    block = _block_on(store)
+    if block is None:
+        return None
+    if block.over:
+        raise SetupError(
+            "the transaction is over in which this task was created: await the task within the block, or create it "
+            "outside, or with create_task(..., context=contextvars.Context())"
+        )
+    return block.joined
 
 
 def stays_here(store: Store) -> bool:
     """Whether that transaction is on a connection which belongs to this thread, as synchronous ones do."""
-    found = _joined.get()
-    return found is not None and found[0] is store and found[2]
+    block = _block_on(store)
+    return block is not None and block.here and not block.over
+
+
+def enter(store: Store, joined: Joined, *, here: bool = False) -> None:
+    """From now on the verbs of this context take part in `joined`; `here`: in this very thread."""
+    _innermost.set(_Block(store, joined, here, _innermost.get()))
+
+
+def leave(joined: Joined) -> None:
+    """Until now they did. Raises SetupError where `joined` is not what was entered last in this context."""
+    block = _innermost.get()
+    if block is None or block.joined is not joined:
+        raise SetupError("a block of app.using(connection) is left in another context or order than it was entered")
+    block.over = True
+    _innermost.set(block.outer)
 
 
 @contextmanager
 def joining(store: Store, joined: Joined, *, here: bool = False) -> Iterator[None]:
-    """Within this block the verbs of this coroutine take part in `joined`; `here`: in this very thread."""
-    mark = _joined.set((store, joined, here))
+    """Within this block the verbs of this coroutine take part in `joined`."""
+    enter(store, joined, here=here)
     try:
         yield
     finally:
-        _joined.reset(mark)
+        leave(joined)
 
 
 def run_here(verb: Coroutine[Any, Any, T]) -> T:
