@@ -112,7 +112,14 @@ class Access:
         return await self._caller_with(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
-        """Who has the token of this id, if it still counts; for sessions, which were begun with it."""
+        """Who has the token of this id, if it still counts; for sessions, which were begun with it.
+
+        Anonymous is who they were where that is still allowed. Raises Unauthorized; StoreUnavailable.
+        """
+        if id == ANONYMOUS:
+            if not await self.anonymous_now():
+                raise Unauthorized("a token is needed now; log in with one")
+            return anonymous()
         await self._refresh()
         entry = self._known.get(id)
         if entry is None:

@@ -1,9 +1,9 @@
 """Sessions of the console: a cookie in the place of the token that somebody pasted, and what keeps it from others.
 
-A cookie says by which token the session was begun, when it ends, and a random value, and carries an HMAC-SHA256 of that
-under a key that the store keeps. So every instance that serves the store can check it and none has to remember it. The
-token is looked up at every call, so that a session never outlives it. What this cannot do is to end one session alone:
-leaving takes the cookie out of the browser, and a copy of it would be good until it ends, or the token is revoked.
+A cookie is the id of the token that the session was begun with, and 32 random bytes, of which the store keeps only a
+SHA-256: so every instance that serves the store can check it, and reading the store makes no session. The token is
+looked up at every call, so a session never outlives it; leaving ends the session, within `FRESH` seconds at every
+instance. A session of an anonymous caller gives no right that the caller lacks without it, so nothing is kept of it.
 
 What changes something must carry a second value, derived from the cookie (`csrf`), in a header or a form field: a page
 of another site makes a browser send the cookie at most, and cannot read this. See also `origins`.
@@ -11,29 +11,35 @@ of another site makes a browser send the cookie at most, and cannot read this. S
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import re
 import secrets
+from collections import OrderedDict
 from typing import NamedTuple
 
+import msgspec
+
+from bide.core.errors import StoreFull
 from bide.core.instants import Millis
+from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.access import Access
-from bide.service.callers import ANONYMOUS, AccessRefused, Caller, Unauthorized, anonymous
+from bide.service.access import FRESH, Access
+from bide.service.callers import ANONYMOUS, AccessRefused, Caller, Unauthorized
 from bide.service.origins import host_name, is_loopback_name, refuse_foreign_page
-from bide.service.tokens import parse
+from bide.service.tokens import hash_of, parse
 
 COOKIE = "bide_session"
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 LASTS: Millis = 12 * 3_600_000
 """How long a session lasts, if its token lasts as long."""
-_KEY = "session-key"
-_FORM = re.compile(r"1\.([a-z0-9]{8,9})\.([0-9]{1,15})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_FORM = re.compile(r"2\.([a-z0-9]{8,9})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _LONGEST = 128
 _LONGEST_HEADER = 16_384
+_MOST_KNOWN = 1_000
 
 
 class Forged(AccessRefused):
@@ -66,64 +72,116 @@ class Session(NamedTuple):
             raise Forged("this form is not of your session, or the session is another now; load the page again")
 
 
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What the store keeps of a session, by the hash of its secret."""
+
+    token: str
+    """The id of the token that it was begun with."""
+    expires_at: Millis
+
+
 class Sessions:
-    """Begins and checks them. Belongs to the event loop in which `client` is open."""
+    """Begins, checks and ends them. Belongs to the event loop in which `client` is open."""
 
     def __init__(self, client: Client, access: Access, *, lasts: Millis = LASTS) -> None:
         self._client = client
         self._access = access
         self._lasts = lasts
-        self._key: bytes | None = None
+        self._known: OrderedDict[str, tuple[float, _Kept]] = OrderedDict()
+        """By name, with the time of the loop until which no store has to be asked."""
 
     async def begin(self, token: str) -> Session:
-        """A session for whoever has this token. Raises Unauthorized."""
+        """A session for whoever has this token. Raises Unauthorized, StoreError."""
         caller = await self._access.caller_with(token)
         shown = parse(token.strip())
         assert shown is not None
-        return await self._made(shown.id, caller)
+        secret = secrets.token_urlsafe(32)
+        kept = _Kept(shown.id, self._client.clock.now() + self._lasts)
+        fresh_until = asyncio.get_running_loop().time() + FRESH
+        try:
+            await self._store.put(_name(secret), msgspec.msgpack.encode(kept), until=kept.expires_at)
+        except StoreFull:  # a full store still drains: this instance alone knows of the session
+            fresh_until += self._lasts / 1000
+        self._remember(_name(secret), fresh_until, kept)
+        return _session(caller, f"2.{shown.id}.{secret}", kept.expires_at)
 
     async def begin_anonymous(self) -> Session:
         """A session for whoever comes, where that is allowed; for its `csrf`. Raises Unauthorized."""
-        return await self._made(ANONYMOUS, await self._access.caller_of(None))
+        caller = await self._access.caller_of(None)
+        return _session(caller, f"2.{ANONYMOUS}.{secrets.token_urlsafe(32)}", self._client.clock.now() + self._lasts)
 
     async def of(self, cookie: str | None) -> Session:
         """The session of this cookie. Raises Unauthorized where there is none, it has ended, or its token has."""
         if cookie is None:
             raise Unauthorized("nobody is logged in", sent=False)
-        found = _FORM.fullmatch(cookie) if len(cookie) <= _LONGEST else None
-        key = await self._secret()
-        signed, _, mac = cookie.rpartition(".")
-        if found is None or not hmac.compare_digest(_mac(key, "session", signed), mac):
-            raise Unauthorized("this is not a session of this service; log in again")
-        id, expires_at = found[1], int(found[2])
-        if expires_at <= self._client.clock.now():
-            raise Unauthorized("this session has ended; log in again")
+        found = _read(cookie)
+        if found is None:
+            raise Unauthorized(_UNKNOWN)
+        id, secret = found
+        caller = await self._access.caller_by_id(id)  # before the store is asked: guessing costs it nothing
+        now = self._client.clock.now()
         if id == ANONYMOUS:
-            if not await self._access.anonymous_now():
-                raise Unauthorized("a token is needed now; log in with one")
-            caller = anonymous()
-        else:
-            caller = await self._access.caller_by_id(id)
-        return Session(caller, _mac(key, "csrf", cookie), expires_at, cookie)
+            return _session(caller, cookie, now + self._lasts)
+        kept = await self._look_up(_name(secret))
+        if kept is None or kept.token != id:
+            raise Unauthorized(_UNKNOWN)
+        if kept.expires_at <= now:
+            raise Unauthorized("this session has ended; log in again")
+        return _session(caller, cookie, kept.expires_at)
 
-    async def _made(self, id: str, caller: Caller) -> Session:
-        key = await self._secret()
-        expires_at = self._client.clock.now() + self._lasts
-        signed = f"1.{id}.{expires_at}.{secrets.token_urlsafe(16)}"
-        cookie = f"{signed}.{_mac(key, 'session', signed)}"
-        return Session(caller, _mac(key, "csrf", cookie), expires_at, cookie)
+    async def end(self, cookie: str | None) -> None:
+        """Whoever has this cookie is logged in no longer. Raises StoreError."""
+        found = None if cookie is None else _read(cookie)
+        if found is not None and found[0] != ANONYMOUS:
+            name = _name(found[1])
+            try:
+                await self.of(cookie)
+            except Unauthorized:
+                return
+            await self._store.remove(name)
+            self._known.pop(name, None)
 
-    async def _secret(self) -> bytes:
-        """The key that the instances of this store share; made by the first that needs one."""
-        if self._key is None:
-            kept = Kept(self._client.store, self._client.clock)
-            key = await kept.get(_KEY)
-            if key is None:
-                await kept.put_if_absent(_KEY, secrets.token_bytes(32))
-                key = await kept.get(_KEY)
-            assert key is not None
-            self._key = key
-        return self._key
+    @property
+    def _store(self) -> Kept:
+        return Kept(self._client.store, self._client.clock, SHOWN_TOPIC)
+
+    async def _look_up(self, name: str) -> _Kept | None:
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(name)
+        if known is not None and now < known[0]:
+            return known[1]
+        value = await self._store.get(name)
+        if value is None:
+            self._known.pop(name, None)
+            return None
+        kept = msgspec.msgpack.decode(value, type=_Kept)
+        self._remember(name, now + FRESH, kept)
+        return kept
+
+    def _remember(self, name: str, until: float, kept: _Kept) -> None:
+        self._known[name] = (until, kept)
+        self._known.move_to_end(name)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+
+
+_UNKNOWN = "this is not a session of this service; log in again"
+
+
+def _read(cookie: str) -> tuple[str, str] | None:
+    """The id and the secret of a cookie; None where it has not the form of one."""
+    found = _FORM.fullmatch(cookie) if len(cookie) <= _LONGEST else None
+    return None if found is None else (found[1], found[2])
+
+
+def _name(secret: str) -> str:
+    """Under which a session is kept: a hash, so that reading the store tells no cookie."""
+    return f"session:{hash_of(secret)}"
+
+
+def _session(caller: Caller, cookie: str, expires_at: Millis) -> Session:
+    derived = hmac.digest(cookie.encode(), b"bide csrf", "sha256")
+    return Session(caller, base64.urlsafe_b64encode(derived).decode().rstrip("="), expires_at, cookie)
 
 
 def cookie_of(header: str | None) -> str | None:
@@ -149,8 +207,3 @@ def _terms(host: str | None) -> str:
     """Never over plain HTTP, but on this machine, where nobody listens on the way."""
     plain = host is not None and is_loopback_name(host_name(host))
     return f"Path=/; HttpOnly; SameSite=Strict{'' if plain else '; Secure'}"
-
-
-def _mac(key: bytes, purpose: str, text: str) -> str:
-    made = hmac.digest(key, f"bide {purpose}\0{text}".encode(), "sha256")
-    return base64.urlsafe_b64encode(made).decode().rstrip("=")

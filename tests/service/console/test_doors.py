@@ -69,9 +69,12 @@ def test_in_and_out(browser: Browser, token: str) -> None:
     page = browser.get("/tasks?state=dead")
     assert page.status == 200
     assert "ann" in page.text
+    copied = browser.cookies[COOKIE]
     assert led_to(browser.post("/logout", {})) == "/login"
     assert COOKIE not in browser.cookies
     assert browser.get("/tasks").status == 303
+    browser.cookies[COOKIE] = copied
+    assert browser.get("/tasks").status == 303, "the session has ended, also for whoever has copied its cookie"
 
 
 @pytest.mark.parametrize("given", ["", "nonsense", "bide_00000000_" + "A" * 43, "é" * 50, "x" * 20_000, "\x00"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -27,6 +28,27 @@ async def test_a_new_file_gets_the_schema_of_this_code(path: str) -> None:
     await store.migrate()
     assert await store.schema_version() == (schema.VERSION, schema.VERSION)
     assert sorted(os.listdir(os.path.dirname(path))) == ["tasks.db"], "closed, it is one file"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+async def test_a_new_file_is_its_owners_alone_and_one_that_is_there_stays_as_it_is(path: str, umask: int) -> None:
+    folder, before = os.path.dirname(path), os.umask(umask)
+    try:
+        store = SqliteStore(path)
+        await store.open()
+        await put_one(store)
+        modes = {name: stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode) for name in os.listdir(folder)}
+        assert modes == dict.fromkeys(["tasks.db", "tasks.db-shm", "tasks.db-wal"], 0o600)
+        assert not [finding for finding in await store.diagnose() if "mode" in finding.what and not finding.ok]
+        await store.close()
+        os.chmod(path, 0o644)
+        await store.open()
+        [found] = [finding for finding in await store.diagnose() if "mode" in finding.what]
+        assert (found.ok, found.what) == (False, "file mode 0644")
+        assert "chmod o=" in found.advice
+        await store.close()
+    finally:
+        os.umask(before)
 
 
 async def test_the_tables_live_beside_somebody_elses(path: str) -> None:

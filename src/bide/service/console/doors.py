@@ -13,7 +13,7 @@ from bide.service.console.visit import HTML, LANGUAGE_COOKIE, chosen_language, i
 from bide.service.origins import refuse_foreign_page
 from bide.service.replies import Reply
 from bide.service.requests import Request
-from bide.service.sessions import Sessions, clear_cookie, set_cookie
+from bide.service.sessions import Sessions, clear_cookie, cookie_of, set_cookie
 
 Door = Callable[[Request], Awaitable[Reply]]
 _YEAR = 365 * 86_400
@@ -45,6 +45,7 @@ def doors(client: Client, access: Access, sessions: Sessions) -> Mapping[tuple[s
 
     async def logout(request: Request) -> Reply:
         _same_site(request)
+        await sessions.end(cookie_of(request.header(b"cookie")))
         return Reply(303, b"", HTML, {"location": "/login", "set-cookie": clear_cookie(host=request.header(b"host"))})
 
     async def language(request: Request) -> Reply:

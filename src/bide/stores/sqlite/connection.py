@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import threading
@@ -33,6 +34,20 @@ def connect(
     connection.execute(f"PRAGMA journal_size_limit = {STOP_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     return connection
+
+
+def create_private(path: str) -> None:
+    """Make an empty file that its owner alone may read, whatever the umask, unless there is one; SQLite gives the
+    files beside it the same mode. Whoever reads the store reads every payload, and what is kept of tokens."""
+    with _open_files_lock:  # a connection of this process would lose its locks as this descriptor is closed
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return  # it is there; or SQLite says why it cannot be made
+        try:
+            os.fchmod(file, 0o600)
+        finally:
+            os.close(file)
 
 
 def patiently(connection: sqlite3.Connection, statement: str, *, patience: float = PATIENCE) -> Any:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.stores.sqlite import schema
 from bide.stores.sqlite.checkpoint import Checkpointer
-from bide.stores.sqlite.connection import OpenFile, connect, enter, patiently
+from bide.stores.sqlite.connection import OpenFile, connect, create_private, enter, patiently
 from bide.stores.sqlite.errors import translate
 from bide.stores.sqlite.joined import CallersConnection
 from bide.stores.sqlite.lanes import JoinedTransaction, Lanes
@@ -79,6 +79,7 @@ class Database:
         if not os.path.isdir(folder):
             raise StoreUnavailable(f"{self.path}: the folder {folder} does not exist; create it first")
         refuse_others(self.path)
+        create_private(self.path)
         writing = self._connect(WRITER_CACHE_KIB)
         mode = patiently(writing, "PRAGMA journal_mode = WAL")[0]
         if mode != "wal":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 
 from bide.ports import Finding
 from bide.stores.sqlite.connection import STOP_BYTES
@@ -23,6 +24,7 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
         _one_library(path),
         _schema(cursor),
         _journal(path),
+        _readers(path),
         _disk(path, reserve),
         _file_system(path),
         _pages(cursor, path),
@@ -70,6 +72,16 @@ def _journal(path: str) -> Finding:
         small,
         f"write-ahead log of {size} bytes",
         "" if small else "some process reads in one long transaction, so that the log cannot start over: find it",
+    )
+
+
+def _readers(path: str) -> Finding:
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    own = not mode & stat.S_IRWXO
+    return Finding(
+        own,
+        f"file mode {mode:04o}",
+        "" if own else f"every user of this machine may read the tasks: chmod o= {path} {path}-wal {path}-shm",
     )
 
 
