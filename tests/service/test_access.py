@@ -262,10 +262,10 @@ async def refused(access: Access, header: str | None, match: str) -> Unauthorize
 async def test_a_token_says_who_calls() -> None:
     async with Bide("memory:") as app:
         access = Access(app)
-        _, header = await make(app, "ann", frozenset({Verb.READ}), ("order.*",))
+        token, header = await make(app, "ann", frozenset({Verb.READ}), ("order.*",))
         _, other = await make(app, "bob", ALL_VERBS)
         for form in (header, header.replace("Bearer", "bearer"), header.replace(" ", "   ")):
-            assert await access.caller_of(form) == Caller("ann", frozenset({Verb.READ}), ("order.*",))
+            assert await access.caller_of(form) == Caller("ann", frozenset({Verb.READ}), ("order.*",), token.id)
         assert (await access.caller_of(other)).name == "bob"
         assert (await access.caller_with(f" {header.split()[1]}\n")).name == "ann"
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from enum import StrEnum
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
@@ -40,6 +40,8 @@ from bide.engine.client import Client
 from bide.engine.session import verb_of
 
 T = TypeVar("T")
+Still: TypeAlias = Callable[[], Awaitable[object]]
+"""Raises BideError once whoever asked for the change may ask for it no longer."""
 MOST_MISSED = 1_000
 """Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
 _MOST_TOLD = 50
@@ -100,6 +102,8 @@ class Progress(Struct, kw_only=True):
     stopped_by: str | None = None
     """Who stopped it; None: the end of the instance did."""
     error: str | None = None
+    identity: str = ""
+    """Which caller it is, where names alone do not tell."""
 
 
 def untouched_by(progress: Progress) -> Token | None:
@@ -119,14 +123,16 @@ def _earliest(progress: Progress) -> Token:
 
 
 class Run:
-    """One change under way. `stop` ends it after the batch that is being done."""
+    """One change under way. `stop` ends it after the batch that is being done; so does `still`, which is asked before
+    each, where it raises."""
 
-    def __init__(self, client: Client, bulk: Bulk, may: May, progress: Progress) -> None:
+    def __init__(self, client: Client, bulk: Bulk, may: May, progress: Progress, still: Still) -> None:
         self.progress = progress
         self.missed: list[Missed] = []
         self._client = client
         self._bulk = bulk
         self._may = may
+        self._still = still
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ahead: set[int | str] = set()
@@ -174,10 +180,11 @@ class Run:
             yield tasks[place : place + self._piece]
 
     async def _in_turn(self, number: int) -> None:
-        """Wait until so many may be changed."""
+        """Wait until so many may be changed. Raises where who asked for it may no longer."""
         if self._bulk.pace is not None:
             await self._pause(self._free_at - self._loop.time())
             self._free_at = max(self._free_at, self._loop.time()) + number / self._bulk.pace
+        await self._patiently(self._still)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not once it is stopped."""

@@ -11,12 +11,12 @@ import logging
 
 import msgspec
 
-from bide.core.errors import StoreError, StoreFull, StoreUnavailable
+from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import OnConflict, Result
 from bide.engine.bulk import Bulk, May, Missed, count_meant
-from bide.engine.bulk_run import BulkState, Progress, Run
+from bide.engine.bulk_run import BulkState, Progress, Run, Still
 from bide.engine.client import Client
 from bide.engine.kept import Kept
 
@@ -87,6 +87,10 @@ class BulkStore(Kept):
         return None if value is None else value.decode(errors="replace")
 
 
+async def _always() -> None:
+    """For whoever may for ever."""
+
+
 class Bulks:
     """Those of one instance. Belongs to the event loop it was made in; `client` is open."""
 
@@ -100,8 +104,10 @@ class Bulks:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._closing = False
 
-    async def start(self, id: str, bulk: Bulk, may: May, *, who: str) -> bool:
-        """Begin it in the background, in the context of the caller: whoever acts here does it.
+    async def start(
+        self, id: str, bulk: Bulk, may: May, *, who: str, identity: str = "", still: Still = _always
+    ) -> bool:
+        """Begin it in the background, in the context of the caller: whoever acts here does it, until `still` raises.
 
         False where one with this `id` was begun before, here or elsewhere: a resent form starts nothing twice.
         """
@@ -110,9 +116,9 @@ class Bulks:
         now = self._client.clock.now()
         progress = Progress(
             id=id, bulk=msgspec.structs.replace(bulk, chosen=bulk.chosen[:1]), chosen=len(bulk.chosen), who=who,
-            instance=self._instance, asked_at=now, alive_at=now,
+            instance=self._instance, asked_at=now, alive_at=now, identity=identity,
         )  # fmt: skip
-        run = Run(self._client, bulk, may, progress)
+        run = Run(self._client, bulk, may, progress, still)
         self._runs[id] = run  # from here on: a second call finds it, while the store is asked
         try:
             begun = await self._store.begin(progress)
@@ -189,7 +195,7 @@ class Bulks:
                     await self._count(run, may)
                     await run.go()
                 ended = BulkState.STOPPED if run.stopping else BulkState.ENDED
-        except StoreError as error:
+        except BideError as error:
             ended = BulkState.FAILED
             progress.error = str(error)[:500]
         except Exception as error:  # noqa: BLE001 - nobody waits for this task: the page and the log tell

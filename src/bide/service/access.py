@@ -112,7 +112,7 @@ class Access:
         return await self._caller_with(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
-        """Who has the token of this id, if it still counts; for sessions, which were begun with it.
+        """Who has the token of this id, if it still counts; for what was begun with it: a session, a change.
 
         Anonymous is who they were where that is still allowed. Raises Unauthorized; StoreUnavailable.
         """
@@ -123,8 +123,13 @@ class Access:
         await self._refresh()
         entry = self._known.get(id)
         if entry is None:
-            raise Unauthorized("the token that this session was begun with is revoked")
+            raise Unauthorized("its token was revoked")
         return self._still(entry)
+
+    @property
+    def lasts(self) -> float:
+        """Seconds for which what was last known of the tokens may be relied on; then callers are looked up anew."""
+        return self._read_at + FRESH - asyncio.get_running_loop().time()
 
     async def anonymous_now(self) -> bool:
         """Whether whoever sends no token is let in at present."""
@@ -186,7 +191,9 @@ class Access:
         self._damaged = damaged
         self._known = {
             token.id: _Entry(
-                token.hash, Caller(token.name, verbs=frozenset(token.verbs), topics=token.topics), token.expires_at
+                token.hash,
+                Caller(token.name, verbs=frozenset(token.verbs), topics=token.topics, id=token.id),
+                token.expires_at,
             )
             for token in tokens
         }

@@ -159,6 +159,8 @@ class Caller(Struct, frozen=True):
     verbs: frozenset[Verb] = ALL_VERBS
     topics: tuple[str, ...] = ("*",)
     """Patterns."""
+    id: str = ""
+    """Of the token that they show: it is who they are. Several may have one name."""
     _patterns: tuple[Pattern, ...] = ()
     _everywhere: bool = False
 
@@ -194,7 +196,7 @@ class Caller(Struct, frozen=True):
 
 
 ANONYMOUS = "anonymous"
-_ANYBODY = Caller(ANONYMOUS)
+_ANYBODY = Caller(ANONYMOUS, id=ANONYMOUS)
 
 
 def anonymous() -> Caller:

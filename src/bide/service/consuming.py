@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from msgspec import UNSET
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import Lease, Record
+from bide.core.records import Lease
 from bide.engine.desk import Desk
 from bide.engine.settling import Settling
 from bide.engine.verdicts import LONGEST_ERROR
@@ -20,7 +18,7 @@ from bide.service.callers import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
 from bide.service.problems import bad_input
 from bide.service.replies import Reply, reply
-from bide.service.requests import Gone, Request
+from bide.service.requests import Request
 from bide.service.shapes import task_shape
 from bide.service.verbs import asked
 
@@ -37,31 +35,17 @@ class Consuming:
         self._lease = lease
 
     async def lease(self, request: Request) -> Reply:
-        """Waits at the desk, and leaves it when the client goes."""
+        """Waits at the desk, and leaves it when the client goes, or may no longer."""
         ask: asks.LeaseAsk = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
         wait = _bounded(ask.wait, "wait", 0, LONGEST_WAIT) / 1_000
         lease_for = self._length(ask.lease_for)
         holder = f"{request.caller.name}@{self._instance}"
-        leasing = asyncio.ensure_future(self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait))
-        leaving = asyncio.ensure_future(request.gone())
-        try:
-            await asyncio.wait([leasing, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done():
-                self._leave(leasing)
-                raise Gone
-        finally:
-            leaving.cancel()
-            if not leasing.done():
-                leasing.cancel()
+        leasing = self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait)
+        tasks = await request.attended(leasing, undo=self._desk.give_back)
         paused = [topic for topic in room if topic in self._desk.held_back.topics]
-        return reply(LeasedShape([task_shape(record) for record in leasing.result()], paused or UNSET))
-
-    def _leave(self, leasing: asyncio.Future[list[Record]]) -> None:
-        """What it was just given goes back: nobody is there to begin it."""
-        if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
-            self._desk.give_back(leasing.result())
+        return reply(LeasedShape([task_shape(record) for record in tasks], paused or UNSET))
 
     async def settle(self, request: Request) -> Reply:
         batch: list[asks.Settle] = asked(request, "settle")

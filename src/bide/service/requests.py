@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -16,6 +17,7 @@ from bide.service.callers import Caller
 from bide.service.problems import Problem, bad_body, bad_input, too_large
 
 Ask = TypeVar("Ask")
+T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
 
@@ -27,7 +29,7 @@ class Gone(Exception):
 class Request:
     """A request. `caller` is who sent it, once that is known."""
 
-    __slots__ = ("_query", "_receive", "body", "caller", "headers", "method", "path", "peer", "segments")
+    __slots__ = ("_query", "_receive", "body", "caller", "headers", "method", "path", "peer", "segments", "still")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
@@ -40,6 +42,8 @@ class Request:
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
+        self.still: Callable[[], Awaitable[float]]
+        """Raises when the caller may call no longer; else the seconds after which to ask again. Set with `caller`."""
 
     @property
     def raw_query(self) -> bytes:
@@ -85,6 +89,30 @@ class Request:
         """Returns when the client has gone."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def attended(self, work: Coroutine[Any, Any, T], undo: Callable[[T], object] = lambda _: None) -> T:
+        """What `work` returns, however long it takes. The one place that looks after a caller who waits.
+
+        Raises Gone as the client goes, and what `still` raises as they may call no longer: that is asked by the clock,
+        and once more before the result is theirs. Then `work` is cancelled; what it has returned is undone.
+        """
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
+        theirs = False
+        try:
+            while not working.done():
+                lasts = await self.still()
+                await asyncio.wait([working, leaving], timeout=max(0.0, lasts), return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done():
+                    raise Gone
+            await self.still()
+            theirs = True
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            [result, _] = await asyncio.gather(working, leaving, return_exceptions=True)
+            if not theirs and not isinstance(result, BaseException):
+                undo(result)
 
     def decoded(self, decoder: msgspec.json.Decoder[Ask], accepted: str) -> Ask:
         """The body as what the call takes. Raises Problem that names the field."""

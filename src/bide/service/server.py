@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -38,6 +38,8 @@ BODY_LIMIT = 16 * 2**20
 """Bytes that a request may have."""
 BODY_PATIENCE = 30.0
 """Seconds that a request's body may take."""
+_FAREWELL = 1.0
+"""Seconds that the end of a stream may take to be sent."""
 _TASK = (b"v1", b"topics", b"tasks")
 _PAUSE = (b"v1", b"topics", b"pause")
 _STORE = b"/v1/store/"
@@ -47,7 +49,7 @@ _EVENT_STREAM = "text/event-stream; charset=utf-8"
 class Streamed:
     """A reply that goes on."""
 
-    def __init__(self, parts: AsyncIterator[bytes], content_type: str) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
         self.parts = parts
         self.content_type = content_type
 
@@ -56,6 +58,9 @@ class Callers(Protocol):
     """Finds out who calls; see `access.Access`."""
 
     async def caller_behind(self, header: Callable[[bytes], str | None]) -> Caller: ...
+
+    @property
+    def lasts(self) -> float: ...
 
 
 class Counts(Protocol):
@@ -182,7 +187,12 @@ class Service:
         return *found, path.decode("latin-1") in self._open
 
     async def _authenticate(self, request: Request) -> None:
-        request.caller = await self._access.caller_behind(request.header)
+        async def still() -> float:
+            request.caller = await self._access.caller_behind(request.header)
+            return self._access.lasts
+
+        request.still = still
+        await still()
 
     def _problem(self, request: Request, name: str, error: Exception) -> Reply:
         if isinstance(error, AccessRefused):
@@ -212,26 +222,27 @@ class Service:
             _log.warning("%s: %s", name, error)
 
     async def _stream(self, streamed: Streamed, request: Request, send: Send) -> None:
-        """Until it ends, or the client goes."""
+        """Until it ends, the client goes, or its caller may listen no longer."""
         headers = [*_HEADERS, (b"content-type", streamed.content_type.encode()), (b"cache-control", b"no-store"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         async def pump() -> None:
-            async for part in streamed.parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            async with aclosing(streamed.parts) as parts:
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
 
-        tasks = [asyncio.ensure_future(pump()), asyncio.ensure_future(request.gone())]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            for one in ended:
-                if isinstance(one, Exception):
-                    _log.error("a stream ended with an error", exc_info=one)
+            await request.attended(pump())
+        except Gone:
+            return
+        except (AccessRefused, StoreError) as error:
+            _log.info("%s listens no longer: %s", request.caller.name, error)
+        except Exception as error:  # noqa: BLE001 - the answer has begun: nothing else can be answered
+            _log.error("a stream ended with an error", exc_info=error)
+        with suppress(TimeoutError):  # a client that does not read is not waited for
+            async with asyncio.timeout(_FAREWELL):
+                await send({"type": "http.response.body", "body": b""})
 
     # --- calls of its own
 
@@ -240,12 +251,7 @@ class Service:
         [operation] = request.segments
         if operation == "listen":
             self._stores.check_listen(request.body, request.caller)
-
-            async def still() -> None:
-                await self._authenticate(request)
-
-            lines = self._stores.listen(request.body, request.caller, still=still)
-            return Streamed(lines, STREAM_TYPE)
+            return Streamed(self._stores.listen(request.body, request.caller), STREAM_TYPE)
         answered = await self._stores.answer(operation, request.body, request.caller)
         headers = {name: value for name, value in answered.headers.items() if name != "content-type"}
         return Reply(answered.status, answered.body, answered.headers["content-type"], headers)
@@ -256,14 +262,9 @@ class Service:
         if topic is not None:
             check_topic(topic)
         last = request.header(b"last-event-id")
-
-        async def still() -> None:
-            await self._authenticate(request)
-            request.caller.check(Verb.EVENTS, topic)
-
         if request.method == "HEAD":
             return Reply(200, b"", _EVENT_STREAM)
-        return Streamed(await self._following.stream(last, AdmitsEvent(topic), still), _EVENT_STREAM)
+        return Streamed(await self._following.stream(last, AdmitsEvent(topic)), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

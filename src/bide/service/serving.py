@@ -131,7 +131,7 @@ class Serving:
             history=app.history,
         )
         health = Health(app)
-        console = Console(Shared(app, health, self.config, self._policies, self.instance, self._channel))
+        console = Console(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
         stack.push_async_callback(console.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(

@@ -9,7 +9,7 @@ await calls.close()                                             # before the cli
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 
 from msgspec import Raw
@@ -27,7 +27,7 @@ from bide.service import store_checks as checks
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.store_operations import Act, Operations
 from bide.service.store_repeats import Answered, PassedOver, Repeats
-from bide.service.store_tidings import Still, Streams, tidings
+from bide.service.store_tidings import Streams, tidings
 
 __all__ = ["Answered", "StoreCalls"]
 
@@ -85,19 +85,9 @@ class StoreCalls:
         except Exception as error:  # noqa: BLE001 - a defect is this call's alone
             return self._refused(error, operation)
 
-    async def listen(self, body: bytes, caller: Caller, *, still: Still | None = None) -> AsyncIterator[bytes]:
-        """The lines of a stream, for as long as somebody reads them. Check with `check_listen` before it begins.
-
-        `still` is called every few seconds, and raises when the caller may listen no longer, which ends the stream.
-        """
-        lines = tidings(self._client.store, self.check_listen(body, caller), still, self._streams)
-        try:
-            async for line in lines:
-                yield line
-        except AccessRefused as refused:
-            _log.info("%s listens no longer: %s", caller.name, refused)
-        finally:
-            await lines.aclose()
+    def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """The lines of a stream, for as long as somebody reads them. Check with `check_listen` before it begins."""
+        return tidings(self._client.store, self.check_listen(body, caller), self._streams)
 
     def check_listen(self, body: bytes, caller: Caller) -> list[Topic]:
         """What they want to listen to. Raises BadInput, Forbidden."""

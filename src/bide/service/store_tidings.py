@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Notifies, Store
 from bide.ports.wire import HEARTBEAT, tiding
-
-Still = Callable[[], Awaitable[object]]
-"""Raises when the caller may listen no longer."""
 
 
 class Streams:
@@ -28,11 +25,9 @@ class Streams:
             news.set()
 
 
-async def tidings(
-    store: Store, topics: Sequence[Topic], still: Still | None, streams: Streams
-) -> AsyncGenerator[bytes, None]:
+async def tidings(store: Store, topics: Sequence[Topic], streams: Streams) -> AsyncGenerator[bytes, None]:
     """Lines of JSON, the first as soon as it is subscribed. Of a topic only the earliest wake waits to be sent, so a
-    client that reads slowly costs no more memory than its topics. Ends with `streams`, or when `still` raises."""
+    client that reads slowly costs no more memory than its topics. Ends with `streams`."""
     earliest: dict[Topic, Millis] = {}
     news = asyncio.Event()
 
@@ -51,8 +46,6 @@ async def tidings(
                 async with asyncio.timeout(HEARTBEAT):
                     await news.wait()
             except TimeoutError:
-                if still is not None:
-                    await still()
                 yield b"\n"
                 continue
             news.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import TypeAlias
 
 import msgspec
@@ -47,13 +47,10 @@ class Following:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    async def stream(
-        self, last: str | None, admits: AdmitsEvent, still: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[bytes]:
+    async def stream(self, last: str | None, admits: AdmitsEvent) -> AsyncGenerator[bytes, None]:
         """The events after `last` that are admitted, then those to come; a comment every 15 s.
 
-        What is noted once this has returned is in the stream. Before each comment `still` is called, and raises if the
-        listener may not listen any more: the stream ends. Raises StoreError.
+        What is noted once this has returned is in the stream. Raises StoreError.
         """
         queue: asyncio.Queue[_Told] = asyncio.Queue(_MOST_WAITING)
         self._listeners.add(queue)  # before the log is read, so that nothing falls in between
@@ -65,7 +62,7 @@ class Following:
         if self._looking is None or self._looking.done():
             self._seen = log
             self._looking = asyncio.get_running_loop().create_task(self._look(), name="bide events")
-        return self._parts(queue, log, last, admits, still)
+        return self._parts(queue, log, last, admits)
 
     async def _parts(
         self,
@@ -73,8 +70,7 @@ class Following:
         log: list[tuple[str, Event]],
         last: str | None,
         admits: AdmitsEvent,
-        still: Callable[[], Awaitable[None]],
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         told = {id for id, _ in log}
         try:
             yield b": bide events\nretry: 1000\n\n"
@@ -92,7 +88,6 @@ class Following:
                     async with asyncio.timeout(_HEARTBEAT):
                         got = await queue.get()
                 except TimeoutError:
-                    await still()
                     yield b": still here\n\n"
                     continue
                 if got is None:

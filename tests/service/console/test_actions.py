@@ -22,10 +22,10 @@ from bide.engine.bulk_run import BulkState, Progress
 from bide.engine.bulk_store import LOST_AFTER, BulkStore
 from bide.engine.pauses import Pauses
 from bide.service.callers import Verb
-from bide.service.console.actions_form import inside
 from bide.service.console.actions_page import NAMES, REASONS
 from bide.service.console.phrases import translations
 from bide.service.console.rendering import ref_field
+from bide.service.console.visit import inside
 
 HOUR = 3_600_000
 
@@ -399,7 +399,7 @@ def test_in_chinese(one: Running, visit: Visit, topic: str) -> None:
     [("/tasks?a=b", True), ("//evil", False), ("/\\evil", False), ("https://evil", False), ("", False), ("/ü", False)],
 )
 def test_back_leads_nowhere_else(where: str, inner: bool) -> None:
-    assert (inside(where) == where) is inner
+    assert inside(where, "elsewhere") == (where if inner else "elsewhere")
 
 
 def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path, visit: Visit) -> None:

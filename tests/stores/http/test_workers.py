@@ -7,14 +7,13 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-import pytest
 from tests.stores.http.serving import Service, only, serving
 from tests.waiting import pause, until
 
 from bide import Bide, Retry, Task
 from bide.core.records import In, Ref, State
 from bide.ports import wire
-from bide.service.callers import Caller, Unauthorized, Verb
+from bide.service.callers import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
@@ -139,23 +138,6 @@ async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed()
         assert store._opened is not None
         assert store._opened.hearing._task is None, "nobody listens, and so nothing is streamed"
         await store.close()
-
-
-async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.service.store_tidings.HEARTBEAT", 0.01)
-    revoked = False
-
-    async def still() -> None:
-        if revoked:
-            raise Unauthorized("revoked")
-
-    async with serving(Service(MemoryStore)) as service:
-        body = b"\x94\xa0\x00\xc0\x91\xa1t"
-        lines = service.calls.listen(body, Caller("shop"), still=still)
-        assert await anext(lines) == b"\n"
-        assert await anext(lines) == b"\n"
-        revoked = True
-        assert [line async for line in lines] == []
 
 
 async def test_streams_end_when_the_service_is_about_to_stop() -> None:

@@ -110,12 +110,6 @@ def read_id(text: str) -> str:
     return text
 
 
-def inside(where: str) -> str | None:
-    """A path of this site to go back to; None where it leads elsewhere."""
-    fine = where.startswith("/") and where[1:2] not in ("/", "\\") and where.isprintable() and where.isascii()
-    return where if fine else None
-
-
 def _verb(visit: Visit) -> BulkVerb:
     text = visit.given("verb")
     try:

@@ -9,13 +9,12 @@ from bide.engine.bulk import Bulk, BulkVerb, change_one, preview, wake_after
 from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.engine.bulk_store import Bulks
 from bide.engine.pauses import Pauses
-from bide.service.callers import ANONYMOUS, Forbidden, Verb
+from bide.service.callers import Forbidden, Verb
 from bide.service.console.actions_form import (
     VERBS,
     check_somewhere,
     fields_of,
     filter_fields,
-    inside,
     may_of,
     read_bulk,
     read_id,
@@ -23,7 +22,7 @@ from bide.service.console.actions_form import (
 from bide.service.console.rendering import address, task_address
 from bide.service.console.shared import Shared
 from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
+from bide.service.console.visit import Visit, inside
 from bide.service.replies import Reply
 
 _STEADY = 100
@@ -77,15 +76,19 @@ class ActionsPage:
         if not visit.given("confirm"):
             return await self._preview(visit, bulk)
         id = read_id(visit.given("id"))
-        await self._bulks.start(id, bulk, may_of(visit, bulk.verb), who=visit.caller.name)
+        caller, access = visit.caller, self._shared.access
+        await self._bulks.start(
+            id, bulk, may_of(visit, bulk.verb), who=caller.name, identity=caller.id,
+            still=lambda: access.caller_by_id(caller.id),
+        )  # fmt: skip
         return visit.goto(f"/changes/{id}")
 
     async def _change_one(self, visit: Visit, bulk: Bulk) -> Reply:
         [(ref, token)] = bulk.chosen
         answer = await change_one(visit.client, bulk)
         result, record = answer.result, answer.record
-        back = inside(visit.given("back"))
-        if answer.ok and back is not None:
+        back = inside(visit.given("back"), "")
+        if answer.ok and back:
             return visit.goto(f"{back}{'&' if '?' in back else '?'}said={result.value}")
         since = []
         if not answer.ok:
@@ -118,7 +121,7 @@ class ActionsPage:
             "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(visit, bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
             paused=sorted(seen.topics & pauses.topics.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
-            back=inside(visit.given("back")), later=bulk.by is not None and bulk.by > 0,
+            back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
         )  # fmt: skip
 
     # --- look
@@ -142,7 +145,7 @@ class ActionsPage:
         progress = await self._known(visit)
         if progress is None:
             return self._gone(visit)
-        if progress.who != visit.caller.name or progress.who == ANONYMOUS:
+        if progress.identity != visit.caller.id:
             visit.check(VERBS[progress.bulk.verb], _topic(progress.bulk))
         if not progress.state.over:
             await self._bulks.stop(progress.id, who=visit.caller.name)
@@ -199,7 +202,7 @@ def _topic(bulk: Bulk) -> str | None:
 
 def _may_see(visit: Visit, progress: Progress) -> bool:
     topic = _topic(progress.bulk)
-    return progress.who == visit.caller.name or visit.may(Verb.READ, topic)
+    return progress.identity == visit.caller.id or visit.may(Verb.READ, topic)
 
 
 def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:

@@ -9,6 +9,7 @@ from bide.app import Bide
 from bide.core.records import Topic
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
+from bide.service.access import Access
 from bide.service.config import ServeConfig
 from bide.service.health import Health
 
@@ -25,3 +26,4 @@ class Shared(NamedTuple):
     """This instance's name among all that serve the store."""
     channel: WakeChannel
     """How its worker and its desk hear of earlier wakes."""
+    access: Access

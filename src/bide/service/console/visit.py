@@ -101,10 +101,10 @@ def here_of(request: Request) -> str:
     return inside(f"{shown.path}?{shown.query}" if shown.query else shown.path)
 
 
-def inside(where: str) -> str:
-    """A path of this site to go on to; the first page where it leads elsewhere (`//host`, `/\\host`, a scheme)."""
+def inside(where: str, otherwise: str = "/") -> str:
+    """A path of this site to go on to; `otherwise` where it leads elsewhere (`//host`, `/\\host`, a scheme)."""
     ours = where.startswith("/") and where[1:2] not in ("/", "\\") and where.isprintable() and where.isascii()
-    return where if ours else "/"
+    return where if ours else otherwise
 
 
 def phrases_of(request: Request, client: Client) -> Phrases:
