@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, ClassVar, Protocol
@@ -45,9 +46,15 @@ class Driver(Protocol):
 
     raw: Any
     """The driver's own connection."""
+    asynchronous: bool
 
     @property
     def closed(self) -> bool: ...
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether one is open, as far as the driver knows."""
+        ...
 
     @property
     def alone(self) -> bool:
@@ -62,9 +69,15 @@ class Driver(Protocol):
         """Statements without arguments, one after another: in one round trip where the driver can."""
         ...
 
+    async def close(self) -> None:
+        """At once: the server undoes what is open."""
+        ...
+
 
 class AsyncpgDriver:
     """asyncpg. What the caller had it do with prepared statements is left as it is."""
+
+    asynchronous = True
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -76,7 +89,11 @@ class AsyncpgDriver:
 
     @property
     def alone(self) -> bool:
-        return not self.raw.is_in_transaction()
+        return not self.in_transaction
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self.raw.is_in_transaction())
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         rows: Sequence[Any] = await awaited(self.raw.fetch(statement, *arguments, record_class=self._row))
@@ -84,6 +101,9 @@ class AsyncpgDriver:
 
     async def command(self, *statements: str) -> None:
         await awaited(self.raw.execute("; ".join(statements)))
+
+    async def close(self) -> None:
+        self.raw.terminate()
 
 
 class PsycopgDriver:
@@ -95,7 +115,7 @@ class PsycopgDriver:
         name = "AsyncRawCursor" if asynchronous else "RawCursor"
         self._translates = not hasattr(module, name)  # before 3.2
         self._cursor = getattr(module, name.replace("Raw", "") if self._translates else name)
-        self._asynchronous = asynchronous
+        self.asynchronous = asynchronous
         self._plain = sys.modules["psycopg.rows"].tuple_row
 
     @property
@@ -104,7 +124,11 @@ class PsycopgDriver:
 
     @property
     def alone(self) -> bool:
-        return bool(self.raw.autocommit) and int(self.raw.info.transaction_status) == _IDLE
+        return bool(self.raw.autocommit) and not self.in_transaction
+
+    @property
+    def in_transaction(self) -> bool:
+        return int(self.raw.info.transaction_status) != _IDLE
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         if int(self.raw.pgconn.pipeline_status) != _IDLE:
@@ -118,21 +142,24 @@ class PsycopgDriver:
         cursor = self._cursor(self.raw, row_factory=self._plain)
         try:
             done = cursor.execute(statement, given)
-            if self._asynchronous:
+            if self.asynchronous:
                 await awaited(done)
             if cursor.description is None:
                 return ()
             rows = cursor.fetchall()
-            if self._asynchronous:
+            if self.asynchronous:
                 rows = await awaited(rows)
             return list(map(row_of(tuple(column.name for column in cursor.description)), rows))
         finally:
             closing = cursor.close()
-            if self._asynchronous:
+            if self.asynchronous:
                 await awaited(closing)
 
     async def command(self, *statements: str) -> None:
         await self.run("; ".join(statements))
+
+    async def close(self) -> None:
+        await _closing(self.raw)
 
 
 class MysqlDriver:
@@ -143,6 +170,7 @@ class MysqlDriver:
     def __init__(self, raw: Any, cursor: type[Any]) -> None:
         self.raw = raw
         self._cursor = cursor
+        self.asynchronous = cursor.__module__.partition(".")[0] in ("asyncmy", "aiomysql")
 
     @property
     def closed(self) -> bool:
@@ -190,9 +218,14 @@ class MysqlDriver:
         for statement in statements:
             await self.run(statement)
 
+    async def close(self) -> None:
+        await _closing(self.raw)
+
 
 class SqliteDriver:
     """The standard library's sqlite3, which its store talks to directly."""
+
+    asynchronous = False
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -200,7 +233,11 @@ class SqliteDriver:
 
     @property
     def alone(self) -> bool:
-        return not self.raw.in_transaction
+        return not self.in_transaction
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self.raw.in_transaction)
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         return list(self.raw.execute(statement, arguments))
@@ -208,6 +245,9 @@ class SqliteDriver:
     async def command(self, *statements: str) -> None:
         for statement in statements:
             self.raw.execute(statement)
+
+    async def close(self) -> None:
+        self.raw.close()
 
 
 class Borrowed:
@@ -316,26 +356,38 @@ def _is(given: object, *classes: _Class) -> bool:
     return False
 
 
-async def awaited(given: Awaitable[Any]) -> Any:
-    """What an asynchronous driver gives. Raises SetupError in a thread without an event loop.
+async def _closing(raw: Any) -> None:
+    with suppress(Exception):  # it is closed already
+        closing = raw.close()
+        if isawaitable(closing):
+            await closing
 
-    There the verb runs for a synchronous caller (`app.sync`), and that it would have to wait does not always show: the
-    answer may have come in already, in the thread of the connection's own loop.
-    """
+
+def on_a_loop() -> bool:
+    """Whether this thread has an event loop that runs. Elsewhere the verb is a synchronous caller's (`app.sync`)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+async def awaited(given: Awaitable[Any]) -> Any:
+    """What an asynchronous driver gives. Raises SetupError in a thread without an event loop.
+
+    That it would have to wait does not always show: the answer may have come in already, in the thread of the
+    connection's own loop.
+    """
+    if not on_a_loop():
         if isinstance(given, Coroutine):  # also one that Cython has made
             given.close()
-        raise SetupError(HAS_TO_BE_AWAITED) from None
+        raise SetupError(HAS_TO_BE_AWAITED)
     return await given
 
 
 async def pause(seconds: float) -> None:
     """Let time pass: on the event loop, or in a thread that has none and may wait."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up
-    else:
+    if on_a_loop():
         await asyncio.sleep(seconds)
+    else:
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up

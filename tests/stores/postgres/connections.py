@@ -67,16 +67,21 @@ def by_psycopg(**options: Any) -> Makes:
     return make
 
 
-@asynccontextmanager
-async def by_psycopg_async(url: str) -> AsyncIterator[Caller]:
-    one = await psycopg.AsyncConnection.connect(_plain(url))
+def by_psycopg_async(**options: Any) -> Makes:
+    @asynccontextmanager
+    async def make(url: str) -> AsyncIterator[Caller]:
+        one = await psycopg.AsyncConnection.connect(_plain(url), **options)
 
-    async def execute(text: str) -> Any:
-        cursor = await one.execute(text)
-        return await cursor.fetchall() if cursor.description else []
+        async def execute(text: str) -> Any:
+            cursor = await one.execute(text)
+            return await cursor.fetchall() if cursor.description else []
 
-    yield Caller(one, execute, one.commit, one.rollback, one.close)
-    await one.close()
+        try:
+            yield Caller(one, execute, one.commit, one.rollback, one.close)
+        finally:
+            await one.close()
+
+    return make
 
 
 def sqlalchemys(driver: str) -> Callable[[str], str]:
@@ -98,7 +103,7 @@ KINDS: dict[str, Makes] = {
     "psycopg": by_psycopg(),
     "psycopg with dicts": by_psycopg(row_factory=dict_row),
     "psycopg that never prepares": by_psycopg(prepare_threshold=None),
-    "psycopg async": by_psycopg_async,
+    "psycopg async": by_psycopg_async(),
     "SQLAlchemy Connection": by_sqlalchemy(sqlalchemys("psycopg"), session=False),
     "SQLAlchemy Session": by_sqlalchemy(sqlalchemys("psycopg"), session=True),
     "SQLAlchemy AsyncConnection, asyncpg": by_sqlalchemy_async(sqlalchemys("asyncpg"), session=False),

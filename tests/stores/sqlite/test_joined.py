@@ -251,6 +251,21 @@ async def test_a_joined_connection_waits_without_stopping_the_loop(
     assert len(await listed(store, Filter())) == 2
 
 
+async def test_a_commit_that_fails_leaves_no_transaction_open(store: SqliteStore, path: str) -> None:
+    with closing(theirs(path, isolation_level=None)) as own:
+        own.executescript("""
+            PRAGMA foreign_keys = ON;
+            CREATE TABLE line (number REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
+            CREATE TRIGGER written AFTER INSERT ON bide_task BEGIN INSERT INTO line VALUES (404); END;
+        """)
+        with pytest.raises(BadInput, match="FOREIGN KEY"):
+            await store.using(own).add([new("refused")], now=NOW)
+        assert not own.in_transaction
+        own.execute("DROP TRIGGER written")
+        await store.using(own).add([new("answered")], now=NOW)
+    assert [task.key for task in await listed(store, Filter())] == ["answered"]
+
+
 async def test_a_transaction_that_began_with_reading_may_come_too_late(store: SqliteStore, path: str) -> None:
     with closing(theirs(path, isolation_level=None, timeout=0)) as own:
         own.execute("BEGIN")

@@ -8,9 +8,7 @@ whatever character set, SQL mode and time zone the connection has.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -28,6 +26,7 @@ from bide.stores.mysql.lane import Call, Repeated, Runs, Work
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.sizes import slices
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
+from bide.stores.whole import Known, Whole
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -35,7 +34,6 @@ _SAMPLES = (b"\x00\xff", 1 << 62)
 _READ_ONLY = 1792
 _AT_ONCE = 500
 """Names in one statement: MariaDB makes a table of a list of 1000, unless the connection was told not to."""
-_RELEASE = "RELEASE SAVEPOINT bide_verb"
 ACCEPTED = (
     "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
     "Connection or a Session, synchronous or not, over one of these) or Django"
@@ -48,16 +46,6 @@ class Identity(NamedTuple):
     host: str
     port: int
     data: str
-
-
-class Known:
-    """What is remembered of a caller's connection for as long as it is there."""
-
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        """Verbs that are awaited side by side go one after another: a connection does one thing at a time."""
-        self.ours = False
-        """Whether it was found to be to this very server."""
 
 
 class JoinedCall(Call):
@@ -225,39 +213,25 @@ class JoinedVerbs:
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
         """`work`, whole or not at all."""
-        committing = False
+        whole: Whole | None = None
         try:
             driver = await self._driver()
-            known = self._known(driver)
+            known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
             async with known.turn:
-                alone = driver.alone
-                await driver.command("BEGIN" if alone else "SAVEPOINT bide_verb")
-                try:
+                whole = Whole(driver)
+                async with whole:
                     if not known.ours:
                         await self._look(driver)
                         known.ours = True
-                    done = await work(JoinedCall(driver, self._joins.queries, floor))
-                except BaseException:
-                    with suppress(Exception):  # if that fails the connection is gone, and the transaction with it
-                        await driver.command(*(("ROLLBACK",) if alone else ("ROLLBACK TO bide_verb", _RELEASE)))
-                    raise
-                committing = alone
-                await driver.command("COMMIT" if alone else _RELEASE)
-                return done
+                    return await work(JoinedCall(driver, self._joins.queries, floor))
         except Exception as error:
-            found = self._meaning(error, adding=adding, committing=committing)
+            found = self._meaning(error, adding=adding, committing=whole is not None and whole.committing)
             if found is error:
                 raise
             raise found from error
 
     async def _driver(self) -> Driver:
         raise NotImplementedError
-
-    def _known(self, driver: Driver) -> Known:
-        known = self._joins.known.get(driver.raw)
-        if known is None:
-            known = self._joins.known[driver.raw] = Known()
-        return known
 
     async def _look(self, driver: Driver) -> None:
         """Whether it is a connection to the store's own server, and gives what our statements take. BadInput."""

@@ -22,11 +22,12 @@ from bide.stores.borrowed import Driver, driver_of
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import AFRESH, Connection, connect
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
-from bide.stores.mysql.joined import JoinedVerbs, Joins, Known
+from bide.stores.mysql.joined import JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
+from bide.stores.whole import Known
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""

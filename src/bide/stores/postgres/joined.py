@@ -10,9 +10,7 @@ anew, and not kept from the day when the table was empty.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,6 +23,7 @@ from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.errors import Lost, by_code, meaning, said
 from bide.stores.postgres.lane import Call, Row, Work
+from bide.stores.whole import Known, Whole
 
 T = TypeVar("T")
 Identity = tuple[int, int]
@@ -37,7 +36,6 @@ _UNUSABLE = {
     "25P02": "an earlier statement of its transaction failed: roll that back",
     "25006": "its transaction is read-only",
 }
-_RELEASE = "RELEASE bide_verb"
 _PLAN_ANEW = (
     "SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true)",
     "SET LOCAL plan_cache_mode = force_custom_plan",
@@ -47,16 +45,6 @@ ACCEPTED = (
     "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
     "synchronous or not, over one of these two) or Django (over psycopg 3)"
 )
-
-
-class Known:
-    """What is remembered of a caller's connection for as long as it is there."""
-
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        """Verbs that are awaited side by side go one after another: a connection does one thing at a time."""
-        self.ours = False
-        """Whether it was found to be to this very database."""
 
 
 class JoinedCall(Call):
@@ -181,39 +169,25 @@ class JoinedVerbs:
 
     async def _savepoint(self, work: Work[T], *, adding: bool = False) -> T:
         """`work`, whole or not at all."""
-        committing = False
+        whole: Whole | None = None
         try:
             driver = await self._driver()
-            known = self._known(driver)
+            known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
             async with known.turn:
-                alone = driver.alone
-                await driver.command("BEGIN" if alone else "SAVEPOINT bide_verb", *_PLAN_ANEW)
-                try:
+                whole = Whole(driver, first=_PLAN_ANEW, last=(_PLAN_AS_BEFORE,))
+                async with whole:
                     if not known.ours:
                         await self._look(driver)
                         known.ours = True
-                    done = await work(JoinedCall(driver, self._joins.queries))
-                except BaseException:
-                    with suppress(Exception):  # if that fails the connection is gone, and the transaction with it
-                        await driver.command(*(("ROLLBACK",) if alone else ("ROLLBACK TO bide_verb", _RELEASE)))
-                    raise
-                committing = alone
-                await driver.command(*(("COMMIT",) if alone else (_PLAN_AS_BEFORE, _RELEASE)))
-                return done
+                    return await work(JoinedCall(driver, self._joins.queries))
         except Exception as error:
-            found = self._meaning(error, adding=adding, committing=committing)
+            found = self._meaning(error, adding=adding, committing=whole is not None and whole.committing)
             if found is error:
                 raise
             raise found from error
 
     async def _driver(self) -> Driver:
         raise NotImplementedError
-
-    def _known(self, driver: Driver) -> Known:
-        known = self._joins.known.get(driver.raw)
-        if known is None:
-            known = self._joins.known[driver.raw] = Known()
-        return known
 
     async def _look(self, driver: Driver) -> None:
         """Whether it is a connection to the store's own database, and gives what our statements take. BadInput."""

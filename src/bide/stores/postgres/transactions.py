@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -22,8 +22,9 @@ from bide.stores.borrowed import Driver, driver_of
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import Lost, NotSent, meaning
-from bide.stores.postgres.joined import JoinedVerbs, Joins, Known
+from bide.stores.postgres.joined import JoinedVerbs, Joins
 from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call, Lane
+from bide.stores.whole import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -113,7 +114,7 @@ class Transactions:
             try:
                 yield joined
                 joined.over = True
-                await _to_its_end(self._commit(lent))
+                await to_its_end(self._commit(lent))
             except BaseException:
                 joined.over = True
                 await self._undo(lent)
@@ -246,21 +247,6 @@ class Transactions:
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await lent.connection.close(timeout=self._silence)
         self._idle.clear()
-
-
-async def _to_its_end(commit: Coroutine[Any, Any, None]) -> None:
-    """A commit is not given up half-way: a cancellation is passed on when it is done."""
-    task = asyncio.get_running_loop().create_task(commit, name="bide commit")
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()
-        raise cancelled
-    task.result()
 
 
 def _ended(where: str) -> SetupError:

@@ -140,13 +140,13 @@ class CallersConnection(JoinedVerbs):
         await self._begin()
         try:
             result = await super()._write(call, adding=adding)
+            if connection.isolation_level is None and getattr(connection, "autocommit", True) is not False:
+                self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=adding)
+            return result
         except BaseException:
             if connection.in_transaction:
                 self._plainly(lambda cursor: cursor.execute("ROLLBACK"))
             raise
-        if connection.isolation_level is None and getattr(connection, "autocommit", True) is not False:
-            self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=adding)
-        return result
 
     async def _begin(self) -> None:
         """Begin, waiting without SQLite's busy handler: that would stop the event loop, if there is one."""
