@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,49 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
     await batcher.drain()
     with pytest.raises(asyncio.CancelledError):
         await leaving
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_it_can_be_drained_after_its_task_was_cancelled(steps: int) -> None:
+    """As asyncio.run does with every task once: nobody waits for ever, and later calls are answered."""
+    gate = asyncio.Event()
+
+    async def send(batch: Sequence[int]) -> Sequence[int]:
+        await gate.wait()
+        return batch
+
+    batcher = Batcher(send, limit=1)
+    asked = [batcher.ask(number) for number in range(3)]
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    assert batcher._task is not None
+    batcher._task.cancel()
+    gate.set()
+    await batcher.drain()
+    assert all(one.done() for one in asked)
+    assert [one.cancelled() for one in asked] == [steps > 0, False, False]
+    assert await batcher.ask(7) == 7
+
+
+async def test_answers_of_another_number_fail_every_caller() -> None:
+    async def send(batch: Sequence[int]) -> Sequence[int]:
+        return batch[1:]
+
+    batcher = Batcher(send)
+    answers = await asyncio.gather(*(batcher.ask(number) for number in range(3)), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["2 answers to 3 calls"] * 3
+
+
+async def test_an_answer_to_come_that_is_cancelled_cancels_its_caller_alone() -> None:
+    held_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def send(batch: Sequence[int]) -> Sequence[Any]:
+        return [held_up, *batch[1:]]
+
+    batcher = Batcher[int, int](send)
+    first, second = batcher.ask(1), batcher.ask(2)
+    assert await second == 2
+    held_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await batcher.drain()

@@ -1,4 +1,4 @@
-"""The settler on a store of several parts: one that is away holds back nobody else's outcomes."""
+"""The settler: a part of a store that is away holds back nobody else's outcomes, and it always comes to an end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tests.waiting import until
+import pytest
+from tests.waiting import forever, until
 
 from bide import Bide, StoreUnavailable, Task
 from bide.core.instants import Millis
-from bide.core.records import Settlement
+from bide.core.records import Settlement, Verdict
+from bide.engine.settler import Settler
 from bide.stores.memory import MemoryStore
+from bide.testing.clock import ManualClock
 
 
 class TwoParts(MemoryStore):
@@ -53,3 +56,31 @@ async def test_who_is_away_holds_back_nobody_else() -> None:
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.lost) == (3, 0)
     assert all(len({key.split("-")[0] for key in batch}) == 1 for batch in store.asked)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its first step", "in the middle of a call"])
+async def test_it_can_be_drained_after_its_task_was_cancelled(*, begun: bool) -> None:
+    """As asyncio.run does with every task once. What was on its way is delivered again, what comes after is settled."""
+    told, calls = list[str](), asyncio.Event()
+    delivery: Any = None
+
+    async def settle(outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        if not calls.is_set():
+            calls.set()
+            await forever()
+        return [True] * len(outcomes)
+
+    store = MemoryStore()
+    store.settle = settle  # type: ignore[method-assign]
+    settler = Settler(store, ManualClock(), lambda _, outcome, accepted: told.append(outcome.key), lambda: False)
+    settler.put(delivery, Settlement("work", "cut", 1, Verdict.DONE))
+    outbox = settler._outboxes[0]
+    await (until(calls.is_set, "its call") if begun else asyncio.sleep(0))
+    settler.put(delivery, Settlement("work", "next", 1, Verdict.DONE))
+    assert outbox._task is not None
+    outbox._task.cancel()
+    calls.set()
+    await settler.drain()
+    settler.put(delivery, Settlement("work", "last", 1, Verdict.DONE))
+    await settler.drain()
+    assert told == ["next", "last"]

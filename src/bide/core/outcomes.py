@@ -5,6 +5,7 @@ from __future__ import annotations
 from bide.core.errors import BadInput
 from bide.core.instants import Length, When, duration, instant
 from bide.core.records import At, Due, In
+from bide.core.texts import error_text, text_of
 
 
 class Outcome(Exception):
@@ -22,12 +23,15 @@ class Done(Outcome):
 
 
 class Retry(Outcome):
-    """It failed: try again when the policy says, or at the time given here; as often as the policy allows."""
+    """It failed: try again when the policy says, or at the time given here; as often as the policy allows.
 
-    def __init__(self, why: str | None = None, *, delay: Length | None = None, at: When | None = None) -> None:
+    `why` is kept as text; an error says its type, too.
+    """
+
+    def __init__(self, why: object = None, *, delay: Length | None = None, at: When | None = None) -> None:
         self.due: Due | None = None if delay is None and at is None else one_due(at, delay)
-        self.why = why
-        super().__init__(why or "retry")
+        self.why = None if why is None else _reason(why)
+        super().__init__(self.why or "retry")
 
 
 class Defer(Outcome):
@@ -41,11 +45,15 @@ class Defer(Outcome):
 
 
 class Dead(Outcome):
-    """It will never work: stop trying, keep it for somebody to look at."""
+    """It will never work: stop trying, keep it for somebody to look at, with `why` as text."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    def __init__(self, why: object) -> None:
+        self.why = _reason(why)
+        super().__init__(self.why)
+
+
+def _reason(why: object) -> str:
+    return error_text(why) if isinstance(why, BaseException) else text_of(why)
 
 
 def one_due(at: When | None, delay: Length | None, *, at_field: str = "at", delay_field: str = "delay") -> Due:

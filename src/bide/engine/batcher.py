@@ -20,7 +20,7 @@ Got = TypeVar("Got")
 class Batcher(Generic[Asked, Got]):
     """Folds `ask(x)` calls into `send([x, ...])`, whose answer has the same length and order. One batch in flight."""
 
-    __slots__ = ("_asked", "_busy", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
+    __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
 
     def __init__(self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]], *, limit: int = 1000) -> None:
         self._send = send
@@ -28,7 +28,6 @@ class Batcher(Generic[Asked, Got]):
         self._loop = asyncio.get_running_loop()
         self._asked: list[Asked] = []
         self._futures: list[asyncio.Future[Got]] = []
-        self._busy = False
         self._task: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
 
@@ -37,35 +36,38 @@ class Batcher(Generic[Asked, Got]):
         future: asyncio.Future[Got] = self._loop.create_future()
         self._asked.append(asked)
         self._futures.append(future)
-        if not self._busy:
-            self._busy = True
-            self._task = self._loop.create_task(self._flush(), name="bide batcher")
+        if self._task is None:
+            self._start()
         return future
 
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._flush(), name="bide batcher")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """However it ended: also if it was cancelled before its first step."""
+        self._task = None
+        if self._asked:
+            self._start()
+
     async def _flush(self) -> None:
-        try:
-            while self._asked:
-                asked, futures = self._asked[: self._limit], self._futures[: self._limit]
-                del self._asked[: self._limit], self._futures[: self._limit]
-                try:
-                    got = await self._send(asked)
-                except asyncio.CancelledError:
-                    for future in futures:
-                        future.cancel()
-                    raise
-                except PartlyFailed as partly:
-                    self._tell(futures, partly.answers)
-                except Exception as error:  # noqa: BLE001 - every caller of the batch is told
-                    self._tell(futures, [error] * len(futures))
-                else:
-                    for future, answer in zip(futures, got, strict=True):
-                        if not future.done():
-                            if isinstance(answer, asyncio.Future):
-                                self._later(future, answer)
-                            else:
-                                future.set_result(answer)
-        finally:
-            self._busy = False
+        while self._asked:
+            asked, futures = self._asked[: self._limit], self._futures[: self._limit]
+            del self._asked[: self._limit], self._futures[: self._limit]
+            try:
+                got = await self._send(asked)
+                if len(got) != len(asked):
+                    raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
+            except PartlyFailed as partly:
+                self._tell(futures, partly.answers)
+            except Exception as error:  # noqa: BLE001 - every caller of the batch is told
+                self._tell(futures, [error] * len(futures))
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+            else:
+                self._tell(futures, got)
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
         """Each its own answer, or the error that befell it."""
@@ -85,13 +87,16 @@ class Batcher(Generic[Asked, Got]):
 
         def told(answer: asyncio.Future[Any]) -> None:
             self._waiting.discard(answer)
-            self._tell([future], [answer.exception() or answer.result()])
+            if answer.cancelled():
+                future.cancel()
+            else:
+                self._tell([future], [answer.exception() or answer.result()])
 
         answer.add_done_callback(told)
 
     async def drain(self) -> None:
         """Wait until everything asked so far has been answered."""
-        while self._busy and self._task is not None:
+        while self._task is not None:
             await asyncio.wait([self._task])
         if self._waiting:
             await asyncio.wait(self._waiting)

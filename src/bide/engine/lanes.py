@@ -12,10 +12,11 @@ lane that was cancelled, be it by us (a time limit), by its handler, or by a loo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bide.core.outcomes import Outcome
 from bide.engine.running import set_running
@@ -24,6 +25,7 @@ from bide.ports import Route
 if TYPE_CHECKING:
     from bide.engine.delivery import Delivery
 
+_log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
 """Seconds that a lane may run handlers without letting the event loop breathe."""
 
@@ -89,6 +91,7 @@ class Lanes:
 
     def _gone(self, lane: asyncio.Task[None]) -> None:
         self._lanes.pop(lane, None)
+        log_defect(lane)
 
     async def _lane(self) -> None:
         """Run what is queued, one after another; park when there is nothing."""
@@ -109,8 +112,7 @@ class Lanes:
                     if delivery.over or now >= delivery.expires:
                         self._done_with(delivery)
                         continue
-                    await self._run(delivery, me)
-                    if me.cancelling() or copy_context() != base:
+                    if not await self._run(delivery, me) or copy_context() != base:
                         return
                     if now >= turn_ends:
                         await asyncio.sleep(0)
@@ -121,13 +123,13 @@ class Lanes:
                 self._parked.append(parked)
                 await parked
         finally:
-            self._gone(me)
+            self._lanes.pop(me, None)
             self._waking = False  # it may have been this one that was to wake up
             if queue and not self._closing:
                 self._wake_one()
 
-    async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> None:
-        """Deliver, and tell how it ended, unless that has been decided meanwhile."""
+    async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> bool:
+        """Deliver, and tell how it ended, unless that has been decided meanwhile. Whether the lane may go on."""
         delivery.lane = me
         self.running[delivery] = None
         traced = delivery.record.options
@@ -138,20 +140,26 @@ class Lanes:
         ended: Outcome | BaseException | None
         try:
             ended = await self._deliver(delivery)
-        except Outcome as outcome:
-            ended = outcome
-        except asyncio.CancelledError as cancelled:
-            ended = cancelled
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed delivery
-            ended = error
-        if delivery.timer is not None:
-            delivery.timer.cancel()
-        if traced:
-            set_running(None)
-        self.running.pop(delivery, None)
-        if not delivery.over:
-            self._ended(delivery, ended)
-        self._done_with(delivery)
+        except GeneratorExit as raised:
+            if self._loop.is_closed():  # it is not the handler's: this coroutine itself is thrown away
+                self._closing = True
+                raise
+            ended = raised
+        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is how its delivery ended
+            ended = raised
+        try:
+            if delivery.timer is not None:
+                delivery.timer.cancel()
+            if traced:
+                set_running(None)
+            if not delivery.over:
+                self._ended(delivery, ended)
+        finally:
+            self.running.pop(delivery, None)
+            self._done_with(delivery)
+        if isinstance(ended, KeyboardInterrupt):
+            raise ended  # of all that is raised it alone is meant for the loop
+        return not (me.cancelling() or isinstance(ended, GeneratorExit))
 
     def _done_with(self, delivery: Delivery) -> None:
         delivery.over = True
@@ -181,3 +189,9 @@ class Lanes:
             lane.cancel()
         if self._lanes:
             await asyncio.wait(self._lanes)
+
+
+def log_defect(task: asyncio.Task[Any]) -> None:
+    """For `add_done_callback`: a task that a defect has ended says so at once, and not when it is collected."""
+    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+        _log.error("a defect has ended the task %r", task.get_name(), exc_info=error)

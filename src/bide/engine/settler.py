@@ -19,6 +19,7 @@ from functools import partial
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.delivery import Delivery
+from bide.engine.lanes import log_defect
 from bide.ports import AnswersApart, Clock, Parted, Store
 
 _log = logging.getLogger("bide.settler")
@@ -81,35 +82,30 @@ class _Outbox:
 
     def _start(self) -> None:
         self._timer = None
-        self._task = self._loop.create_task(self._flush(), name="bide settler")
-
-    async def _flush(self) -> None:
         batch = self._outbox[:_LIMIT]
         del self._outbox[:_LIMIT]
-        try:
-            await self._send(batch)
-        finally:
-            if self._outbox:
-                self._later()
-            else:
-                self._busy = False
+        self._task = self._loop.create_task(self._send(batch), name="bide settler")
+        self._task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        """However it ended: also if it was cancelled before its first step."""
+        log_defect(task)
+        self._task = None
+        if self._outbox:
+            self._later()
+        else:
+            self._busy = False
 
     async def _send(self, batch: list[tuple[Delivery, Settlement]]) -> None:
         """Until the store has them all. What failed alone, since its part of the store is away, is sent again alone."""
         pause = _FIRST_PAUSE
         while True:
-            accepted: Sequence[object]
-            try:
-                accepted = await self._settle([one for _, one in batch], now=self._clock.now())
-            except PartlyFailed as partly:
-                accepted = partly.answers
-            except StoreError as error:
-                accepted = [error] * len(batch)
+            accepted = await self._ask(batch)
             for (delivery, settlement), ok in zip(batch, accepted, strict=True):
                 if isinstance(ok, asyncio.Future):
                     self._held_up(delivery, settlement, ok)
-                elif not isinstance(ok, StoreError):
-                    self._told(delivery, settlement, bool(ok))
+                elif not isinstance(ok, Exception):
+                    self._tell(delivery, settlement, accepted=bool(ok))
             failed = [ok for ok in accepted if isinstance(ok, StoreError)]
             if not failed:
                 return
@@ -122,15 +118,40 @@ class _Outbox:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
+        """The store's answers, with an error in the place of what failed. A defect falls on each outcome alone."""
+        try:
+            accepted = await self._settle([one for _, one in batch], now=self._clock.now())
+            if len(accepted) != len(batch):
+                raise RuntimeError(f"{len(accepted)} answers to {len(batch)} outcomes")
+        except PartlyFailed as partly:
+            return partly.answers
+        except StoreError as error:
+            return [error] * len(batch)
+        except Exception as defect:  # noqa: BLE001 - whatever the store raises must not take the others along
+            if len(batch) > 1:
+                return [answer for one in batch for answer in await self._ask([one])]
+            _, settlement = batch[0]
+            _log.exception("the outcome of %s/%s cannot be kept; it is delivered again when its lease has ended",
+                           settlement.topic, settlement.key)  # fmt: skip
+            return [defect]
+        return accepted
+
+    def _tell(self, delivery: Delivery, settlement: Settlement, *, accepted: bool) -> None:
+        try:
+            self._told(delivery, settlement, accepted)
+        except Exception:  # noqa: BLE001 - an observer's defect must not keep the others from being told
+            _log.exception("%s/%s is settled, and telling of it failed", settlement.topic, settlement.key)
+
     def _held_up(self, delivery: Delivery, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
         """Somebody's open transaction holds the task up: the outcomes of others do not wait for it."""
         self._late.add(answer)
 
         def answered(answer: asyncio.Future[bool]) -> None:
             self._late.discard(answer)
-            error = answer.exception()
+            error = asyncio.CancelledError("cancelled") if answer.cancelled() else answer.exception()
             if error is None:
-                self._told(delivery, settlement, answer.result())
+                self._tell(delivery, settlement, accepted=answer.result())
             elif self._closing or not isinstance(error, StoreError):
                 _log.error("an outcome could not be settled before closing; it will be delivered again: %s", error)
             else:
@@ -144,7 +165,7 @@ class _Outbox:
             self._timer.cancel()
             self._start()
         while self._busy or self._late:
-            if self._task is not None and not self._task.done():
+            if self._task is not None:
                 await asyncio.wait([self._task])
             elif self._late:
                 await asyncio.wait(self._late)

@@ -15,10 +15,9 @@ from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import In, Lease, Record, Settlement, State, Verdict, uncut
 from bide.core.retry import RetryPolicy
+from bide.core.texts import LONGEST_TEXT, error_text
 from bide.engine.terms import Retention
 from bide.ports import Clock
-
-LONGEST_ERROR = 2_000
 
 
 class Policy(Protocol):
@@ -65,7 +64,7 @@ def settlement(
         if _too_late(record, due.resolve(now)):
             return dead(record, "deadline: deferred past it", keep, now)
         return Settlement(record.topic, record.key, record.token, Verdict.DEFER, due)
-    error = _error_text(ended)
+    error = (ended.why or "retry asked for") if isinstance(ended, Retry) else error_text(ended)
     pause = _pause(record, route)
     if pause is None:
         return dead(record, error, keep, now)
@@ -92,7 +91,7 @@ def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
         Verdict.DEAD,
         None,
         keep.keep_until(State.DEAD, now),
-        why[:LONGEST_ERROR],
+        why[:LONGEST_TEXT],
     )
 
 
@@ -118,10 +117,3 @@ def _pause(record: Record, route: Policy) -> Millis | None:
 
 def _too_late(record: Record, at: Millis) -> bool:
     return record.deadline is not None and at > record.deadline
-
-
-def _error_text(ended: BaseException) -> str:
-    if isinstance(ended, Retry):
-        return (ended.why or "retry asked for")[:LONGEST_ERROR]
-    text = str(ended)
-    return (f"{type(ended).__name__}: {text}" if text else type(ended).__name__)[:LONGEST_ERROR]

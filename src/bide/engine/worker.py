@@ -314,15 +314,20 @@ class Worker:
         record = delivery.record
         self.stats.delivered += 1
         if ended is not None:
+            if isinstance(ended, KeyboardInterrupt) or (self._stopping and isinstance(ended, asyncio.CancelledError)):
+                self._settler.put(delivery, given_back(delivery.lease))
+                return
             if isinstance(ended, asyncio.CancelledError):
-                if self._stopping:
-                    self._settler.put(delivery, given_back(delivery.lease))
-                    return
                 ended = Retry("the handler was cancelled")
-            elif isinstance(ended, Exception) and not isinstance(ended, Outcome) and record.failures == 0:
+            elif not isinstance(ended, Outcome) and record.failures == 0:
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
         route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
-        self._settler.put(delivery, settlement(record, ended, route, keep, self.clock))
+        try:
+            told = settlement(record, ended, route, keep, self.clock)
+        except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
+            _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
+            told = settlement(record, defect, route, keep, self.clock)
+        self._settler.put(delivery, told)
 
     def completed(self, delivery: Delivery) -> None:
         """The handler's own transaction has settled it."""

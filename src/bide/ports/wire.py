@@ -56,6 +56,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
+from bide.core.texts import text_of
 
 WIRE = 1
 """The version of all this. The service's answer to `open` says which one it speaks."""
@@ -256,10 +257,10 @@ def failure_of(error: Exception) -> tuple[int, Failure]:
     for kind, (name, status) in _KINDS.items():
         if isinstance(error, kind):
             if isinstance(error, BadInput):
-                shown = error.value if isinstance(error.value, str) else repr(error.value)
+                shown = text_of(error.value if isinstance(error.value, str) else repr(error.value))
                 shown = shown if len(shown) <= 200 else f"{shown[:199]}…"
-                return status, Failure(name, "", error.field, _sayable(shown), error.accepted)
-            return status, Failure(name, _sayable(str(error)))
+                return status, Failure(name, "", error.field, shown, error.accepted)
+            return status, Failure(name, text_of(error))
     return 500, Failure(DEFECT, "a defect of the service; its log says where")
 
 
@@ -286,8 +287,3 @@ def joined(answers: Sequence[object], failed: Mapping[int, Failure], where: str)
     return PartlyFailed(
         [error_of(failed[place], where) if place in failed else one for place, one in enumerate(answers)]
     )
-
-
-def _sayable(text: str) -> str:
-    """Text as UTF-8 can say it."""
-    return text.encode("utf-8", "backslashreplace").decode()

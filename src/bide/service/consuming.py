@@ -11,7 +11,6 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import Lease
 from bide.engine.desk import Desk
 from bide.engine.settling import Settling
-from bide.engine.verdicts import LONGEST_ERROR
 from bide.service import asks
 from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE, length, span
 from bide.service.callers import Verb
@@ -78,15 +77,14 @@ def _bounded(given: str | float, field: str, least: int, most: int) -> Millis:
 def _outcome(ask: asks.Settle) -> Outcome:
     """Raises BadInput."""
     at, delay = ask.at, length(ask.delay, "delay")
-    error = (ask.error or "")[:LONGEST_ERROR]
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)
     if ask.outcome == "retry":
-        return Retry(error or None, at=at, delay=delay)
+        return Retry(ask.error or None, at=at, delay=delay)
     if ask.outcome == "defer":
         return Defer(delay, at=at)
     if ask.outcome == "dead":
         if at is not None or delay is not None:
             raise BadInput("at, delay", (at, delay), "neither with dead")
-        return Dead(error or "the consumer said so")
+        return Dead(ask.error or "the consumer said so")
     raise BadInput("outcome", ask.outcome, f"one of {', '.join(_OUTCOMES)}")

@@ -15,6 +15,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.options import decode_options
 from bide.core.pause import Pause
 from bide.core.records import Record, Topic
+from bide.core.texts import storable
 
 InstantText = Annotated[
     str, Meta(description="RFC 3339 in UTC, with milliseconds", extra_json_schema={"format": "date-time"})
@@ -132,7 +133,7 @@ def task_shape(record: Record) -> TaskShape:
     due = instant_text(record.due_at)
     wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
     return TaskShape(
-        _sayable(record.topic), _sayable(record.key), record.id, record.group, record.state.value, due, wake,
+        storable(record.topic), storable(record.key), record.id, record.group, record.state.value, due, wake,
         record.attempt, record.token,
         raw, encoded, record.error, instant_text(record.created_at), _optional(record.finished_at),
     )  # fmt: skip
@@ -178,11 +179,6 @@ def one_line(shape: object) -> bytes:
     if b"\n" in encoded or b"\r" in encoded:
         encoded = msgspec.json.format(encoded, indent=-1)
     return encoded
-
-
-def _sayable(name: str) -> str:
-    """A name that came out of a damaged row may hold what no UTF-8 can say: escaped, so that its page is shown."""
-    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def _optional(millis: Millis | None) -> str | None:

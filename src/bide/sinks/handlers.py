@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,7 +27,7 @@ class PythonHandler:
     nobody (P6). The function's return value counts only if it is an Outcome.
     """
 
-    __slots__ = ("_check", "_decode", "_executor", "_function", "_name", "_warned", "asynchronous", "declared")
+    __slots__ = ("_check", "_decode", "_function", "_name", "_pool", "_threads", "_warned", "asynchronous", "declared")
 
     def __init__(self, function: Function, *, threads: int, names: Mapping[str, Any] | None = None) -> None:
         self._function = function
@@ -38,7 +39,9 @@ class PythonHandler:
         self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         )
-        self._executor = None if self.asynchronous else ThreadPoolExecutor(threads, f"bide {self._name}")
+        self._threads = threads
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        """The threads of a plain function, and the process that they are of: a fork leaves them behind."""
 
     def described(self) -> tuple[str, str]:
         """What it is, for whoever looks at its topic: where the function is."""
@@ -57,7 +60,7 @@ class PythonHandler:
             self.read(task)
         except BadPayload as error:
             return Dead(str(error))
-        result = await (self._function(task) if self._executor is None else self._in_thread(task))
+        result = await (self._function(task) if self.asynchronous else self._in_thread(task))
         if result is None or isinstance(result, Outcome):
             return result
         self._wonder_at(result)
@@ -73,8 +76,10 @@ class PythonHandler:
 
     async def _in_thread(self, task: Task[Any]) -> Any:
         """Run the function in a thread. A thread cannot be stopped: when cancelled, wait for its end all the same."""
-        context = contextvars.copy_context()
-        running = asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._function, task)
+        context, process = contextvars.copy_context(), os.getpid()
+        if self._pool is None or self._pool[0] != process:
+            self._pool = process, ThreadPoolExecutor(self._threads, f"bide {self._name}")
+        running = asyncio.get_running_loop().run_in_executor(self._pool[1], context.run, self._call, task)
         cancelled: asyncio.CancelledError | None = None
         while not running.done():
             try:
@@ -84,7 +89,19 @@ class PythonHandler:
         if cancelled is not None:
             running.exception()
             raise cancelled
-        return running.result()
+        result, raised = running.result()
+        if isinstance(raised, KeyboardInterrupt):
+            raise RuntimeError("the handler raised KeyboardInterrupt in its thread") from raised
+        if raised is not None:
+            raise raised
+        return result
+
+    def _call(self, task: Task[Any]) -> tuple[Any, BaseException | None]:
+        """In the thread. What it raises is handed over as a value: not every error can be the result of a future."""
+        try:
+            return self._function(task), None
+        except BaseException as raised:  # noqa: BLE001 - how the delivery ended is for the worker to say
+            return None, raised
 
 
 def declared_payload(function: Function, names: Mapping[str, Any] | None = None) -> Any:

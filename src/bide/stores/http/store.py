@@ -31,6 +31,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
+from bide.core.texts import storable
 from bide.ports import COUNTED, Clock, Heard, Listening, wire
 from bide.ports.wire import Failure, Told
 from bide.stores.batches import gathered
@@ -133,7 +134,7 @@ class HttpStore:
         try:
             return await self._truths("settle", outcomes, now)
         except UnicodeEncodeError:  # an error may quote what no UTF-8 can say
-            said = [one if one.error is None else replace(one, error=_sayable(one.error)) for one in outcomes]
+            said = [one if one.error is None else replace(one, error=storable(one.error)) for one in outcomes]
             return await self._truths("settle", said, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
@@ -199,7 +200,7 @@ class HttpStore:
             try:
                 asked = wire.encode(part)
             except UnicodeEncodeError:
-                asked = wire.encode([replace(event, what=_sayable(event.what)) for event in part])
+                asked = wire.encode([replace(event, what=storable(event.what)) for event in part])
             await calls.once("record", asked, None)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
@@ -315,7 +316,3 @@ def _that_can_be_said(change: Change) -> Change:
 
 def _too_large(limit: int) -> BadInput:
     return BadInput("payload", "a task that is too large for one call", f"less than {limit} bytes, with all it has")
-
-
-def _sayable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -9,8 +9,8 @@ import msgspec
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
+from bide.core.texts import storable
 from bide.stores.mysql.lane import Call, Lane
-from bide.stores.mysql.rows import storable
 from bide.stores.mysql.statements import listed
 from bide.stores.mysql.statements import rows as tuples
 
@@ -21,8 +21,8 @@ _topics = msgspec.json.Decoder(list[Topic])
 async def record(lane: Lane, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     lines = [
-        (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, storable(one.who), storable(one.what),
-         one.was, one.wake_at)
+        (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
+         storable(one.what), one.was, one.wake_at)
         for one in events[-kept:]
     ]  # fmt: skip
 

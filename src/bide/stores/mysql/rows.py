@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bide.core.records import Record, State, Topic
+from bide.core.texts import storable
 
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the table."""
@@ -49,15 +50,10 @@ def settled_values(row: int, record: Record) -> tuple[Any, ...]:
     return (
         row, record.topic, record.key, record.id, CODES[record.state], ended, record.due_at, at, record.planned_at,
         record.attempt, record.failures, record.losses, record.token, filled(record.holder), record.deadline,
-        storable(record.error), record.created_at, wake_at, record.keep_until,
+        record.error and storable(record.error), record.created_at, wake_at, record.keep_until,
     )  # fmt: skip
 
 
 def filled(holder: str | None) -> bytes:
     """A holder as wide as most are, so that its row stays as long as it is."""
     return (holder or "").encode("utf-8", "surrogateescape").ljust(_WIDTH, _FILLER)
-
-
-def storable(text: str | None) -> bytes | None:
-    """`text` of anybody's (an error) as UTF-8, also where it has lone surrogates."""
-    return None if text is None else text.encode("utf-8", "backslashreplace")

@@ -7,16 +7,17 @@ from collections.abc import Collection, Sequence
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
+from bide.core.texts import storable
 from bide.stores.postgres.lane import Call, Lane
-from bide.stores.postgres.rows import columns, storable
+from bide.stores.postgres.rows import columns
 
 
 async def record(lane: Lane, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     arguments = columns(
         [
-            (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, storable(one.who), storable(one.what),
-             one.was, one.wake_at)
+            (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
+             storable(one.what), one.was, one.wake_at)
             for one in events[-kept:]
         ],
         10,

@@ -28,11 +28,12 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
+from bide.core.texts import storable
 from bide.stores.batches import Named, earliest, rounds, wakes_of
 from bide.stores.held import Held
 from bide.stores.postgres.lane import Call, Lane, Runs, Shut
 from bide.stores.postgres.moving import move
-from bide.stores.postgres.rows import columns, once, record_of, storable, values_of
+from bide.stores.postgres.rows import columns, once, record_of, values_of
 
 _LEASE_COLUMNS = 3
 
@@ -138,7 +139,7 @@ async def settle(
     def decide(asked: Settlement, old: Record | None, there: Millis, token: Token, writes: Writes) -> bool:
         if old is None or not lifecycle.holds(old, asked.token):
             return False
-        told = msgspec.structs.replace(asked, error=storable(asked.error))
+        told = msgspec.structs.replace(asked, error=asked.error and storable(asked.error))
         writes.put_or_forget(lifecycle.settle(told, old, there, token), there)
         return True
 

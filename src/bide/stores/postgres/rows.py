@@ -44,13 +44,6 @@ def values_of(record: Record) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def storable(text: str | None) -> str | None:
-    """`text` of anybody's (an error) as PostgreSQL can hold it: without NUL and lone surrogates."""
-    if text is None or (text.isascii() and "\0" not in text):
-        return text
-    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
     """One list for each column, as `unnest` takes them."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -78,8 +78,8 @@ OF_THE_ENGINE = (
         verdicts.unfit, "now > record.deadline", "now < 0",
     ),
     Mutant(
-        "batch-forgets-who-came-meanwhile", "P4", "What is asked while a batch is under way waits for another call.",
-        Batcher._flush, "while self._asked:", "for _ in range(1):",
+        "batch-forgets-who-came-meanwhile", "P4", "What is asked as a batch ends waits for another call.",
+        Batcher._ended, "if self._asked:", "if False:",
     ),
     Mutant(
         "one-lane-per-topic", "P6", "The deliveries of a topic wait for each other.",
