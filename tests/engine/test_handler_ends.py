@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.engine.conftest import stores
-from tests.waiting import forever, until
+from tests.waiting import PATIENCE, forever, until
 
 from bide import Bide, Dead, Retry, StoreUnavailable, Task
 from bide.core.outcomes import Outcome
@@ -182,3 +183,27 @@ def test_an_observer_that_raises_is_told_of_the_next_all_the_same(virtual: Tell)
             assert (len(told), worker.stats.done) == (5, 5)
 
     virtual(story)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
+    app, ran = Bide("memory:"), list[int]()
+
+    @app.handler("work")
+    def work(task: Task[Any]) -> None:
+        ran.append(os.getpid())
+
+    async def main() -> None:
+        async with app, app.worker() as worker:
+            await work.schedule(None, delay="0s")
+            await asyncio.wait_for(worker.until_empty(), PATIENCE)
+
+    asyncio.run(main())
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(main())
+        finally:
+            os._exit(0 if ran[1:] == [os.getpid()] else 1)
+    assert os.waitpid(child, 0)[1] == 0
