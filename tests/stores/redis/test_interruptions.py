@@ -11,7 +11,7 @@ from tests.servers.resp import Refused
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
-from tests.waiting import pause, until, wait_until
+from tests.waiting import PATIENCE, pause, until, wait_until
 
 from bide.core.errors import StoreUnavailable
 from bide.core.records import In
@@ -168,3 +168,24 @@ async def test_a_slot_that_nobody_serves_for_a_while(lasting_cluster: RedisClust
         owner.ask("CLUSTER", "ADDSLOTS", slot)
         await load.more(50)
     went_well(load)
+
+
+@in_a_cluster
+async def test_servers_that_send_a_call_to_each_other_without_end(
+    lasting_cluster: RedisCluster, open_store: OpensStore
+) -> None:
+    """ASK and MOVED in turn, of a slot on its way to a server that knows nothing of it: `patience` counts here, too."""
+    store = await open_store(lasting_cluster.url, patience=1.0)
+    slot = slot_of(lasting_cluster, store, store._open().layout.shard_of("t", "k"))
+    source = lasting_cluster.master_of(slot)
+    target = next(node for node in lasting_cluster.masters if node is not source)
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StoreUnavailable, match=r"ASK|MOVED"):
+                await store.add([new("k")], now=0)
+    finally:
+        source.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+    assert store._open().callers["add"].resent < 30, "it asks at a measured pace"
+    [answer] = await store.add([new("k")], now=0)
+    assert answer.ok

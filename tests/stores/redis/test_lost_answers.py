@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
+from tests.servers.fixtures import StartsRedis
 from tests.servers.redis_server import HOST
+from tests.servers.resp import Connection
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
@@ -17,10 +19,11 @@ from tests.waiting import PATIENCE, not_before, pause, until
 from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from bide.core.records import At, Cancel, Filter, Move, OnConflict, Record, Ref, Result, State
 from bide.stores.redis import RedisStore
+from bide.stores.redis.caller import Call
 from bide.stores.redis.scripts import script
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.stores.server_time import ServerTime
-from bide.testing.proxy import Act, Chunk
+from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide.testing.store_suite.acts import (
     HOUR,
     MINUTE,
@@ -274,12 +277,39 @@ async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(through: 
     await put_one(store, new(payload=b"older"))
     newer = await put_one(store, new(payload=b"newer"))
     (port, first), (_, second) = seen
-    with socket.create_connection((HOST, port)) as late:
+    shard, caller = store._open().layout.shard_of("t", "k"), store._open().callers["add"]
+    answer = store._open().layout.fixed(shard, caller._name)[1].decode()
+    with socket.create_connection((HOST, port)) as late, Connection(HOST, port) as beside:
         late.sendall(first)
         assert late.recv(1_000).startswith(b"-BIDEOLD")
+        beside.ask("PEXPIRE", answer, 5_000)
         late.sendall(second)
         assert late.recv(1_000).startswith(b"*"), "a copy of the newest is answered as it was"
+        assert int(str(beside.ask("PTTL", answer))) > 5_000, "by a write, which is what WAIT waits for"
     assert await see(store, newer) == newer, "and neither has done anything"
+
+
+async def test_a_repeated_answer_waits_for_the_replicas_too(
+    redis_server: StartsRedis, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a task that no replica has would be answered for, and a failover would undo it.
+
+    From Redis 7.2 on WAIT waits for what its own connection has written: the one that had written it is gone.
+    """
+    master = await asyncio.to_thread(redis_server)
+    async with FaultProxy(HOST, master.port) as line, Proxies(master.url, monkeypatch) as proxies:
+        replica = await asyncio.to_thread(redis_server, options={"replicaof": f"{HOST} {line.port}"})
+        await until(lambda: replica.info("replication")["master_link_status"] == "up", "the replica to follow")
+        store = await open_store(proxies.url, query="&wait_replicas=1")
+        await put_one(store)
+        lost = proxies.fault(Act.LOSE_REPLY, when=asks("add"))
+        await put_one(store)
+        assert lost.hits == 1, "and the replica has it"
+        line.hold()
+        store._open().callers["add"]._patience = 1.0
+        proxies.fault(Act.LOSE_REPLY, when=asks("add"))
+        with pytest.raises(OutcomeUnknown):
+            await put_one(store, new("none-has-it"))
 
 
 async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(through: Opens, proxies: Proxies) -> None:
@@ -341,6 +371,36 @@ async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, prox
         await asyncio.gather(call, return_exceptions=True)
         record = await put_one(store, new(f"after-{number}", payload=f"{number}".encode()))
         assert record == await see(store, record)
+
+
+async def test_a_call_that_is_cancelled_beside_a_lost_connection_gives_its_turns_back(
+    through: Opens, proxies: Proxies
+) -> None:
+    """At whichever step after the loss: the next call to those shards has its turn, and is answered."""
+    store = await through()
+    nodes, turns = store._open().nodes, store._open().callers["add"]._turns
+    proxies.delay(0.02)
+    for steps in range(12):
+        await put(store, *(new(f"{key}") for key in range(40)))
+        call = asyncio.create_task(put(store, *(new(f"{key}") for key in range(40))))
+        await until(lambda: not all(turn.free for turn in turns), "the call to be on its way")
+        drops = [asyncio.create_task(link.drop("lost by the test")) for link in await nodes.masters()]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, *drops, return_exceptions=True)
+        await until(lambda: all(turn.free for turn in turns), f"every turn, cancelled {steps} steps after the loss")
+
+
+@pytest.mark.parametrize("deployment", ["single"])  # it never gets to a server
+async def test_a_call_that_cannot_be_written_gives_its_turn_back(through: Opens) -> None:
+    store = await through()
+    caller = store._open().callers["add"]
+    await put_one(store)
+    for shard, refused in enumerate(("\ud800", 1.5j)):
+        with pytest.raises((UnicodeEncodeError, TypeError)):
+            await caller.run([Call(shard, [], [refused])], lambda place, reply: None)  # type: ignore[list-item]
+    assert all(turn.free for turn in caller._turns)
 
 
 async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: Opens, proxies: Proxies) -> None:

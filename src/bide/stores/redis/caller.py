@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from bide.stores.lost_answers import refused_later
-from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, where_to_ask, word_of
+from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, said, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link
 from bide.stores.redis.nodes import Nodes
@@ -29,6 +29,8 @@ from bide.stores.redis.scripts import Script
 from bide.stores.server_time import ServerTime
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_AT_ONCE = 2
+"""How often a call goes out again without a pause: servers may send it to each other for ever."""
 
 
 class Call(NamedTuple):
@@ -86,6 +88,9 @@ class _Sent:
         self.turn = turn
         self.released = False
 
+    def give_back(self, task: asyncio.Task[None]) -> None:
+        self.turn.release()
+
 
 Read = Callable[[int, Any], None]
 
@@ -138,9 +143,10 @@ class Caller:
                 if link is None:
                     slow.append(loop.create_task(self._one(place, call, now, read), name="bide call"))
                     continue
-                turn.free = False
                 command = self._command(call, now)
-                sent.append(_Sent(place, call, command, self._time.clock(), link.post([command]), turn))
+                answer = link.post([command])  # before the turn is taken: it may refuse an argument
+                turn.free = False
+                sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
                 if link.plenty:
                     await link.flush()
             for one in sent:
@@ -154,8 +160,10 @@ class Caller:
                     one.released = True
                     read(one.place, reply)
                 else:
+                    task = loop.create_task(self._go_on(one, reply, read), name="bide call")
+                    task.add_done_callback(one.give_back)  # one that is cancelled before it begins has no `finally`
                     one.released = True
-                    slow.append(loop.create_task(self._go_on(one, reply, read), name="bide call"))
+                    slow.append(task)
             if slow:
                 await asyncio.gather(*slow)
         except BaseException:
@@ -178,12 +186,8 @@ class Caller:
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
-        """What was sent, and did not come back with an answer."""
-        try:
-            reply = await self._insist(sent.call, sent.command, first)
-        finally:
-            sent.turn.release()
-        read(sent.place, reply)
+        """What was sent, and did not come back with an answer. Its turn is given back when the task is done."""
+        read(sent.place, await self._insist(sent.call, sent.command, first))
 
     def _command(self, call: Call, now: str) -> Command:
         shard, topics, arguments = call
@@ -222,7 +226,7 @@ class Caller:
     async def _insist(self, call: Call, command: Command, first: Any = None) -> Any:
         """Ask until there is an answer that will not change, or `patience` is over: a reply, or a StoreError."""
         ends = self._time.clock() + self._patience
-        pause, sent, reply = _FIRST_PAUSE, False, first
+        pause, sent, reply, at_once = _FIRST_PAUSE, False, first, 0
         ask: Link | None = None
         link: Link | None = None
         while True:
@@ -257,10 +261,11 @@ class Caller:
                 elif word not in WAIT and word not in ELSEWHERE:
                     reply = refusal(reply, self._where(call))
                     return refused_later(reply) if sent else reply
-            if wait:
+            at_once += not wait
+            if wait or at_once > _AT_ONCE:
                 left = ends - self._time.clock()
                 if left <= 0:
-                    text = f"{self._where(call)}: {reply}"
+                    text = f"{self._where(call)}: {said(reply)}"
                     return OutcomeUnknown(text) if sent else StoreUnavailable(text)
                 await asyncio.sleep(min(left, pause * (0.5 + random.random())))
                 pause = min(pause * 2, _LONGEST_PAUSE)

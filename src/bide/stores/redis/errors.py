@@ -69,5 +69,5 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, or what it is if it says nothing."""
-    return str(error) or type(error).__name__
+    """What an error says, or what it is if it says nothing; redis-py leaves the word out of a redirection."""
+    return f"{word_of(error)} {error}" if isinstance(error, AskError) else str(error) or type(error).__name__

@@ -96,11 +96,10 @@ class Link:
 
     def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
         """Put them into the next write; the answers to come, or Lost. Only while `ready`."""
+        packed = b"".join([_pack(tuple(command)) for command in commands])  # may refuse one: then none is sent
         asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
-        for command in commands:
-            packed = _pack(tuple(command))
-            self._outbox.append(packed)
-            self._outbox_size += len(packed)
+        self._outbox.append(packed)
+        self._outbox_size += len(packed)
         self._pending.append(asked)
         if self._writer is None:
             self._writer = self._loop.create_task(self._write(), name=f"bide link to {self.name}: write")

@@ -46,7 +46,7 @@ from bide.stores.server_time import ServerTime, StoreClock
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 LONGEST_PATIENCE = 45.0
-"""Seconds: a shard remembers what it answered for 60, and a call that is sent again has to come before that."""
+"""Seconds: a shard remembers what it answered for 600, and a call that is sent again has to come well before that."""
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
 _LINES = 4

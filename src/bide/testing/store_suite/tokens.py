@@ -32,6 +32,9 @@ from bide.testing.store_suite.acts import (
 )
 from bide.testing.store_suite.base import SuiteBase
 
+FAR_OFF = 2**53 // 1_000 + SECOND
+"""An instant whose microseconds are more than a double counts one by one."""
+
 
 class Tokens(SuiteBase):
     """P12: `token` only ever rises for a (topic, key), so that a receiver can refuse the old."""
@@ -103,7 +106,7 @@ class Tokens(SuiteBase):
 
     async def test_a_token_rises_although_the_clock_goes_back(self, store: Store) -> None:
         last = 0
-        for now in (NOW, NOW - 1_000 * SECOND, NOW + SECOND, NOW - SECOND):
+        for now in (NOW, NOW - 1_000 * SECOND, NOW + SECOND, NOW - SECOND, FAR_OFF, FAR_OFF, FAR_OFF - SECOND, NOW):
             record = await put_one(store, now=now)
             assert record.token > last
             last = record.token

@@ -20,7 +20,8 @@ local RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
 local HEAD = 26            -- bytes before the parts that may be missing
 local NO_ERROR = 4294967295
 local LAST_INSTANT = 253402300799999
-local ANSWER_TTL = 60000   -- ms that an answer is kept for a resend; no caller asks again after so long
+local LAST_CLOCK = 9000000000000000 -- microseconds: beyond 2^53 a double does not rise by one
+local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: no caller asks for so long, and no copy of a call lives on
 local SLICE = 4000         -- arguments of one command: Lua's stack holds 8000
 
 -- A lease is remembered without what would double its cost: for each topic both heads, how many, and key and token of
@@ -52,6 +53,7 @@ local remembered = call('GET', KEYS[2])
 if remembered then
   local last = unpack_bytes('>I8', remembered)
   if last == sequence then
+    call('PEXPIRE', KEYS[2], ANSWER_TTL)  -- a write, so that WAIT behind it waits for replicas to have the answer, too
     local reply = cmsgpack.unpack(sub(remembered, 9))
     return type(reply[#reply]) == 'table' and with_bodies(reply) or reply
   elseif last > sequence then
@@ -78,7 +80,7 @@ end
 local last_token = nil
 local function next_token()
   if not last_token then last_token = stored_token() end
-  last_token = max(last_token + 1, now * 1000)
+  last_token = max(last_token + 1, math.min(now * 1000, LAST_CLOCK))
   return last_token
 end
 
