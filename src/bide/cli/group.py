@@ -18,6 +18,7 @@ import click
 
 from bide._version import __version__
 from bide.cli.exits import Exit, exit_of
+from bide.cli.stopping import end_at_once, on_signals
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BideError
 
@@ -58,12 +59,17 @@ _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in sec
 class Commands(click.Group):
     """A group that loads its commands when they are asked for."""
 
+    _alone = False
+    """Whether it is the program of this process, and no test within another one."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_WHERE)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _WHERE:
             return None
+        if self._alone and cmd_name in ("serve", "work"):
+            on_signals(end_at_once)
         module, _, attribute = _WHERE[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -106,6 +112,7 @@ class Commands(click.Group):
     ) -> NoReturn:
         """Run one command and end the process. Errors are one line on stderr; `--debug` adds the traceback."""
         surroundings = Surroundings()
+        self._alone = args is None
         try:
             ended = super().main(
                 args, prog_name or "bide", complete_var, standalone_mode=False, obj=surroundings, **extra

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 import click
@@ -17,6 +16,7 @@ from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.loading import load_app
 from bide.cli.loops import run_loop
+from bide.cli.stopping import SETTLING, Stopping
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import duration_text
@@ -37,7 +37,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged on stderr."
 )
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, which has to be installed.")
-@click.option("--supervised", is_flag=True, hidden=True)
+@click.option("--supervised", type=int, hidden=True, help="Its number; of the first, with how many others.")
 @shared_options(json=False)
 @click.pass_obj
 def work(
@@ -48,57 +48,56 @@ def work(
     quiet: bool,
     log_level: str,
     uvloop: bool,
-    supervised: bool,
-) -> Exit:
+    supervised: int | None,
+) -> int:
     """Work on the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
 
-    The first SIGTERM or Ctrl-C drains: nothing new is begun, what runs has BIDE_GRACE to end, and what does not is
-    delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
+    The first SIGTERM, SIGHUP or Ctrl-C drains: nothing new is begun, what runs has BIDE_GRACE to end, and what does not
+    is delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
     """
     if surroundings.store is not None:
         os.environ["BIDE_STORE"] = surroundings.store
     _log_to_stderr("error" if quiet else log_level)
+    if processes > 1:
+        from bide.cli.supervisor import Supervisor
+
+        return Supervisor(sys.argv, processes, os.environ).run()
+    stopping = Stopping(only_drains=supervised is not None)
+    line = None if supervised is None else _line_to_supervisor(stopping)
     app = load_app(application)
     for topic in topics:
         if topic not in app.routes:
             raise BadInput("--topic", topic, f"topics that have a handler: {', '.join(sorted(app.routes)) or 'none'}")
     if not app.routes and not app.watches:
         raise SetupError(f"{application}: the app has no handlers; declare one with @app.handler(topic)")
-    work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.source.table}" for watch in app.watches)]
-    start = f"bide work {application}: {', '.join(work_on)} from {_store_of(app)}"
-    if processes > 1:
-        from bide.cli.supervisor import Supervisor
-
-        if not quiet:
-            click.echo(f"{start}, {processes} processes under pid {os.getpid()}", err=True)
-        return Supervisor(sys.argv, processes, os.environ).run()
-    talks = not (quiet or supervised)
-    if talks:
-        click.echo(f"{start}, pid {os.getpid()}", err=True)
-    run_loop(_work(app, topics, supervised), uvloop=uvloop)
-    if talks:
+    if not quiet and supervised != 0:
+        work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.source.table}" for watch in app.watches)]
+        who = f"{supervised} processes under pid {os.getppid()}" if supervised else f"pid {os.getpid()}"
+        click.echo(f"bide work {application}: {', '.join(work_on)} from {without_password(app.url)}, {who}", err=True)
+    run_loop(_work(app, topics, stopping, line), uvloop=uvloop)
+    if not quiet and supervised is None:
         click.echo(f"bide work: pid {os.getpid()} has stopped", err=True)
     return Exit.DONE
 
 
-async def _work(app: Bide, topics: tuple[str, ...], supervised: bool) -> None:
+async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: socket.socket | None) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    grace = duration_text(app.settings.grace)
+    longest = app.settings.grace / 1000 + SETTLING
 
-    def stop(why: str, code: int) -> None:
-        if told.is_set():
-            _log.warning("%s again: ending at once; what was running is delivered again when its lease is over", why)
-            logging.shutdown()
-            os._exit(code)
-        _log.info("%s: draining, at most %s; a second one ends at once", why, grace)
+    def drain(why: str) -> None:
+        _log.info("%s: draining, at most %s; a second one ends at once", why, duration_text(app.settings.grace))
         told.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number.name, 128 + number)
-    if supervised:
-        _when_input_ends(lambda: loop.call_soon_threadsafe(told.set))
+    def hand_over(why: str) -> None:
+        with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
+            loop.call_soon_threadsafe(drain, why)
+
+    stopping.begin(hand_over, longest)
     async with app.worker(topics=topics or None, observe=_observe):
+        if line is not None:
+            with suppress(OSError):
+                line.send(f"{longest}\n".encode())
         await told.wait()
 
 
@@ -110,22 +109,19 @@ def _observe(record: Record, told: Settlement) -> None:
         _log.debug("%s/%s failed, will be tried again: %s", record.topic, record.key, told.error)
 
 
-def _when_input_ends(call: Callable[[], object]) -> None:
-    """The supervisor holds the other end of our standard input: when it dies, even by kill -9, so that ends."""
+def _line_to_supervisor(stopping: Stopping) -> socket.socket:
+    """Our standard input: the supervisor ends it to have us drain, and the kernel when the supervisor is killed."""
+    line = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no handler, and nothing that one starts, reads or holds it
 
     def wait() -> None:
         with suppress(OSError):
-            while os.read(0, 1024):
+            while line.recv(1024):
                 pass
-        with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
-            call()
+        stopping.tell("the supervisor")
 
     threading.Thread(target=wait, name="bide supervised", daemon=True).start()
-
-
-def _store_of(app: Bide) -> str:
-    """The store's URL without its password."""
-    return without_password(app.url)
+    return line
 
 
 def _log_to_stderr(level: str) -> None:

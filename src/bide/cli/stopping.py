@@ -1,0 +1,69 @@
+"""How signals stop what runs until it is told to: the first one drains, a second one ends at once.
+
+The table in docs/deploy.md says it for every process and moment. A handler may run between any two instructions of
+the main thread, so it only takes note and hands over to the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from bide.cli.exits import Exit
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SETTLING = 10.0
+"""Seconds after the grace in which what was cancelled is settled, and everything is closed."""
+
+
+def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Let `handler` take the signals that stop. A SIGHUP that is ignored, as under `nohup`, stays so."""
+    for number in SIGNALS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor has us started with none of them
+
+
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """The handler until something has begun. Without one, the kernel lets process 1 ignore the signal."""
+    os._exit(Exit.DONE)
+
+
+class Stopping:
+    """Told by signals, or by a supervisor: ends the process while nothing has begun, then drains, then ends at once."""
+
+    def __init__(self, *, only_drains: bool = False) -> None:
+        self._only_drains = only_drains
+        self._begin: Callable[[str], object] | None = None
+        self._told = False
+
+    def begin(self, drain: Callable[[str], object], longest: float) -> None:
+        """From now on `drain` is called with the reason, and the process ends `longest` seconds later in any case."""
+        self._longest = longest
+        self._begin = drain
+        signal.signal(signal.SIGALRM, self._overdue)
+        on_signals(lambda number, frame: self.tell(signal.Signals(number).name, 128 + number))
+
+    def tell(self, why: str, code: int = Exit.DONE) -> None:
+        """May be called from any thread, at any time."""
+        if self._begin is None:
+            os._exit(Exit.DONE)
+        elif not self._told:
+            self._told = True
+            signal.setitimer(signal.ITIMER_REAL, self._longest)  # a loop that a handler blocks has no timers
+            self._begin(why)
+        elif not self._only_drains:
+            _end(f"{why} again: ending at once", code)
+
+    def _overdue(self, number: int, frame: FrameType | None) -> None:
+        _end(f"not drained after {self._longest:g} s: ending at once", Exit.DEFECT)
+
+
+def _end(what: str, code: int) -> None:
+    """Written without a lock or a buffer, which the main thread may be holding."""
+    try:
+        os.write(2, f"bide: {what}; what was running is delivered again when its lease is over\n".encode())
+    finally:
+        os._exit(code)

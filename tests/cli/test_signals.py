@@ -1,0 +1,264 @@
+"""What signals do to `bide work` and `bide serve`, as the table in docs/deploy.md says: real processes and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.waiting import wait_until
+
+from bide.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import CommandLine, Write
+
+SHOP = """
+import asyncio, os, subprocess, time
+from bide import Bide, Task
+
+app = Bide(lease="10m", grace=os.environ.get("SHOP_GRACE", "10m"))
+
+def told(what, key):
+    with open("told.txt", "a") as file:
+        file.write(f"{what} {key} {os.getpid()}\\n")
+
+@app.handler("work", retry="never")
+async def work(task: Task[dict]) -> None:
+    told("begun", task.key)
+    while not os.path.exists("go"):
+        if task.payload.get("blocks"):
+            time.sleep(0.05)
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            if not task.payload.get("deaf"):
+                raise
+    told("ended", task.key)
+
+@app.handler("leave")
+async def leave(task: Task[None]) -> None:
+    subprocess.run(["sh", "-c", "sleep 0.05 & echo $! > orphan.tmp; mv orphan.tmp orphan"])
+
+told("loaded", "-")
+"""
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+stops = pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def begin(line: CommandLine, write: Write) -> Iterator[Begin]:
+    """Start `bide ...`; whatever is left of it ends with the test."""
+    write("shop.py", SHOP)
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*args: str, by: Sequence[str] = ("-m", "bide")) -> subprocess.Popen[str]:
+        with (line.directory / "said.txt").open("w") as said:
+            process = subprocess.Popen([sys.executable, *by, *args], stderr=said, text=True, start_new_session=True)
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        for pid in children_of(process):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    try:
+        text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(one) for one in text.split()]
+
+
+class Ground:
+    """What the processes of a test have written."""
+
+    def __init__(self, line: CommandLine) -> None:
+        self.line = line
+
+    def told(self, what: str, number: int) -> list[int]:
+        """Wait until `number` processes or tasks have told `what`; the processes."""
+
+        def found() -> list[int]:
+            lines = (self.line.directory / "told.txt").read_text().splitlines()
+            pids = [int(one.split()[2]) for one in lines if one.startswith(what)]
+            return pids if len(pids) >= number else []
+
+        return wait_until(found, f"{number} times {what}")
+
+    def said(self, text: str) -> None:
+        wait_until(lambda: text in (self.line.directory / "said.txt").read_text(), text)
+
+    def schedule(self, number: int, payload: str = "{}") -> None:
+        for key in range(number):
+            self.line.run("schedule", "work", payload, "--key", str(key), "--delay", "0s")
+
+    def go(self) -> None:
+        """Let the handlers come to their end."""
+        (self.line.directory / "go").touch()
+
+
+@pytest.fixture
+def ground(line: CommandLine) -> Ground:
+    return Ground(line)
+
+
+@stops
+@pytest.mark.parametrize("to", ["the process", "the supervisor", "a unit"])
+def test_the_first_signal_drains(begin: Begin, ground: Ground, number: signal.Signals, to: str) -> None:
+    ground.schedule(2)
+    process = begin("work", "shop:app", *(() if to == "the process" else ("--processes", "2")))
+    ground.told("begun", 2)
+    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
+        os.kill(pid, number)
+    ground.said("draining")
+    assert process.poll() is None
+    ground.go()
+    assert process.wait(60) == Exit.DONE
+    assert len(ground.told("ended", 2)) == 2
+
+
+@pytest.mark.parametrize("to", ["the process", "the supervisor", "a unit"])
+def test_at_rest_it_ends(begin: Begin, ground: Ground, to: str) -> None:
+    ground.go()
+    ground.schedule(1)
+    process = begin("work", "shop:app", *(() if to == "the process" else ("--processes", "2")))
+    ground.told("ended", 1)
+    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(60) == Exit.DONE
+
+
+@stops
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_second_signal_ends_at_once(
+    line: CommandLine, begin: Begin, ground: Ground, number: signal.Signals, processes: str
+) -> None:
+    ground.schedule(1)
+    process = begin("work", "shop:app", "--processes", processes)
+    ground.told("begun", 1)
+    process.send_signal(number)
+    ground.said("draining")
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    ground.said(f"{number.name} again: ending at once")
+    assert line.one("show", "work", "0")["task"]["state"] == "leased"
+
+
+def test_a_second_signal_to_a_child_lets_it_drain(begin: Begin, ground: Ground) -> None:
+    ground.schedule(1)
+    process = begin("work", "shop:app", "--processes", "2")
+    [child] = ground.told("begun", 1)
+    for _ in range(2):
+        os.kill(child, signal.SIGTERM)
+        ground.said("SIGTERM: draining")
+    ground.go()
+    assert ground.told("ended", 1) == [child]
+    ground.said(f"process {child} was ended with 0; another one starts")
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+
+
+@stops
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_signal_while_the_app_is_loaded_ends_at_once(
+    begin: Begin, ground: Ground, write: Write, number: signal.Signals, processes: str
+) -> None:
+    write("shop.py", SHOP + "\nwhile True: time.sleep(0.05)\n")
+    process = begin("work", "shop:app", "--processes", processes)
+    ground.told("loaded", 1)
+    process.send_signal(number)
+    assert process.wait(60) == Exit.DONE
+
+
+def test_a_process_that_is_ended_while_it_loads_the_app_is_replaced(begin: Begin, ground: Ground, write: Write) -> None:
+    write("shop.py", SHOP + "\nwhile not os.path.exists('go'): time.sleep(0.05)\n")
+    process = begin("work", "shop:app", "--processes", "2")
+    [first] = ground.told("loaded", 1)
+    os.kill(first, signal.SIGTERM)
+    ground.told("loaded", 2)
+    ground.said(f"process {first} was ended with 0; another one starts")
+    ground.go()
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+
+
+@pytest.mark.parametrize("to", ["the supervisor", "a unit"])
+@pytest.mark.parametrize("after", [0, 2, 6])
+def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: int, to: str) -> None:
+    process = begin("work", "shop:app", "--processes", "8")
+    wait_until(lambda: len(children_of(process)) > after, f"{after + 1} processes")
+    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(60) == Exit.DONE
+
+
+@pytest.mark.parametrize("payload", ['{"deaf": true}', '{"blocks": true, "deaf": true}'], ids=["deaf", "blocks"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_does_not_end_is_bounded_by_the_grace(
+    begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch, payload: str, processes: str
+) -> None:
+    write("shop.py", SHOP + "\nimport bide.cli.work\nbide.cli.work.SETTLING = 0.1\n")
+    monkeypatch.setenv("SHOP_GRACE", "100ms")
+    ground.schedule(1, payload)
+    process = begin("work", "shop:app", "--processes", processes)
+    ground.told("begun", 1)
+    process.terminate()
+    assert process.wait(60) == Exit.DEFECT
+    ground.said("not drained after 0.2 s: ending at once")
+
+
+def test_a_frozen_process_is_bounded_by_the_grace(
+    begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("shop.py", SHOP + "\nimport bide.cli.work\nbide.cli.work.SETTLING = 0.1\n")
+    monkeypatch.setenv("SHOP_GRACE", "100ms")
+    process = begin("work", "shop:app", "--processes", "2")
+    [*_, frozen] = ground.told("loaded", 2)
+    os.kill(frozen, signal.SIGSTOP)
+    process.terminate()
+    assert process.wait(60) == Exit.DEFECT
+    ground.said("not drained in time")
+
+
+def test_nohup_is_heeded(begin: Begin, ground: Ground) -> None:
+    ground.schedule(1)
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, "
+    process = begin("work", "shop:app", by=["-c", ignoring + "[sys.executable, '-m', 'bide', *sys.argv[1:]])"])
+    ground.told("begun", 1)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    ground.go()
+    ground.told("ended", 1)
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+
+
+def test_the_supervisor_loads_nothing_of_the_app(begin: Begin, ground: Ground) -> None:
+    process = begin("work", "shop:app", "--processes", "2")
+    assert set(ground.told("loaded", 2)) == set(children_of(process))
+    ground.said(f"leave, work from {ground.line.url}, 2 processes under pid {process.pid}")
+
+
+def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: Ground) -> None:
+    """As process 1 it is given every orphan; here as the one that asks for them."""
+    asks = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1); os.execv(sys.executable, "
+    process = begin(
+        "work", "shop:app", "--processes", "2", by=["-c", asks + "[sys.executable, '-m', 'bide', *sys.argv[1:]])"]
+    )
+    ground.line.run("schedule", "leave", "--delay", "0s")
+    orphan = ground.line.directory / "orphan"
+    pid = wait_until(orphan.read_text, "an orphan").strip()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the orphan to be reaped")
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
