@@ -59,8 +59,8 @@ def test_every_command_is_taken(text: str) -> None:
     assert ["token", "add", "ops"] in found
     assert ["token", "add", "prometheus", "--verb", "metrics"] in found
     for words in found:
-        if words == ["token", "add"]:
-            continue  # in a sentence, without a name
+        if words in (["token", "add"], ["work"]):
+            continue  # in a sentence, without what it is about
         check_command(words)
 
 
