@@ -12,8 +12,8 @@ when the client opens. Other languages use the JSON calls.
     POST /v1/store/listen    Call  -> lines of JSON    ["topic", wake], or nothing: still there
 
 A call that writes carries the session and a number that only rises for its operation. The service keeps the last answer
-of each, so a call that is sent again is answered again, and done once. A session that the service does not know (it was
-begun with another instance, or before a restart, or long ago) is refused before anything is done.
+of each, so a call that is sent again is answered again, and done once. A session belongs to the instance that it began
+with: any other refuses it before anything is done, and the client asks again until a proxy leads it to the right one.
 """
 
 from __future__ import annotations
@@ -222,7 +222,9 @@ def read_tally(data: bytes | Raw) -> Tally:
 # --- errors
 
 SESSION = "session"
-"""The session is not known here, and nothing was done: begin another."""
+"""The session began here and has ended, and nothing was done: begin another."""
+ELSEWHERE = "elsewhere"
+"""The session began with another instance, or before a restart, and nothing was done: ask again, or begin another."""
 FORGOTTEN = "forgotten"
 """This number was answered, or passed over, and the answer is no longer kept."""
 DEFECT = "defect"

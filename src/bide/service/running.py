@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from math import ceil
 from types import FrameType
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Beside(Protocol):
         ...
 
     def beside(self, where: str) -> AbstractAsyncContextManager[None]:
-        """Entered once the app is open and its handlers are at work, and left before they are told to end."""
+        """Entered once the app is open and its handlers are at work, and left once the last call is answered."""
         ...
 
 
@@ -66,27 +67,37 @@ async def serve(
 
 
 async def _run_server(serving: Serving, listening: socket.socket) -> None:
+    """Webhooks and connections have one grace, which begins for both with the first signal."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    server = _Server(under_uvicorn(serving.service), lambda: loop.call_soon_threadsafe(told.set))
+    grace = serving.app.terms.grace / 1000
+    server = _Server(under_uvicorn(serving.service, grace), lambda: loop.call_soon_threadsafe(told.set))
 
     async def let_go() -> None:
         await told.wait()
-        await serving.let_go()
+        cutting = loop.call_later(grace, server.cut)
+        try:
+            await serving.let_go()
+            await ended.wait()
+        finally:
+            cutting.cancel()
 
+    ended = asyncio.Event()
     letting_go = asyncio.ensure_future(let_go())
     try:
         await server.serve(sockets=[listening])
     finally:
-        letting_go.cancel()
+        ended.set()
+        if not told.is_set():
+            letting_go.cancel()
         await asyncio.gather(letting_go, return_exceptions=True)
 
 
-def under_uvicorn(service: Service) -> uvicorn.Config:
-    """How the service is run."""
+def under_uvicorn(service: Service, grace: float) -> uvicorn.Config:
+    """How the service is run. A call that runs for longer than `grace` seconds after the signal is cancelled."""
     return uvicorn.Config(
         service, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG,
+        date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG, timeout_graceful_shutdown=ceil(grace) + 1,
     )  # fmt: skip
 
 
@@ -96,6 +107,14 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, stopping: Callable[[], object]) -> None:
         super().__init__(config)
         self._stopping = stopping
+
+    def cut(self) -> None:
+        """End the connections whose client neither reads nor sends: each has had the whole grace."""
+        connections = list(self.server_state.connections)
+        if connections:
+            _log.warning("%d connections were open after the grace, and are cut", len(connections))
+        for connection in connections:
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

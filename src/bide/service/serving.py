@@ -18,6 +18,7 @@ from bide.engine.presence import WakeChannel
 from bide.engine.settling import Settling
 from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
+from bide.engine.worker import Worker
 from bide.service.access import Access, check_start, is_loopback
 from bide.service.audit import audit
 from bide.service.config import PER_TASK, ServeConfig
@@ -52,6 +53,7 @@ class Serving:
         self._host = host
         self._insecure = insecure
         self._desk: Desk
+        self._worker: Worker
         self._following: Following
         self._stores: StoreCalls
         self._stack = AsyncExitStack()
@@ -106,7 +108,7 @@ class Serving:
         )  # fmt: skip
         stack.callback(app.heed(self._desk.held_back))
         await self._desk.held_back.first()
-        await stack.enter_async_context(app.worker(name=self.instance))
+        self._worker = await stack.enter_async_context(app.worker(name=self.instance))
         for instrument in (self.metrics, self._channel):
             instrument.working(self._desk.wakes)
         self.metrics.polls.follow(lambda: self._desk.waiting)
@@ -148,9 +150,9 @@ class Serving:
         ]
 
     async def let_go(self) -> None:
-        """Answer everybody who waits, so that their connections end: the instance is about to stop."""
+        """The instance is about to stop: begin no webhook, give those that run the grace, answer all who wait."""
         self._stores.let_go()
-        await asyncio.gather(self._desk.close(), self._following.close())
+        await asyncio.gather(self._desk.close(), self._following.close(), self._worker.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -76,7 +76,9 @@ class StoreCalls:
                 return await self._do(act, call, caller)
             session = self._repeats.session(call.session, caller.name)
             if session is None:
-                return _failed(409, Failure(wire.SESSION, "this session is not known here; begin another"))
+                if self._repeats.began(call.session):
+                    return _failed(409, Failure(wire.SESSION, "this session has ended; begin another"))
+                return _failed(409, Failure(wire.ELSEWHERE, "this session began with another instance"))
             return await self._repeats.once(session, operation, call.number, lambda: self._do(act, call, caller))
         except PassedOver:
             return _failed(409, Failure(wire.FORGOTTEN, "the answer to this call is no longer known"))

@@ -76,6 +76,7 @@ class Repeats:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._prefix = f"{secrets.token_urlsafe(6)}."
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
         """Answers, the oldest first: when each was given, and where it is remembered."""
@@ -89,9 +90,13 @@ class Repeats:
         self._forget()
         while len(self._sessions) >= self._most_sessions:
             self._sessions.popitem(last=False)
-        name = secrets.token_urlsafe(16)
+        name = self._prefix + secrets.token_urlsafe(16)
         self._sessions[name] = Session(who, self._clock())
         return name
+
+    def began(self, name: str) -> bool:
+        """Whether a session of this name began here."""
+        return name.startswith(self._prefix)
 
     def session(self, name: str, who: str) -> Session | None:
         """The session, if it is theirs and was not forgotten."""

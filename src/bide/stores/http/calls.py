@@ -2,9 +2,11 @@
 
 A call that writes carries the session and a number that only rises; the service keeps the answer to the last one, so a
 call whose answer was lost is sent again over another connection and told the same. That is why one call of each
-operation is under way at a time. A service that does not know the session has done nothing of this call: if it was
-never sent before, it is sent in a new session; else nobody can say whether the one it was sent to has done it, and that
-is `OutcomeUnknown`. Calls that only look are sent again as they are.
+operation is under way at a time. A session belongs to the instance that it began with, which alone can say what was
+done. Where a proxy leads to another one, that one refuses and has done nothing, so the call is sent again until it
+comes to the right one. Where that one seems to be gone, a call that was never sent before goes out in a new session;
+of any other nobody can say whether it was done, and that is `OutcomeUnknown`. Calls that only look are sent again as
+they are, to any instance.
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ _log = logging.getLogger("bide.http")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_FIRST = 3.0
 """Seconds that opening waits for a service that cannot be reached."""
+_REFUSALS = 16
+"""Refusals in turn, by instances that a session did not begin with, after which the right one is taken to be gone. Of
+two that are chosen at random this errs once in 65,536 times, and costs a new session, or `OutcomeUnknown` at worst."""
+_AT_ONCE = 3
+"""Refusals after which the next is asked without a pause: a proxy that deals in turn comes round in so many."""
 _BEHIND = (500, 502, 504, 408)
 """What somebody on the way says when the service behind may have been reached, or not."""
 _LATER = (429, 503)
@@ -99,7 +106,7 @@ class Calls:
         if len(asked) + 512 > self.body_limit:
             raise TooLarge
         ends = self._loop.time() + self._patience
-        pause, sent, first, body, session = _FIRST_PAUSE, False, True, b"", None
+        pause, sent, refusals, body, session = _FIRST_PAUSE, False, 0, b"", None
         silence = self._silence
         while True:
             if self.closed:
@@ -114,35 +121,39 @@ class Calls:
                 if number and not self._session:
                     await self._begin_again()
                 if not body or session != self._session:
-                    session = self._session
+                    session, refusals = self._session, 0
                     body = wire.encode(Call(session, number, now, Raw(asked)))
                 at = self._time.clock()
                 reply = await self._link.post(operation, body, min(silence, max(ends - at, 0.05)))
                 told = self._read(reply)
                 if not isinstance(told, Failure):
-                    if first:
+                    if not sent:  # else it may be a repeated answer, with the time of the first
                         self._time.saw(told.micros, at, self._time.clock())
                     return told
-                if told.kind != wire.SESSION:
+                if told.kind not in (wire.SESSION, wire.ELSEWHERE):
                     raise wire.error_of(told, self._link.where)
-                if self._session == session:
+                refusals += 1
+                gone = told.kind == wire.SESSION or refusals >= _REFUSALS
+                if gone and self._session == session:
                     self._session = ""
-                error = NotSent(f"{self._link.where}: {told.text}")
+                error, rest = NotSent(f"{self._link.where}: {told.text}"), 0.0
+                if refusals > _AT_ONCE:
+                    rest = _FIRST_PAUSE / 2
             except (NotSent, Lost) as met:
-                error = met
+                error, rest, pause = met, pause, min(pause * 2, _LONGEST_PAUSE)
                 sent = sent or isinstance(met, Lost)
                 silence *= 2
             except _Elsewhere as refused:  # said by somebody before the store calls, which know what was done
                 if sent and number:
                     raise OutcomeUnknown(str(refused.error)) from refused.error
                 raise refused.error from None
-            first = False
             self.resent += 1
             left = ends - self._loop.time()
             if left <= 0:
                 text = f"{operation}: {error}"
                 raise OutcomeUnknown(text) if sent and number else StoreUnavailable(text)
-            pause = await _rest(pause, left)
+            if rest:
+                await _rest(rest, left)
 
     def _read(self, reply: Reply) -> Told | Failure:
         """What came back. Raises NotSent, Lost, TooLarge, and `_Elsewhere` for what asking again does not mend."""
