@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
+from tests.service.console.browsing import Browser
 
+from bide.core.names import RESERVED_TOPICS, new_id
+from bide.core.options import encode_options
+from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, Page
 from bide.engine.kept import Kept
 from bide.service.callers import ALL_VERBS, Verb
 from bide.service.contract import CALLS
 from bide.service.tokens import Tokens
+from bide.stores.http import HttpStore
+from bide.stores.memory import MemoryStore
 
 MINE, OTHERS = "order.close", "mail.send"
 REF = {"topic": MINE, "key": "42"}
@@ -52,6 +61,7 @@ class Door:
     def __init__(self, service: Running) -> None:
         self.service = service
         self.apis: dict[str, Api] = {}
+        self.texts: dict[str, str] = {}
         verbs = {verb.value: frozenset({verb}) for verb in Verb}
         verbs |= {f"all but {verb}": ALL_VERBS - {verb} for verb in Verb}
         for name, given in verbs.items():
@@ -62,6 +72,7 @@ class Door:
         app = self.service.app
         tokens = Tokens(Kept(app.store, app.clock))
         _, text = self.service.run(tokens.add(name, verbs=verbs, topics=(topic,), now=app.clock.now()))
+        self.texts[name] = text
         return Api(self.service.url, text)
 
 
@@ -149,6 +160,96 @@ def test_who_is_refused_learns_nothing_of_the_task(door: Door) -> None:
         assert reply.status == 403
         assert b"secret" not in reply.body
         assert "etag" not in reply.headers
+
+
+def test_no_answer_shows_a_task_to_who_may_not_read_it(door: Door) -> None:
+    """Whatever it answers, and of one task or of many."""
+    everywhere, stale = door.apis["all"], {**REF, "key": "hidden", "if_token": 1}
+    everywhere.dead(MINE, "hidden-dead")
+    answers: list[str] = []
+    for verb, method, path, ask, headers in (
+        ("schedule", "PUT", at(MINE, "hidden"), {"delay": "1h"}, {"if-none-match": "*"}),
+        ("schedule", "PUT", at(MINE, "hidden"), {"delay": "1h", "on_conflict": "keep"}, {}),
+        ("schedule", "POST", "/v1/schedule", [{**REF, "key": "hidden", "delay": "1h", "on_conflict": "refuse"}], {}),
+        ("reschedule", "PATCH", at(MINE, "hidden"), {"delay": "2h", "if_token": 1}, {}),
+        ("reschedule", "POST", "/v1/reschedule", [{**stale, "delay": "1h"}], {}),
+        ("fire", "POST", "/v1/fire", [stale], {}),
+        ("redrive", "POST", "/v1/redrive", [stale], {}),
+        ("shift", "POST", "/v1/shift", {"group": "hidden", "topic": MINE, "by": "1h"}, {}),
+        ("cancel", "DELETE", at(MINE, "hidden"), None, {"if-match": '"1"'}),
+        ("cancel", "POST", "/v1/cancel", [stale], {}),
+        ("cancel", "POST", "/v1/cancel", {"group": "hidden", "topic": MINE}, {}),
+        ("redrive", "POST", "/v1/redrive", [{**REF, "key": "hidden-dead"}], {}),
+    ):
+        everywhere.put(MINE, "hidden", payload="SECRET", group="hidden")
+        reply = door.apis[verb](method, path, ask, headers=headers)
+        [answer] = reply.json if isinstance(reply.json, list) else [reply.json]
+        answers.append(answer["answer"])
+        assert not {"payload", "payload_base64"} & answer["task"].keys(), answer
+        assert answer["task"]["error"] is None
+        assert b"SECRET" not in reply.body
+    assert answers == ["refused", "kept", "refused"] + ["stale_token"] * 4 + [
+        "moved", "stale_token", "stale_token", "cancelled", "redriven"
+    ]  # fmt: skip
+    assert door.apis["schedule"].put(MINE, "own", payload="mine")["payload"] == "mine", "they have just sent it"
+
+
+async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:
+    hidden = NewTask(
+        MINE, "hidden-too", new_id(), In(3_600_000), b'"SECRET"', options=encode_options(None, {"a": "SECRET"})
+    )
+    stores = {name: HttpStore(door.service.url, token=door.texts[name]) for name in ("all", "schedule", "cancel")}
+    for store in stores.values():
+        await store.open()
+    [made] = await stores["all"].add([hidden], now=0)
+    [refused] = await stores["schedule"].add([replace(hidden, on_conflict=OnConflict.REFUSE)], now=0)
+    others = [replace(hidden, key=str(place)) for place in range(2)]
+    first = await stores["schedule"].add(others, now=0)
+    again = await stores["schedule"].add([replace(one, on_conflict=OnConflict.KEEP) for one in others], now=0)
+    stale = await stores["cancel"].change([Cancel(MINE, "hidden-too", 1), Cancel(MINE, "0", 1)], now=0)
+    for store in stores.values():
+        await store.close()
+    for answer in (made, *first):
+        assert answer.record is not None
+        assert answer.record.payload == hidden.payload
+    for answer in (refused, *again, *stale):
+        assert answer.record is not None
+        assert (answer.record.payload, answer.record.options, answer.record.error) == (b"", b"", None)
+
+
+class Leaky(MemoryStore):
+    """Finds more than it was asked for, as one does that goes by a made-up cursor."""
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await super().find(where if where.topic in RESERVED_TOPICS else Filter(state=where.state), page)
+
+
+def test_what_a_store_finds_too_much_goes_to_nobody() -> None:
+    with running(Leaky(), **KEPT) as service:
+        door = Door(service)
+        for topic in (MINE, OTHERS):
+            door.apis["all"].dead(topic, f"dead-{topic}")
+            door.apis["all"].put(topic, f"key-{topic}", group="user-7")
+        reader = door.apis["read"]
+        pages = [reader("GET", f"/v1/tasks?topic={MINE}{more}").body for more in ("", "&group=user-7", "&state=dead")]
+        with closing(Browser(service.url)) as browser:
+            browser.log_in(door.texts["read"])
+            shown = (f"/tasks?topic={MINE}", "/tasks", f"/dead?topic={MINE}&list=yes")
+            pages += [browser.open(path).body for path in shown]
+
+        async def found() -> bytes:
+            store = HttpStore(service.url, token=door.texts["read"])
+            await store.open()
+            page = await store.find(Filter(topic=MINE), Page(limit=100))
+            await store.close()
+            return repr(page).encode()
+
+        pages.append(asyncio.run(found()))
+        for api in door.apis.values():
+            api.close()
+    for page in pages:
+        assert f"-{MINE}".encode() in page
+        assert OTHERS.encode() not in page
 
 
 def test_what_is_for_everybody(door: Door) -> None:

@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from tests.service.calling import Api, Running, at
@@ -55,6 +55,15 @@ def test_head_is_get_without_the_body(plain: Api, topic: str) -> None:
 
 def test_a_head_of_the_events_ends(plain: Api) -> None:
     assert plain("HEAD", "/v1/events").body == b""
+
+
+@pytest.mark.parametrize(
+    "limit", ["0", "1001", "00001", "000011000000", "0001" + "9" * 30, "1" * 5_004, "-1", "+1", "１"]
+)
+def test_a_limit_is_a_number_of_four_digits(plain: Api, limit: str) -> None:
+    reply = plain("GET", f"/v1/tasks?limit={quote(limit)}")
+    assert reply.status == 422
+    assert reply.json["field"] == "limit"
 
 
 # --- bodies

@@ -12,10 +12,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
+from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError
 from bide.core.names import LONGEST_NAME, RESERVED_TOPICS, check_name
+from bide.core.records import Record, Result
 
 REALM = "bide"
 
@@ -38,6 +40,7 @@ class Verb(StrEnum):
 
 
 ALL_VERBS = frozenset(Verb)
+_MADE = frozenset({Result.CREATED, Result.REPLACED})
 
 
 class AccessRefused(BideError):
@@ -178,6 +181,22 @@ class Caller(Struct, frozen=True):
         if self._everywhere:
             return True
         return topic is not None and any(pattern.matches(topic) for pattern in self._patterns)
+
+    def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
+        """Of these, the tasks of topics to which they may do `verb`. What goes out as a list passes here: whatever else
+        a store found, or a made-up cursor led to, goes to nobody."""
+        return [record for record in records if self.may(verb, record.topic)]
+
+    def seen(self, answer: Answer) -> Answer:
+        """The answer to a verb of theirs, as they may see it: every answer passes here on its way out.
+
+        Without `read` of the topic, the payload, the error and the options of a task are left out, unless this answer
+        made this life of it: then they are what the caller has sent.
+        """
+        record = answer.record
+        if record is None or answer.result in _MADE or self.may(Verb.READ, record.topic):
+            return answer
+        return replace(answer, record=replace(record, payload=b"", options=b"", error=None))
 
     def check(self, verb: Verb, topic: str | None) -> None:
         """Raises Forbidden unless they may."""

@@ -44,7 +44,9 @@ class Consuming:
         leasing = self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait)
         tasks = await request.attended(leasing, undo=self._desk.give_back)
         paused = [topic for topic in room if topic in self._desk.held_back.topics]
-        return reply(LeasedShape([task_shape(record) for record in tasks], paused or UNSET))
+        return reply(
+            LeasedShape([task_shape(record) for record in request.caller.visible(tasks, Verb.WORK)], paused or UNSET)
+        )
 
     async def settle(self, request: Request) -> Reply:
         batch: list[asks.Settle] = asked(request, "settle")

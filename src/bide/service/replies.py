@@ -9,7 +9,8 @@ import msgspec
 
 from bide.core.answers import Answer
 from bide.core.records import Result, Topic
-from bide.service.shapes import answer_shape
+from bide.service.callers import Caller
+from bide.service.shapes import AnswerShape, answer_shape
 
 JSON = "application/json"
 STATUS: Mapping[Result, int] = {
@@ -44,11 +45,19 @@ def reply(shape: Any) -> Reply:
     return Reply(200, encode(shape))
 
 
-def reply_to(answer: Answer, *, condition: Result | None = None, paused: Container[Topic] = ()) -> Reply:
-    """A verb's answer. `condition`: the one result that means that a condition in the headers was not met. `paused`:
-    see `answer_shape`."""
+def reply_to(
+    answer: Answer, caller: Caller, *, condition: Result | None = None, paused: Container[Topic] = ()
+) -> Reply:
+    """A verb's answer, as the caller may see it. `condition`: the one result that means that a condition in the headers
+    was not met. `paused`: see `answer_shape`."""
     status = 412 if condition is not None and answer.result is condition else STATUS.get(answer.result, 200)
-    return Reply(status, encode(answer_shape(answer, paused=paused)), headers=etag(answer))
+    return Reply(status, encode(shape_for(caller, answer, paused)), headers=etag(answer))
+
+
+def shape_for(caller: Caller, answer: Answer, paused: Container[Topic]) -> AnswerShape:
+    """A verb's answer, as the caller may see it."""
+    seen = caller.seen(answer)
+    return answer_shape(seen, paused=paused, withheld=seen is not answer)
 
 
 def etag(answer: Answer) -> dict[str, str]:

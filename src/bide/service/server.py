@@ -264,7 +264,7 @@ class Service:
         last = request.header(b"last-event-id")
         if request.method == "HEAD":
             return Reply(200, b"", _EVENT_STREAM)
-        return Streamed(await self._following.stream(last, AdmitsEvent(topic)), _EVENT_STREAM)
+        return Streamed(await self._following.stream(last, AdmitsEvent(request.caller, topic)), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

@@ -120,14 +120,15 @@ class EventShape(Struct, frozen=True):
     wake_at: InstantText | None
 
 
-def task_shape(record: Record) -> TaskShape:
-    """A task."""
+def task_shape(record: Record, *, withheld: bool = False) -> TaskShape:
+    """A task; without its payload where that is `withheld`."""
     raw: Raw | UnsetType = UNSET
     encoded: str | UnsetType = UNSET
     try:
-        record.payload.decode()
-        _checked(record.payload)
-        raw = Raw(record.payload)
+        if not withheld:
+            record.payload.decode()
+            _checked(record.payload)
+            raw = Raw(record.payload)
     except (ValueError, RecursionError):
         encoded = base64.b64encode(record.payload).decode()
     due = instant_text(record.due_at)
@@ -151,13 +152,13 @@ def detail_shape(record: Record) -> DetailShape:
     return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
 
 
-def answer_shape(answer: Answer, *, paused: Container[Topic] = ()) -> AnswerShape:
+def answer_shape(answer: Answer, *, paused: Container[Topic] = (), withheld: bool = False) -> AnswerShape:
     """What a verb answered. `paused`: topics whose live tasks wait, whatever their time; the answer says so."""
     record = answer.record
     if record is None:
         return AnswerShape(answer.result.value, None)
     held = record.topic in paused and record.state.live
-    return AnswerShape(answer.result.value, task_shape(record), True if held else UNSET)
+    return AnswerShape(answer.result.value, task_shape(record, withheld=withheld), True if held else UNSET)
 
 
 def paused_shape(pause: Pause) -> PausedShape:

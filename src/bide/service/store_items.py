@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.ports import wire
 from bide.ports.wire import Failure
 from bide.service import store_checks as checks
-from bide.service.callers import AccessRefused
+from bide.service.callers import AccessRefused, Caller
 
 T = TypeVar("T")
 Reply = tuple[Any, dict[int, Failure]]
@@ -74,3 +75,9 @@ async def each(
         return wire.split(partly.answers)
     note(answers)
     return answers, {}
+
+
+def seen(caller: Caller, reply: Reply) -> Reply:
+    """The answers as the caller may see them."""
+    answers, failed = reply
+    return [caller.seen(one) if isinstance(one, Answer) else one for one in answers], failed

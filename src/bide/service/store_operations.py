@@ -24,7 +24,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.events import EventKind
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.names import RESERVED_TOPICS, check_name
+from bide.core.names import check_name
 from bide.core.records import (
     Cancel,
     Change,
@@ -45,7 +45,7 @@ from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
 from bide.service import store_checks as checks
 from bide.service.callers import Caller, Verb
-from bide.service.store_items import Reply, each, merged, sifted
+from bide.service.store_items import Reply, each, merged, seen, sifted
 from bide.service.store_pauses import StorePauses, in_the_name_of
 
 _PAGE_BYTES = 8 << 20
@@ -106,8 +106,9 @@ class Operations:
         async def act(now: Millis) -> Reply:
             self._client.history.scheduled(len(good))
             if len(good) == 1 and not self._trusting:
-                return merged(([await self._session.add(good[0])], {}), wrong)
-            return merged(await each(self._client.store.add(good, now=now), self._note_adds), wrong)
+                return merged(seen(caller, ([await self._session.add(good[0])], {})), wrong)
+            added = await each(self._client.store.add(good, now=now), self._note_adds)
+            return merged(seen(caller, added), wrong)
 
         return act
 
@@ -123,9 +124,10 @@ class Operations:
 
         async def act(now: Millis) -> Reply:
             if len(good) == 1 and not self._trusting:
-                return merged(([await self._session.change(good[0])], {}), wrong)
-            changed = self._client.store.change(good, now=now)
-            return merged(await each(changed, lambda answers: self._note_changes(good, answers)), wrong)
+                return merged(seen(caller, ([await self._session.change(good[0])], {})), wrong)
+            changing = self._client.store.change(good, now=now)
+            changed = await each(changing, lambda answers: self._note_changes(good, answers))
+            return merged(seen(caller, changed), wrong)
 
         return act
 
@@ -148,21 +150,23 @@ class Operations:
 
         async def act(now: Millis) -> Reply:
             """As many from the first on as fit into one answer; the client asks for the others."""
-            records = await self._client.store.get(refs[: wire.LONGEST_PAGE])
+            found = await self._client.store.get(refs[: wire.LONGEST_PAGE])
+            records = [one if one is not None and caller.visible([one]) else None for one in found]
             return records[: _that_fit(records)], {}
 
         return act
 
     def _find(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        found = wire.read_find(asked)
-        where, page = found.where, found.page
+        ask = wire.read_find(asked)
+        where, page = ask.where, ask.page
         checks.check_filter(where)
         if page.limit < 0 or (page.cursor is not None and len(page.cursor) > 4096):
             raise BadInput("page", page.limit, "a limit of at least 0, and the cursor of the page before")
         caller.check(Verb.READ, where.topic)
 
         async def act(now: Millis) -> Reply:
-            return await self._page(where, Page(limit=min(page.limit, wire.LONGEST_PAGE), cursor=page.cursor)), {}
+            found = await self._page(where, Page(limit=min(page.limit, wire.LONGEST_PAGE), cursor=page.cursor))
+            return Found(caller.visible(found.tasks), found.cursor), {}
 
         return act
 
@@ -336,7 +340,7 @@ class Operations:
             await self._client.recorder.flush()
             await self._session.recorder.flush()
             found = await store.events(ask.ref, limit=min(max(ask.limit, 0), wire.MOST))
-            return [event for event in found if event.topic not in RESERVED_TOPICS], {}
+            return [event for event in found if caller.may(Verb.EVENTS, event.topic)], {}
 
         return act
 

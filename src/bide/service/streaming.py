@@ -17,6 +17,7 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.events import Event
 from bide.engine.client import Client
+from bide.service.callers import Caller, Verb
 from bide.service.shapes import event_shape
 
 _EVERY = 0.5
@@ -137,11 +138,12 @@ class Following:
 class AdmitsEvent:
     """Which events a listener is told."""
 
-    def __init__(self, topic: str | None) -> None:
+    def __init__(self, caller: Caller, topic: str | None) -> None:
+        self._caller = caller
         self._topic = topic
 
     def __call__(self, event: Event) -> bool:
-        return self._topic is None or event.topic == self._topic
+        return self._topic in (None, event.topic) and self._caller.may(Verb.EVENTS, event.topic)
 
 
 def _id(event: Event) -> str:

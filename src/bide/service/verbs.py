@@ -18,13 +18,13 @@ from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.service import asks
 from bide.service.asks import length, payload, retries, span
-from bide.service.callers import Verb
+from bide.service.callers import Caller, Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
 from bide.service.pausing import pause_by, resume_by, topics_of
 from bide.service.problems import bad_input, of_error
-from bide.service.replies import Reply, encode, etag, reply, reply_to
+from bide.service.replies import Reply, encode, etag, reply, reply_to, shape_for
 from bide.service.requests import Request
-from bide.service.shapes import AnswerShape, answer_shape, task_shape
+from bide.service.shapes import AnswerShape, task_shape
 
 _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -98,7 +98,7 @@ class Verbs:
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = Result.REFUSED
         answer = await self._client.schedule_new(self._new(topic, key, ask))
-        return reply_to(answer, condition=condition, paused=self._client.known_pauses)
+        return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def get(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -120,7 +120,7 @@ class Verbs:
             topic, key, delay=length(ask.delay, "delay"), at=ask.at, deadline=length(ask.deadline, "deadline"),
             if_token=token,
         )  # fmt: skip
-        return reply_to(answer, condition=condition, paused=self._client.known_pauses)
+        return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def cancel(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -128,7 +128,8 @@ class Verbs:
         if request.body:
             raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
         token, condition = self._condition(request, None)
-        return reply_to(await self._client.cancel(topic, key, if_token=token), condition=condition)
+        answer = await self._client.cancel(topic, key, if_token=token)
+        return reply_to(answer, request.caller, condition=condition)
 
     # --- many
 
@@ -136,31 +137,31 @@ class Verbs:
         batch: list[asks.ScheduleItem] = asked(request, "schedule_many")
         request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
         tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
-        return await self._answered(self._client.schedule_many(tasks), paused=self._client.known_pauses)
+        return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
         batch: list[asks.MoveItem] = asked(request, "reschedule_many")
         request.caller.check_all(Verb.RESCHEDULE, [ask.topic for ask in batch])
         moves = _each(batch, self._move)
-        return await self._answered(self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
 
     async def fire_many(self, request: Request) -> Reply:
         batch: list[asks.Ref] = asked(request, "fire_many")
         request.caller.check_all(Verb.FIRE, [ask.topic for ask in batch])
         moves = _each(batch, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token))
-        return await self._answered(self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
 
     async def cancel_many(self, request: Request) -> Reply:
         ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
         if isinstance(ask, asks.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
-            return await self._answered(self._client.cancel_group(ask.group, topic=ask.topic))
+            return await self._answered(request, self._client.cancel_group(ask.group, topic=ask.topic))
         request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
         terms, clock = self._client.terms, self._client.clock
         cancels = _each(
             ask, lambda one: new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
         )
-        return await self._answered(self._client.change_many(cancels))
+        return await self._answered(request, self._client.change_many(cancels))
 
     async def redrive_many(self, request: Request) -> Reply:
         batch: list[asks.RedriveItem] = asked(request, "redrive_many")
@@ -175,24 +176,24 @@ class Verbs:
                 clock=self._client.clock,
             ),
         )
-        return await self._answered(self._client.change_many(redrives), paused=self._client.known_pauses)
+        return await self._answered(request, self._client.change_many(redrives), paused=self._client.known_pauses)
 
     async def shift(self, request: Request) -> Reply:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
         by = span(ask.by, "by")
         shifted = self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
-        return await self._answered(shifted, paused=self._client.known_pauses)
+        return await self._answered(request, shifted, paused=self._client.known_pauses)
 
     async def find(self, request: Request) -> Reply:
         given = request.query(tuple(_BY_NAME["find"].query))
         request.caller.check(Verb.READ, given.get("topic"))
         limit = given.get("limit", "100")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:5]) <= 1_000:
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= 1_000):
             raise BadInput("limit", limit, "a whole number from 1 to 1000")
         where = filter_of(*(given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before")))
         found = await self._client.find_page(where, Page(limit=int(limit), cursor=given.get("cursor")))
-        return reply(FoundShape([task_shape(record) for record in found.tasks], found.cursor))
+        return reply(FoundShape([task_shape(record) for record in request.caller.visible(found.tasks)], found.cursor))
 
     # --- inside
 
@@ -223,13 +224,15 @@ class Verbs:
             token = _NO_TOKEN  # two conditions, of which one does not hold
         return token, Result.STALE_TOKEN
 
-    async def _answered(self, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()) -> Reply:
+    async def _answered(
+        self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()
+    ) -> Reply:
         """A batch: where a part of the store was away, the items of that part say so."""
         try:
             answers: Sequence[object] = await answering
         except PartlyFailed as partly:
             answers = partly.answers
-        return _items(answers, paused)
+        return reply([_item(request.caller, answer, paused) for answer in answers])
 
 
 def _seen(given: str | None, tag: str) -> bool:
@@ -239,13 +242,9 @@ def _seen(given: str | None, tag: str) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-def _items(answers: Sequence[object], paused: Container[Topic] = ()) -> Reply:
-    return reply([_item(answer, paused) for answer in answers])
-
-
-def _item(answer: object, paused: Container[Topic]) -> AnswerShape | ItemShape:
+def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerShape | ItemShape:
     if type(answer) is Answer:
-        return answer_shape(answer, paused=paused)
+        return shape_for(caller, answer, paused)
     assert isinstance(answer, Exception)
     return ItemShape(problem=of_error(answer).shape)
 

@@ -77,7 +77,7 @@ class DeadPage:
         if page.cursor is not None:
             following = address("/dead", topic=topic, error=error, list="yes", limit=limit, cursor=page.cursor)
         return visit.page(
-            "dead_group.html", topic=topic, error=error, tasks=page.tasks, next=following,
+            "dead_group.html", topic=topic, error=error, tasks=visit.caller.visible(page.tasks), next=following,
             first=address("/dead", topic=topic, error=error, list="yes") if visit.given("cursor") else None,
             here=address("/dead", topic=topic, error=error, list="yes"), may=visit.may(Verb.REDRIVE, topic),
             said=_said(visit),

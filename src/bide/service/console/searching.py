@@ -73,9 +73,13 @@ async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> Result
     where = asked.where
     visit.check(Verb.READ, where.topic if where.topic is not None or visit.may(Verb.READ, None) else _some(visit))
     if asked.key:
-        return await _by_key(visit.client, asked, [where.topic] if where.topic is not None else topics[:_MOST_TOPICS])
-    one_by_one = None if where.topic is not None or visit.may(Verb.READ, None) else topics
-    return await _page(visit.client, asked, one_by_one)
+        in_topics = [where.topic] if where.topic is not None else topics[:_MOST_TOPICS]
+        found = await _by_key(visit.client, asked, in_topics)
+    else:
+        one_by_one = None if where.topic is not None or visit.may(Verb.READ, None) else topics
+        found = await _page(visit.client, asked, one_by_one)
+    visible = visit.caller.visible
+    return found._replace(tasks=visible(found.tasks), left_out=visible(found.left_out))
 
 
 def _some(visit: Visit) -> str | None:
