@@ -25,10 +25,10 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
-    "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "OnConflict",
-    "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row", "ScaledClock", "Settings",
-    "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch", "StoreUnavailable",
-    "SystemClock", "TableSource", "Task", "Watch", "Worker",
+    "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "NotOpen",
+    "OnConflict", "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row", "ScaledClock",
+    "Settings", "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch",
+    "StoreUnavailable", "SystemClock", "TableSource", "Task", "Watch", "Worker",
 )  # fmt: skip
 """Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
 

@@ -20,7 +20,7 @@ from django.db.utils import ConnectionHandler
 from sqlalchemy.orm import Session
 from tests.waiting import PATIENCE
 
-from bide import BadInput, BadPayload, Bide, Handler, Result, SetupError, StoreUnavailable, Task
+from bide import BadInput, BadPayload, Bide, Handler, NotOpen, Result, SetupError, Task
 
 
 class Shop:
@@ -35,7 +35,7 @@ class Shop:
 
         self.close: Handler[int] = close
         self.app.sync.schedule("other", key="there", delay="1h")
-        self.own = sqlite3.connect(path)
+        self.own = sqlite3.connect(path, check_same_thread=False)
         self.own.execute("CREATE TABLE orders (number INTEGER)")
         self.own.commit()
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_joined_is_refused_at_once(shop: Shop) -> None:
 
 
 async def test_it_needs_an_open_app(shop: Shop) -> None:
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(NotOpen):
         shop.app.using(shop.own)
 
 
@@ -213,7 +213,7 @@ def test_the_synchronous_one_too(shop: Shop) -> None:
 
 
 async def test_blocks_of_two_apps_stand_in_each_other(shop: Shop, tmp_path: Path) -> None:
-    other = Shop(tmp_path / "other.db")
+    other = await asyncio.to_thread(Shop, tmp_path / "other.db")
     async with shop.app, other.app:
         async with shop.app.using(shop.own), other.app.using(other.own):
             await shop.close.schedule(1, key="1", delay="1h")
@@ -222,7 +222,7 @@ async def test_blocks_of_two_apps_stand_in_each_other(shop: Shop, tmp_path: Path
         shop.own.rollback()
         other.own.rollback()
     other.own.close()
-    other.app.sync.close()
+    await asyncio.to_thread(other.app.sync.close)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

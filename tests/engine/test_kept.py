@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,23 @@ async def test_many_settings_take_several_pages_and_a_page_of_them_alone_is_pass
 
 
 async def test_within_a_transaction_and_from_synchronous_code_too(tmp_path: Path) -> None:
-    import sqlite3
-
     app = Bide(f"sqlite:///{tmp_path}/tasks.db")
     async with app:
         await Kept(app.store, app.clock).put("a", b"1")
     await asyncio.to_thread(_synchronously, app)
-    with sqlite3.connect(tmp_path / "tasks.db", isolation_level=None) as connection:
+    await asyncio.to_thread(_joined, app, tmp_path / "tasks.db")
+
+
+def _synchronously(app: Bide) -> None:
+    for verb in (app.sync.get, app.sync.cancel, app.sync.fire_now, app.sync.redrive):
+        with pytest.raises(BadInput, match="bide:settings"):
+            verb(RESERVED_TOPIC, "a")
+    assert list(app.sync.find()) == []
+    assert app.sync.tally().counts == {}
+
+
+def _joined(app: Bide, path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as connection:
         connection.execute("BEGIN IMMEDIATE")
         joined = app.sync.using(connection)
         for verb in (joined.get, joined.cancel, joined.fire_now, joined.redrive):
@@ -140,11 +151,3 @@ async def test_within_a_transaction_and_from_synchronous_code_too(tmp_path: Path
         assert list(joined.find()) == []
         connection.execute("ROLLBACK")
     app.sync.close()
-
-
-def _synchronously(app: Bide) -> None:
-    for verb in (app.sync.get, app.sync.cancel, app.sync.fire_now, app.sync.redrive):
-        with pytest.raises(BadInput, match="bide:settings"):
-            verb(RESERVED_TOPIC, "a")
-    assert list(app.sync.find()) == []
-    assert app.sync.tally().counts == {}

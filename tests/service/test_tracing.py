@@ -297,8 +297,8 @@ async def test_without_an_sdk_the_trace_that_there_is_goes_on() -> None:
 async def test_app_sync_and_the_joined_verbs_are_traced(traced: Traced, tmp_path: Any) -> None:
     app = Bide(f"sqlite:///{tmp_path}/traced.db")
     app.carrier = traced.tracing
-    answer = app.sync.schedule("post", key="a", delay="1h")
-    app.sync.close()
+    answer = await asyncio.to_thread(app.sync.schedule, "post", key="a", delay="1h")
+    await asyncio.to_thread(app.sync.close)
     trace_id, span_id = id_of(traced.span("schedule post"))
     assert answer.task is not None
     assert answer.task.headers["traceparent"].startswith(f"00-{trace_id:032x}-{span_id:016x}-")

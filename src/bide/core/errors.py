@@ -5,7 +5,8 @@
     │   └── BadPayload                 it cannot be encoded, is too large, or is not of the declared type
     ├── SetupError                     the program is put together wrongly: fix the code
     │   ├── DuplicateHandler           a topic has two handlers
-    │   └── MissingExtra               an optional package is not installed
+    │   ├── MissingExtra               an optional package is not installed
+    │   └── NotOpen                    the app is not open: `async with app:` around it
     ├── StoreError
     │   ├── StoreUnavailable           not done: locked, closed or away; try again
     │   ├── StoreFull                  not done: no room for new work; what is there still drains
@@ -69,6 +70,10 @@ class MissingExtra(SetupError):
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
         return type(self), (self.extra, self.needed_for)
+
+
+class NotOpen(SetupError):
+    """The app is not open here. Nothing was done, and trying again will not help."""
 
 
 class StoreError(BideError):

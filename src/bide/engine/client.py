@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
@@ -41,7 +41,7 @@ from bide.engine.history import History
 from bide.engine.pauses import PauseVerbs
 from bide.engine.recorder import Recorder
 from bide.engine.running import inherited_headers, options_with
-from bide.engine.session import Session
+from bide.engine.session import Home, Session, running_loop
 from bide.engine.terms import Terms
 from bide.ports import COUNTED, Carrier, Clock, Instrument, KeepsEvents, Store, TellsTime
 
@@ -67,42 +67,34 @@ class Client(PauseVerbs):
         self.instruments: list[Instrument] = []
         self.carrier: Carrier | None = None
         self._make_store = make_store
-        self._opened: Session | None = None
-        self._users = 0
+        self._home = Home(self._begin)
         self._heeding = []
 
     # --- open and close
 
     async def open(self) -> Self:
-        """Open the store. May be nested: the last `close` closes."""
-        if self._opened is None:
-            store = self._make_store()
-            for instrument in self.instruments:
-                instrument.opening(store)
-            await store.open()
-            if isinstance(store, TellsTime):
-                self.clock = store.clock() or self._own_clock
-            self._opened = Session(store, self.clock, self.actor, history=self.terms.history)
-        elif self._opened.loop is not asyncio.get_running_loop():
-            raise SetupError(
-                "this app is open in another event loop; give each loop an app of its own, or use app.sync"
-            )
-        self._users += 1
+        """Open the store. May be nested, and side by side: the last `close` closes. Raises SetupError, StoreError."""
+        await self._home.enter()
         return self
 
     async def close(self) -> None:
-        """Wait for calls under way, then close the store."""
-        if self._opened is None:
-            return
-        self._users -= 1
-        if self._users == 0:
-            opened, self._opened = self._opened, None
+        """Wait for calls under way, then close the store. It goes on to its end although the caller is cancelled."""
+        await self._home.leave()
+        if self._home.session is None:
             self.clock = self._own_clock
-            await opened.close()
+
+    async def _begin(self) -> Session:
+        store = self._make_store()
+        for instrument in self.instruments:
+            instrument.opening(store)
+        await store.open()
+        self.clock = (store.clock() if isinstance(store, TellsTime) else None) or self._own_clock
+        self._heeding.clear()  # of the process that this one was forked from
+        return Session(store, self.clock, self.actor, history=self.terms.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
         """Rest on another store under another clock from the next `open` on; what it was before. For tests."""
-        if self._opened is not None:
+        if self._home.entered:
             raise SetupError("the app is open: its store cannot be exchanged under it")
         before = self._make_store, self.clock
         self._make_store, self.clock, self._own_clock = make_store, clock, clock
@@ -117,11 +109,11 @@ class Client(PauseVerbs):
     @property
     def open_in(self) -> asyncio.AbstractEventLoop | None:
         """The event loop in which this is open; None when it is not."""
-        return None if self._opened is None else self._opened.loop
+        return self._home.loop
 
     @property
     def store(self) -> Store:
-        """The open store. Raises StoreUnavailable when this client is not open."""
+        """The open store. Raises NotOpen when this client is not open, SetupError in another event loop."""
         return self._session.store
 
     @property
@@ -134,9 +126,9 @@ class Client(PauseVerbs):
 
     @property
     def _session(self) -> Session:
-        if self._opened is None:
-            raise StoreUnavailable("not open: use `async with app:` around this, or app.sync from synchronous code")
-        return self._opened
+        """The one guard of all verbs. It asks for the loop alone, which is another one in a forked child too."""
+        session = self._home.session
+        return session if session is not None and session.loop is running_loop() else self._home.checked()
 
     def now(self) -> datetime:
         """What time it is by this app's clock (aware, UTC): in handlers, so that tests can move it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bide.core.errors import SetupError
-from bide.core.records import NewTask
+from bide.core.instants import When
+from bide.core.records import Filter, Found, NewTask, Page
 from bide.core.tasks import Task
+from bide.engine.arguments import filter_of
 from bide.engine.client import Client
 from bide.engine.joining import enter, leave, run_here
 from bide.engine.session import Session
@@ -41,8 +43,7 @@ class JoinedClient(Client):
         self.terms, self.clock, self.actor = client.terms, client.clock, client.actor
         self.carrier = client.carrier
         self._heeding = client._heeding
-        session = client._session
-        self._opened: Session | None = session
+        self._opened = client._session
         self._joined: Joined
 
     def on(self, connection: object) -> Self:
@@ -53,7 +54,7 @@ class JoinedClient(Client):
                 f"{type(store).__name__} cannot take part in a transaction; sqlite:, postgresql: and mysql: can"
             )
         self._joined = store.using(connection)
-        self._opened = JoinedSession(self._session, self._joined)
+        self._opened = JoinedSession(self._opened, self._joined)
         return self
 
     def enter(self, *, here: bool = False) -> None:
@@ -76,6 +77,11 @@ class JoinedClient(Client):
     async def __aexit__(self, *exc_info: object) -> None:
         self.leave()
 
+    @property
+    def _session(self) -> Session:
+        self._client._session  # noqa: B018 - raises where the app is not open
+        return self._opened
+
     def _check_payload(self, topic: str, payload: object) -> None:
         self._client._check_payload(topic, payload)
 
@@ -93,15 +99,24 @@ def _here(
     return call
 
 
-def found_here(client: Client, where: Mapping[str, Any]) -> Iterator[Task[Any]]:
-    """What `Client.find` finds, in this thread."""
-    tasks = client.find(**where)
-
-    async def one() -> Task[Any] | None:
-        return await anext(tasks, None)
-
-    while (task := run_here(one())) is not None:
-        yield task
+def found(
+    find_page: Callable[[Filter, Page], Found],
+    *,
+    topic: str | None = None,
+    state: str | None = None,
+    group: str | None = None,
+    wake_from: When | None = None,
+    wake_before: When | None = None,
+    page: int = 500,
+) -> Iterator[Task[Any]]:
+    """`Client.find` for synchronous code."""
+    where, cursor = filter_of(topic, state, group, wake_from, wake_before), None
+    while True:
+        part = find_page(where, Page(limit=page, cursor=cursor))
+        yield from map(Task, part.tasks)
+        cursor = part.cursor
+        if cursor is None:
+            return
 
 
 class SyncJoinedClient:
@@ -131,6 +146,7 @@ class SyncJoinedClient:
     paused = _here(Client.paused)
     get = _here(Client.get)
     get_many = _here(Client.get_many)
+    find_page = _here(Client.find_page)
 
     def new(self, topic: str, payload: object = None, **options: Any) -> NewTask:
         """See `Client.new`."""
@@ -138,7 +154,7 @@ class SyncJoinedClient:
 
     def find(self, **where: Any) -> Iterator[Task[Any]]:
         """Every task that matches; see `Client.find`."""
-        yield from found_here(self._client, where)
+        return found(self.find_page, **where)
 
     def __enter__(self) -> Self:
         self._client.enter(here=True)

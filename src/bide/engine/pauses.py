@@ -177,7 +177,12 @@ class PauseVerbs:
     def heed(self, held_back: HeldBack) -> Callable[[], None]:
         """Let `held_back` look at once when this client pauses or resumes; what is returned ends it."""
         self._heeding.append(held_back)
-        return lambda: self._heeding.remove(held_back)
+
+        def ended() -> None:
+            if held_back in self._heeding:
+                self._heeding.remove(held_back)
+
+        return ended
 
     def _asks(self, who: str | None) -> str | None:
         acts = acting()

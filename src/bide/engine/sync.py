@@ -2,29 +2,33 @@
 
 Calls go to the event loop in which the app is open, if there is one in another thread (a plain handler inside a
 worker). Otherwise, at the first call, a loop is started in a background thread and the app's store opened there.
-Thread-safe; after a fork the child opens its own.
+Thread-safe; after a fork the child opens its own. A call that is made while another thread closes begins anew after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextvars
 import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bide.core.errors import SetupError
+from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
 from bide.core.tasks import Task
 from bide.engine.client import Client
-from bide.engine.joined_client import SyncJoinedClient, found_here
+from bide.engine.joined_client import SyncJoinedClient, found
 from bide.engine.joining import run_here, stays_here
+from bide.engine.session import running_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PAGE = 200
+_LOOK = 1.0
+"""Seconds after which a call that waits for its answer looks whether the loop is still there that is to give it."""
 
 
 def _blocking(
@@ -34,12 +38,98 @@ def _blocking(
 
     @functools.wraps(verb)
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        client, loop = self._ready()
-        if stays_here(client.store):
-            return run_here(verb(client, *args, **kwargs))
-        return self._run(loop, verb(client, *args, **kwargs))
+        with self._call() as (client, loop):
+            if stays_here(client.store):
+                return run_here(verb(client, *args, **kwargs))
+            return _run(loop, verb(client, *args, **kwargs))
 
     return call
+
+
+def _run(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
+    """Run `verb` on `loop` in a copy of this thread's context (an open transaction travels in it)."""
+    context = contextvars.copy_context()
+
+    async def within() -> R:
+        return await asyncio.get_running_loop().create_task(verb, context=context)
+
+    waited = within()
+    try:
+        answer = asyncio.run_coroutine_threadsafe(waited, loop)
+    except RuntimeError:
+        waited.close()
+        verb.close()
+        raise NotOpen("the event loop in which this app was open has ended") from None
+    while not concurrent.futures.wait([answer], _LOOK).done:
+        if not loop.is_running():
+            raise OutcomeUnknown("the event loop that was to answer has ended")
+    return answer.result()
+
+
+class _LoopThread:
+    """A loop in a thread of this process, with an open client while there are calls."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._closing = False
+        self._client: Client | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
+
+    @contextmanager
+    def call(self, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
+        """While this is entered nobody closes; opened now if need be."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closing)
+            if self._client is None:
+                self._open(clone())
+            assert self._client is not None
+            client = self._client
+            self._calls += 1
+        try:
+            yield client, self._loop
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def _open(self, client: Client) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bide sync", daemon=True)
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(client.open(), self._loop).result()
+        except BaseException:
+            self._stop()
+            raise
+        self._client = client
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Wait for calls under way, then close. In a forked child, where its parent's `atexit` calls it: nothing."""
+        if self._process != os.getpid():
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closing)
+            if self._client is None:
+                return
+            atexit.unregister(self.close)
+            self._closing = True
+            self._changed.wait_for(lambda: self._calls == 0)
+        try:
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+            self._stop()
+        finally:
+            with self._changed:
+                self._client, self._closing = None, False
+                self._changed.notify_all()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class SyncClient:
@@ -48,11 +138,8 @@ class SyncClient:
     def __init__(self, own: Client, clone: Callable[[], Client]) -> None:
         self._own = own
         self._clone = clone
-        self._lock = threading.Lock()
-        self._client: Client | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid = 0
+        self._threads: dict[int, _LoopThread] = {}
+        """By process: what another one has, of which this one is a fork, it may hold for ever."""
 
     schedule = _blocking(Client.schedule)
     schedule_many = _blocking(Client.schedule_many)
@@ -73,6 +160,7 @@ class SyncClient:
     get_many = _blocking(Client.get_many)
     tally = _blocking(Client.tally)
     events = _blocking(Client.events)
+    find_page = _blocking(Client.find_page)
 
     def using(self, connection: object) -> SyncJoinedClient:
         """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
@@ -80,85 +168,25 @@ class SyncClient:
         `app.sync.using(connection).schedule(...)`, or `with app.sync.using(connection):` around verbs of `app.sync`.
         Raises BadInput, SetupError as `app.using` does, and SetupError for a connection that has to be awaited.
         """
-        client, _ = self._ready()
-        return SyncJoinedClient(client.using(connection))
+        with self._call() as (client, _):
+            return SyncJoinedClient(client.using(connection))
 
     def find(self, **where: Any) -> Iterator[Task[Any]]:
         """Every task that matches; see `Client.find`."""
-        client, loop = self._ready()
-        if stays_here(client.store):
-            yield from found_here(client, where)
-            return
-        tasks = client.find(**where)
-
-        async def some() -> list[Task[Any]]:
-            page: list[Task[Any]] = []
-            async for task in tasks:
-                page.append(task)
-                if len(page) == _PAGE:
-                    break
-            return page
-
-        while True:
-            page = self._run(loop, some())
-            yield from page
-            if len(page) < _PAGE:
-                return
+        return found(self.find_page, **where)
 
     def close(self) -> None:
-        """Close the background store and end its thread, if this process started one."""
-        with self._lock:
-            client, loop, thread = self._client, self._loop, self._thread
-            self._client = self._loop = self._thread = None
-        if client is None or loop is None or thread is None or self._pid != os.getpid():
-            return
-        atexit.unregister(self.close)
-        asyncio.run_coroutine_threadsafe(client.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        """Wait for calls under way, then close the background store and end its thread, if this process has one."""
+        thread = self._threads.get(os.getpid())
+        if thread is not None:
+            thread.close()
 
-    def _ready(self) -> tuple[Client, asyncio.AbstractEventLoop]:
-        """The client to call and the loop it lives in; opened now if need be."""
+    def _call(self) -> AbstractContextManager[tuple[Client, asyncio.AbstractEventLoop]]:
+        """The client to call and the loop it lives in, for the time of a call."""
+        if running_loop() is not None:
+            raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
         own_loop = self._own.open_in
         if own_loop is not None and own_loop.is_running():
-            if _running_loop() is own_loop:
-                raise SetupError("app.sync would block the event loop that must answer it; await the verb instead")
-            return self._own, own_loop
-        with self._lock:
-            if self._client is None or self._loop is None or self._pid != os.getpid():
-                self._start()
-            assert self._client is not None
-            assert self._loop is not None
-            return self._client, self._loop
-
-    def _start(self) -> None:
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="bide sync", daemon=True)
-        thread.start()
-        client = self._clone()
-        try:
-            asyncio.run_coroutine_threadsafe(client.open(), loop).result()
-        except BaseException:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-            raise
-        self._client, self._loop, self._thread, self._pid = client, loop, thread, os.getpid()
-        atexit.register(self.close)
-
-    def _run(self, loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
-        """Run `verb` on `loop` in a copy of this thread's context (an open transaction travels in it)."""
-        context = contextvars.copy_context()
-
-        async def within() -> R:
-            return await asyncio.get_running_loop().create_task(verb, context=context)
-
-        return asyncio.run_coroutine_threadsafe(within(), loop).result()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+            return nullcontext((self._own, own_loop))
+        thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
+        return thread.call(self._clone)

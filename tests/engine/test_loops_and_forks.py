@@ -1,0 +1,268 @@
+"""An app that is called from where it is not open: another event loop, a thread, a forked child, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.conftest import stores
+from tests.waiting import PATIENCE, until
+
+from bide import Bide, NotOpen, OutcomeUnknown, SetupError, StoreError, StoreUnavailable, SystemClock
+from bide.stores.memory import MemoryStore
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+quietly = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def in_a_child(work: Callable[[], bool]) -> bool:
+    """Whether `work` was right in a forked child; one that hangs is killed."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE))
+        try:
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_another_loop_is_refused_and_harms_nobody(store_url: str) -> None:
+    async def stranger() -> None:
+        for verb in (
+            lambda: app.schedule("t", key="k", delay="1h"),
+            lambda: app.get("t", "k"),
+            lambda: app.cancel_group("g"),
+            lambda: anext(app.find()),
+            app.open,
+            app.close,
+        ):
+            with pytest.raises(SetupError, match="another event loop"):
+                await verb()
+
+    async with Bide(store_url) as app:
+        await app.schedule("t", key="k", group="g", delay="1h")
+        await asyncio.to_thread(asyncio.run, stranger())
+        await asyncio.gather(*(app.reschedule("t", "k", delay="2h") for _ in range(10)))
+        assert [answer.result for answer in await app.cancel_group("g")] == ["cancelled"]
+
+
+async def test_app_sync_is_refused_on_a_running_loop_wherever_the_app_is_open() -> None:
+    app = Bide("memory:")
+    for call in (lambda: app.sync.schedule("t", delay="1h"), lambda: app.sync.using(None)):
+        with pytest.raises(SetupError, match="await the verb"):
+            call()
+
+
+# --- forks
+
+
+@forks
+@quietly
+async def test_in_a_forked_child_an_open_app_is_not_open(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/tasks.db")
+
+    def awaited() -> bool:
+        with pytest.raises(NotOpen, match="forked child"):
+            app.schedule("t", key="lost", delay="1h").send(None)
+
+        async def opened_here() -> bool:
+            async with app:
+                return (await app.schedule("t", key="child", delay="1h")).ok
+
+        return asyncio.run(opened_here())
+
+    def blocking() -> bool:
+        return app.sync.schedule("t", key="sync", delay="1h").ok
+
+    async with app:
+        await app.schedule("t", key="parent", delay="1h")
+        assert in_a_child(awaited)
+        assert in_a_child(blocking)
+        assert sorted([task.key async for task in app.find()]) == ["child", "parent", "sync"]
+
+
+@forks
+@quietly
+def test_a_fork_while_another_thread_opens(tmp_path: Path) -> None:
+    parent, opening, may_open = os.getpid(), threading.Event(), threading.Event()
+
+    class Slow(MemoryStore):
+        async def open(self) -> None:
+            if os.getpid() == parent:
+                opening.set()
+                await asyncio.to_thread(may_open.wait, PATIENCE)
+            await super().open()
+
+    app = Bide(Slow())
+    thread = threading.Thread(target=app.sync.schedule, args=("t",), kwargs={"delay": "1h"})
+    thread.start()
+    assert opening.wait(PATIENCE)
+    try:
+        assert in_a_child(lambda: app.sync.schedule("t", delay="1h").ok)
+    finally:
+        may_open.set()
+        thread.join(PATIENCE)
+    app.sync.close()
+
+
+# --- threads
+
+
+def test_threads_that_call_while_another_closes_all_get_their_answer() -> None:
+    app, answered, over = Bide("memory:"), [0] * 4, threading.Event()
+
+    def call(number: int) -> None:
+        while not over.is_set():
+            answered[number] += app.sync.schedule("t", key=str(number), delay="1h").ok
+
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        app.sync.close()
+    over.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(answered)
+    assert list(app.sync.find(page=1))
+    app.sync.close()
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
+    class Stuck(MemoryStore):
+        async def get(self, refs: object) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+    app, asked, raised = Bide(Stuck()), threading.Event(), list[BaseException]()
+
+    def call() -> None:
+        try:
+            app.sync.get("t", "k")
+        except StoreError as error:
+            raised.append(error)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(app.open())
+    runs = threading.Thread(target=loop.run_forever)
+    runs.start()
+    waits = threading.Thread(target=call, daemon=True)
+    waits.start()
+    assert asked.wait(PATIENCE)
+    loop.call_soon_threadsafe(loop.stop)
+    runs.join(PATIENCE)
+    waits.join(PATIENCE)
+    assert [type(error) for error in raised] == [OutcomeUnknown]
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(app.close())
+    loop.close()
+
+
+# --- side by side
+
+
+class Counted:
+    """An app whose stores are counted: made, open, and how long the next one takes to open."""
+
+    def __init__(self) -> None:
+        self.app = Bide("memory:")
+        self.made = self.open = 0
+        self.error: StoreUnavailable | None = None
+        self.may_open = asyncio.Event()
+        self.app.substitute(self._make, SystemClock())
+
+    def _make(self) -> Any:
+        self.made += 1
+        outer = self
+
+        class Store(MemoryStore):
+            async def open(self) -> None:
+                await outer.may_open.wait()
+                if outer.error is not None:
+                    raise outer.error
+                outer.open += 1
+                await super().open()
+
+            async def close(self) -> None:
+                outer.open -= 1
+                await super().close()
+
+        return Store()
+
+
+async def test_who_opens_side_by_side_shares_one_opening() -> None:
+    counted = Counted()
+
+    async def use() -> None:
+        async with counted.app as app:
+            await app.schedule("t", delay="1h")
+
+    users = [asyncio.create_task(use()) for _ in range(5)]
+    await until(lambda: counted.made, "the first to begin")
+    users[0].cancel()
+    counted.may_open.set()
+    await asyncio.wait(users)
+    assert [user.cancelled() for user in users] == [True, False, False, False, False]
+    assert [user.exception() for user in users[1:]] == [None] * 4
+    assert (counted.made, counted.open) == (1, 0)
+
+
+async def test_an_opening_that_fails_fails_for_all_and_the_next_begins_anew() -> None:
+    counted = Counted()
+    counted.error = StoreUnavailable("away")
+    users = [asyncio.create_task(counted.app.open()) for _ in range(3)]
+    counted.may_open.set()
+    await asyncio.wait(users)
+    assert [user.exception() for user in users] == [counted.error] * 3
+    counted.error = None
+    async with counted.app as app:
+        await app.schedule("t", delay="1h")
+    assert (counted.made, counted.open) == (2, 0)
+
+
+async def test_an_opening_that_nobody_waits_for_any_more_leaves_nothing_open() -> None:
+    counted = Counted()
+    users = [asyncio.create_task(counted.app.open()) for _ in range(2)]
+    await until(lambda: counted.made, "the first to begin")
+    for user in users:
+        user.cancel()
+    await asyncio.wait(users)
+    assert counted.app.open_in is None
+    counted.may_open.set()
+    async with counted.app as app:
+        await app.schedule("t", delay="1h")
+    assert (counted.made, counted.open) == (2, 0)
+
+
+async def test_who_opens_while_the_last_closes_waits_for_that() -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def close(self) -> None:
+            closing.set()
+            await may_close.wait()
+            await super().close()
+
+    app = Bide(Slow())
+    await app.open()
+    closes = asyncio.create_task(app.close())
+    await closing.wait()
+    opens = asyncio.create_task(app.open())
+    closes.cancel()
+    await asyncio.wait([closes])
+    may_close.set()
+    await opens
+    await app.schedule("t", delay="1h")
+    await app.close()
+    with pytest.raises(NotOpen):
+        await app.get("t", "k")
