@@ -59,6 +59,13 @@ def test_nothing_is_sent_twice_and_inside_stays_inside(text: str) -> None:
         assert "return 404;" in location(text, path)
 
 
+def test_no_other_name_is_passed_on(text: str) -> None:
+    [other] = [server for server in text.split("server {")[1:] if "default_server" in server]
+    assert other.count("default_server;") == 4
+    assert "return 421;" in other
+    assert "proxy_pass" not in other
+
+
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_nginx_takes_it(deploy: Path, tmp_path: Path) -> None:
     tls = tmp_path / "tls"

@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bide.core.errors import SetupError
@@ -20,7 +20,7 @@ from bide.core.instants import Millis
 from bide.engine.client import Client
 from bide.engine.kept import Kept
 from bide.service.callers import ALL_VERBS, ANONYMOUS, AccessRefused, Caller, Forbidden, Unauthorized, Verb, anonymous
-from bide.service.origins import refuse_foreign_name, refuse_foreign_page
+from bide.service.origins import refuse_foreign_name, refuse_foreign_page, refuse_proxied
 from bide.service.tokens import Tokens, hash_of, parse
 
 __all__ = [
@@ -88,23 +88,29 @@ class Access:
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
         return await self._caller_with(credentials.strip(" "))
 
-    async def caller_behind(self, header: Callable[[bytes], str | None]) -> Caller:
+    async def caller_behind(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Who sent the request with these headers. Raises Unauthorized, Foreign, StoreUnavailable.
 
         Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
         and so is what calls this machine by another's name: a page reaches loopback too.
         """
+
+        def header(name: bytes) -> str | None:
+            value = headers.get(name)
+            return None if value is None else value.decode("latin-1")
+
         caller = await self.caller_of(header(b"authorization"))
         if caller.name == ANONYMOUS:
             host = header(b"host")
             refuse_foreign_page(host=host, origin=header(b"origin"), site=header(b"sec-fetch-site"))
-            self.refuse_other_names(host)
+            self.refuse_from_beyond(host, headers)
         return caller
 
-    def refuse_other_names(self, host: str | None) -> None:
-        """Raises Foreign where an anonymous caller calls this machine by a name that is not its own."""
+    def refuse_from_beyond(self, host: str | None, headers: Iterable[bytes]) -> None:
+        """Raises Foreign where an anonymous caller calls this machine by a name that is not its own, or by a proxy."""
         if not self._any_name:
             refuse_foreign_name(host)
+            refuse_proxied(headers)
 
     async def caller_with(self, token: str) -> Caller:
         """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""

@@ -1,6 +1,8 @@
 """The file of `bide serve`: where the tasks of each topic go, and how they are worked on. TOML.
 
     keep_most = 10000                                # ended tasks of a topic that are remembered, at most
+    connections = 4096                               # at once; further ones are answered 503
+    proxies = ["10.0.0.5", "10.1.0.0/16"]            # whose X-Forwarded-For says who called; of nobody unless given
 
     [webhooks]
     allow = ["10.1.0.0/16", "hooks.internal:8080"]   # besides public addresses
@@ -33,6 +35,7 @@ from bide.service.asks import Terms, retries
 from bide.service.keeping import MOST
 
 PER_TASK = "per-task"
+MOST_CONNECTIONS = 4_096
 
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,6 +87,10 @@ class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
     keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
     """Done, and as many cancelled, tasks of one topic that an instance remembers at most."""
+    connections: Annotated[int, Meta(ge=1, le=1_000_000)] = MOST_CONNECTIONS
+    """Of clients, at once."""
+    proxies: list[str] = field(default_factory=list)
+    """Addresses and networks of the proxies before this instance."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
 

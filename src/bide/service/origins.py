@@ -9,11 +9,16 @@ address, so to the browser it is the same site. What gives that away is the name
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
+from bide.core.errors import BadInput
 from bide.service.callers import AccessRefused
 
 _OWN = frozenset({"same-origin", "none"})
 """`none` is the user: an address typed in, a bookmark. `same-site` is another port or subdomain, which is another's."""
+_PROXIED = frozenset({b"forwarded", b"via", b"x-real-ip"})
+Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 _PORTS = {"http": "80", "https": "443"}
 
 
@@ -51,6 +56,46 @@ def refuse_foreign_name(host: str | None) -> None:
     """
     if host is not None and not is_loopback_name(host_name(host)):
         raise Foreign("without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name")
+
+
+def refuse_proxied(headers: Iterable[bytes]) -> None:
+    """Raises Foreign where the names of the headers tell that a proxy has passed this on.
+
+    For callers without a token of a service on loopback: who calls the proxy may be anybody, whatever Host says.
+    """
+    if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
+        raise Foreign("without a token this service is called directly, not through a proxy (bide token add)")
+
+
+def networks_of(proxies: Iterable[str]) -> Networks:
+    """Addresses and networks in text. Raises BadInput."""
+    found = []
+    for text in proxies:
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise BadInput("proxies", text, f"an address, or a network such as 10.1.0.0/16 ({error})") from None
+    return found
+
+
+def peer_of(client: str, forwarded: str | None, proxies: Networks) -> str:
+    """The address that called: the client's, or the last in X-Forwarded-For that is no proxy's of ours, which is the
+    last one that somebody whom we trust has written. What is no address is nobody's."""
+    named = [] if forwarded is None else forwarded.split(",")
+    while named and proxies and _is_of(client, proxies):
+        try:
+            client = str(ipaddress.ip_address(named.pop().strip()))
+        except ValueError:
+            break
+    return client
+
+
+def _is_of(address: str, networks: Networks) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(found in network for network in networks)
 
 
 def is_loopback_name(name: str) -> bool:

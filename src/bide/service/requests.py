@@ -14,8 +14,15 @@ from starlette.types import Receive, Scope
 from bide.core.errors import BadInput
 from bide.core.names import check_name, check_topic
 from bide.service.callers import Caller
+from bide.service.origins import Networks, peer_of
 from bide.service.problems import Problem, bad_body, bad_input, too_large
 
+BODY_LIMIT = 16 * 2**20
+"""Bytes that a request may have."""
+BODY_PATIENCE = 30.0
+"""Seconds that a request's body may take."""
+OPEN_LIMIT = 16_384
+"""Bytes that a request may have of which nobody knows who sent it."""
 Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -29,7 +36,10 @@ class Gone(Exception):
 class Request:
     """A request. `caller` is who sent it, once that is known."""
 
-    __slots__ = ("_query", "_receive", "body", "caller", "headers", "method", "path", "peer", "segments", "still")
+    __slots__ = (
+        "_query", "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "segments",
+        "still",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
@@ -37,8 +47,11 @@ class Request:
         self.path: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
         self._query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        client = scope.get("client")
-        self.peer: str = client[0] if client else "local"
+        self._scope = scope
+        self.proxies: Networks = ()
+        """Whose word on the address of a caller counts."""
+        self.limits = (BODY_LIMIT, BODY_PATIENCE)
+        """Bytes and seconds that its body may take."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
@@ -55,10 +68,27 @@ class Request:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    async def read(self, limit: int, patience: float) -> None:
-        """Take in the body. Raises Problem for one that is too large or comes too slowly; Gone."""
+    @property
+    def peer(self) -> str:
+        """The address that it came from."""
+        client = self._scope.get("client")
+        return peer_of(client[0] if client else "local", self.header(b"x-forwarded-for"), self.proxies)
+
+    def check_host(self) -> None:
+        """Raises Problem where Host comes twice: which of them counts is not to be guessed (RFC 9112, 3.2)."""
+        sent = self._scope["headers"]
+        if len(sent) != len(self.headers) and sum(name == b"host" for name, _ in sent) > 1:
+            raise Problem(400, "bad-host", "Host comes twice", "send one Host header", field="host")
+
+    async def read(self, most: int | None = None) -> None:
+        """Take in the body; at most `most` bytes where nobody is known yet.
+
+        Raises Problem for one that is too large or comes too slowly; Gone.
+        """
+        limit, patience = self.limits
+        limit = limit if most is None else min(limit, most)
         length = self.headers.get(b"content-length")
-        if length is not None and length.isdigit() and int(length) > limit:
+        if length is not None and length.isdigit() and (len(length) > 19 or int(length) > limit):
             raise too_large(limit)
         try:
             async with asyncio.timeout(patience):

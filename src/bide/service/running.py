@@ -18,7 +18,8 @@ import uvicorn
 
 from bide.app import Bide
 from bide.core.errors import BadInput, SetupError
-from bide.service.config import ServeConfig, TopicConfig, read_config
+from bide.service.config import MOST_CONNECTIONS, ServeConfig, TopicConfig, read_config
+from bide.service.heads import BoundedHeads
 from bide.service.server import Service
 from bide.service.serving import Serving
 
@@ -71,7 +72,8 @@ async def _run_server(serving: Serving, listening: socket.socket) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     grace = serving.app.terms.grace / 1000
-    server = _Server(under_uvicorn(serving.service, grace), lambda: loop.call_soon_threadsafe(told.set))
+    config = under_uvicorn(serving.service, grace, serving.config.connections)
+    server = _Server(config, lambda: loop.call_soon_threadsafe(told.set))
 
     async def let_go() -> None:
         await told.wait()
@@ -93,11 +95,15 @@ async def _run_server(serving: Serving, listening: socket.socket) -> None:
         await asyncio.gather(letting_go, return_exceptions=True)
 
 
-def under_uvicorn(service: Service, grace: float) -> uvicorn.Config:
-    """How the service is run. A call that runs for longer than `grace` seconds after the signal is cancelled."""
+def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNECTIONS) -> uvicorn.Config:
+    """How the service is run, for so many connections at most.
+
+    A call that runs for longer than `grace` seconds after the signal is cancelled.
+    """
     return uvicorn.Config(
-        service, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        service, http=BoundedHeads, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG, timeout_graceful_shutdown=ceil(grace) + 1,
+        proxy_headers=False, limit_concurrency=connections,
     )  # fmt: skip
 
 

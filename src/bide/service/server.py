@@ -26,18 +26,15 @@ from bide.service.console.site import Site
 from bide.service.consuming import Consuming
 from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH
 from bide.service.openapi import document
+from bide.service.origins import Networks
 from bide.service.problems import CONTENT_TYPE, Problem, of_error
 from bide.service.replies import Reply
-from bide.service.requests import Gone, Request, segment
+from bide.service.requests import BODY_LIMIT, BODY_PATIENCE, OPEN_LIMIT, Gone, Request, segment
 from bide.service.store_calls import StoreCalls
 from bide.service.streaming import AdmitsEvent, Following
 from bide.service.verbs import Verbs
 
 _log = logging.getLogger("bide.service")
-BODY_LIMIT = 16 * 2**20
-"""Bytes that a request may have."""
-BODY_PATIENCE = 30.0
-"""Seconds that a request's body may take."""
 _FAREWELL = 1.0
 """Seconds that the end of a stream may take to be sent."""
 _TASK = (b"v1", b"topics", b"tasks")
@@ -57,7 +54,7 @@ class Streamed:
 class Callers(Protocol):
     """Finds out who calls; see `access.Access`."""
 
-    async def caller_behind(self, header: Callable[[bytes], str | None]) -> Caller: ...
+    async def caller_behind(self, headers: Mapping[bytes, bytes]) -> Caller: ...
 
     @property
     def lasts(self) -> float: ...
@@ -89,6 +86,7 @@ class Service:
         site: Site | None = None,
         body_limit: int = BODY_LIMIT,
         body_patience: float = BODY_PATIENCE,
+        proxies: Networks = (),
     ) -> None:
         self._client = client
         self._access = access
@@ -98,6 +96,7 @@ class Service:
         self._site = site
         self._body_limit = body_limit
         self._body_patience = body_patience
+        self._proxies = proxies
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
         answers: dict[str, Page] = {
@@ -124,13 +123,17 @@ class Service:
             return
         started = self._loop.time()
         request = Request(scope, receive)
+        request.limits, request.proxies = (self._body_limit, self._body_patience), self._proxies
         name = "unknown"
         reply: Reply | Streamed
         try:
+            request.check_host()
             name, page, known = self._route(request)
             if not known:
                 await self._authenticate(request)
-            await request.read(self._body_limit, self._body_patience)
+                await request.read()
+            elif name != "console":  # whose pages read for themselves, once they know who asks
+                await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
         except Gone:
@@ -188,7 +191,7 @@ class Service:
 
     async def _authenticate(self, request: Request) -> None:
         async def still() -> float:
-            request.caller = await self._access.caller_behind(request.header)
+            request.caller = await self._access.caller_behind(request.headers)
             return self._access.lasts
 
         request.still = still

@@ -29,8 +29,10 @@ from bide.service.consuming import Consuming
 from bide.service.health import Health
 from bide.service.keeping import counted
 from bide.service.metrics import Metrics
+from bide.service.origins import networks_of
 from bide.service.pages import OPEN, pages_of
-from bide.service.server import BODY_LIMIT, Service
+from bide.service.requests import BODY_LIMIT
+from bide.service.server import Service
 from bide.service.store_calls import StoreCalls
 from bide.service.streaming import Following
 from bide.service.tokens import Tokens
@@ -48,6 +50,7 @@ class Serving:
         self._channel = WakeChannel()
         app.instruments.append(self._channel)
         self.service: Service
+        self._proxies = networks_of(config.proxies)
         self.anonymous = False
         """Whether whoever shows no token may do everything, as long as there is none."""
         self._host = host
@@ -139,6 +142,7 @@ class Serving:
         self.service = Service(
             app, access, consuming, self._following, stores, counts=self.metrics,
             pages=pages_of(health, self.metrics), open_pages=OPEN, site=Site(app, access, console.routes()),
+            proxies=self._proxies,
         )  # fmt: skip
 
     def _told_consumers(self) -> list[ToldRoute]:

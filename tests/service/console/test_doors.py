@@ -77,7 +77,7 @@ def test_in_and_out(browser: Browser, token: str) -> None:
     assert browser.get("/tasks").status == 303, "the session has ended, also for whoever has copied its cookie"
 
 
-@pytest.mark.parametrize("given", ["", "nonsense", "bide_00000000_" + "A" * 43, "é" * 50, "x" * 20_000, "\x00"])
+@pytest.mark.parametrize("given", ["", "nonsense", "bide_00000000_" + "A" * 43, "é" * 50, "x" * 10_000, "\x00"])
 def test_a_wrong_token_is_told_and_not_repeated(stranger: Browser, given: str) -> None:
     page = stranger.post("/login", {"token": given, "next": "/tasks"})
     assert page.status == 401

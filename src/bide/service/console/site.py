@@ -26,7 +26,7 @@ from bide.service.console.rendering import statics
 from bide.service.console.visit import HTML, Visit, here_of, page, phrases_of, shown_csrf
 from bide.service.problems import Problem
 from bide.service.replies import Reply
-from bide.service.requests import Request, segment
+from bide.service.requests import OPEN_LIMIT, Gone, Request, segment
 from bide.service.sessions import Session, Sessions, cookie_of, set_cookie
 
 _log = logging.getLogger("bide.console")
@@ -100,8 +100,11 @@ class Site:
     async def _open(self, request: Request, door: Door) -> Reply:
         """A page for everybody."""
         try:
+            await request.read(OPEN_LIMIT)
             async with asyncio.timeout(PATIENCE):
                 reply = await door(request)
+        except Gone:
+            raise
         except TimeoutError:
             reply = self._silent(request, None)
         except Exception as error:  # noqa: BLE001 - as in _answer
@@ -115,6 +118,8 @@ class Site:
             async with asyncio.timeout(PATIENCE):
                 session, begun = await self._session(request)
                 request.caller = session.caller
+            await request.read()
+            async with asyncio.timeout(PATIENCE):
                 visit = Visit(
                     request, self._client, session, tuple(segment(one.encode("latin-1"), "path") for one in parts)
                 )
@@ -125,6 +130,8 @@ class Site:
                     )  # fmt: skip
                 with acting_as(session.caller.name, audit):
                     reply = await answer(visit)
+        except Gone:
+            raise
         except Unauthorized as error:
             reply = self._to_login(request, error)
         except TimeoutError:
@@ -141,7 +148,7 @@ class Site:
         """Whose request this is, and whether that began with it. Raises AccessRefused, StoreError."""
         host = request.header(b"host")
         if await self._access.anonymous_now():
-            self._access.refuse_other_names(host)
+            self._access.refuse_from_beyond(host, request.headers)
         try:
             return await self.sessions.of(cookie_of(request.header(b"cookie"))), False
         except Unauthorized:

@@ -1,0 +1,170 @@
+"""What comes in before anybody is known: bounded in bytes, time and number; and who is taken to have sent it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from urllib.parse import urlsplit
+
+import pytest
+from tests.service.calling import Api, Running, running
+from tests.service.console.browsing import Browser
+from tests.service.test_access import make
+from tests.waiting import PATIENCE
+
+from bide.core.errors import BadInput
+from bide.service import heads, server
+from bide.service.config import ServeConfig
+from bide.service.origins import networks_of
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Running]:
+    with running("memory:") as found:
+        yield found
+
+
+def connected(one: Running) -> socket.socket:
+    return socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), PATIENCE)
+
+
+def answered(one: Running, *sent: bytes) -> bytes:
+    """What comes back until the connection ends, or as much of it as came before it was cut."""
+    with connected(one) as client:
+        found = b""
+        try:
+            for part in sent:
+                client.sendall(part)
+            while part := client.recv(65_536):
+                found += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return found
+
+
+def test_headers_end_at_64_kib(one: Running) -> None:
+    fits = GET + b"connection: close\r\na: " + b"x" * 60_000 + b"\r\n\r\n"
+    assert answered(one, fits).startswith(b"HTTP/1.1 200 ")
+    for more in (
+        [b"a: " + b"x" * 70_000 + b"\r\n\r\n"],
+        [b"a" * 70_000 + b": x\r\n\r\n"],
+        [b"".join(b"a%d: %s\r\n" % (place, b"x" * 1_000) for place in range(70)) + b"\r\n"],
+    ):
+        found = answered(one, GET, *more)
+        assert found.startswith(b"HTTP/1.1 431 ") or not found
+        assert b"at most 65536 bytes" in found or not found
+    long_path = b"GET /healthz?" + b"x" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    assert not answered(one, long_path).startswith(b"HTTP/1.1 2")
+
+
+def test_a_header_without_end_is_not_kept(one: Running) -> None:
+    with connected(one) as client:
+        client.sendall(GET + b"a: ")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.sendall(b"x" * 50_000_000)
+
+
+def test_a_large_body_and_the_request_behind_it_are_no_headers(one: Running) -> None:
+    body = b"[" + b" " * 1_000_000 + b"]"
+    post = b"POST /v1/schedule HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    found = answered(one, post + b"content-length: %d\r\n\r\n" % len(body) + body + GET + b"connection: close\r\n\r\n")
+    assert found.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.parametrize(("sent", "answer"), [(b"", b""), (b"GET", b"HTTP/1.1 408 "), (GET, b"HTTP/1.1 408 ")])
+def test_headers_that_do_not_come_are_not_waited_for(
+    one: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes, answer: bytes
+) -> None:
+    monkeypatch.setattr(heads, "PATIENCE", 0.1)
+    found = answered(one, sent)
+    assert found.startswith(answer)
+    assert bool(found) is bool(answer)
+    with connected(one) as client:
+        client.sendall(GET + b"\r\n")
+        found = b""
+        while b"lives" not in found:
+            found += client.recv(65_536)
+        client.sendall(GET)  # the second request of a connection is bounded as well
+        assert client.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/login"), ("POST", "/logout"), ("GET", "/healthz"), ("GET", "/openapi.json")]
+)
+def test_what_is_for_everybody_takes_little(one: Running, method: str, path: str) -> None:
+    with closing(Api(one.url)) as api:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        assert api(method, path, body=b"a=" + b"x" * 20_000, headers=form).status == 413
+        assert api(method, path, body=b"a=" + b"x" * 10_000, headers=form).status != 413
+
+
+def test_nobody_sends_a_form_before_they_are_known() -> None:
+    """They are told to log in before their form is read; who is logged in may send a large one."""
+    with running("memory:") as one, closing(Browser(one.url)) as browser:
+        _, header = one.run(make(one.app))
+        large = b"csrf=x&a=" + b"x" * 100_000
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        with connected(one) as client:
+            client.sendall(b"POST /changes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n")
+            assert client.recv(65_536).startswith(b"HTTP/1.1 303 ")
+        browser.log_in(header)
+        assert browser("POST", "/changes", large, form).status == 403
+
+
+def test_no_more_connections_than_there_may_be() -> None:
+    with running("memory:", ServeConfig(connections=3)) as one, ExitStack() as stack:
+        others = [stack.enter_context(connected(one)) for _ in range(2)]
+        assert answered(one, GET + b"connection: close\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        others[0].close()
+        others[1].sendall(GET + b"\r\n")
+        assert others[1].recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+# --- who sent it
+
+
+def test_two_hosts_are_refused(one: Running) -> None:
+    for hosts in (b"host: evil.example\r\nhost: localhost\r\n", b"host: localhost\r\nHost: localhost\r\n"):
+        found = answered(one, b"GET /v1/tasks HTTP/1.1\r\n" + hosts + b"connection: close\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP"])
+def test_nobody_comes_through_a_proxy_without_a_token(one: Running, name: str) -> None:
+    with closing(Browser(one.url)) as browser:
+        assert browser.api("GET", "/v1/tasks", headers={name: "203.0.113.9"}).status == 403
+        assert browser("GET", "/tasks", headers={name: "203.0.113.9"}).status == 403
+        assert browser.api("GET", "/v1/tasks").status == 200
+        assert browser("GET", "/tasks").status == 200
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "peer"),
+    [
+        ([], "203.0.113.9", "127.0.0.1"),
+        ([], "1.2.3.4 who=root answer=ok", "127.0.0.1"),
+        (["127.0.0.1"], "203.0.113.9", "203.0.113.9"),
+        (["127.0.0.1"], "1.2.3.4 who=root answer=ok", "127.0.0.1"),
+        (["127.0.0.1"], "198.51.100.7, 203.0.113.9", "203.0.113.9"),
+        (["127.0.0.0/8", "203.0.113.0/24"], "6.6.6.6, 198.51.100.7, 203.0.113.9", "198.51.100.7"),
+        (["127.0.0.1"], "", "127.0.0.1"),
+        (["10.0.0.0/8", "::/0"], "203.0.113.9", "127.0.0.1"),
+    ],
+)
+def test_a_peer_is_an_address_that_a_proxy_of_ours_tells(
+    proxies: list[str], forwarded: str, peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(server, "refused", lambda _, peer: noted.append(peer))
+    with running("memory:", ServeConfig(proxies=proxies)) as one, closing(Api(one.url, "nonsense")) as api:
+        assert api("GET", "/v1/tasks", headers={"x-forwarded-for": forwarded}).status == 401
+    assert noted == [peer]
+
+
+@pytest.mark.parametrize("wrong", ["proxy.example", "10.0.0.1/8", "", "*"])
+def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
+    with pytest.raises(BadInput, match="proxies"):
+        networks_of([wrong])
