@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import pairwise
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import stores
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import Count, Verdict
-from bide.engine.forecast import LEAST_UPTO, Forecast, Wanted
+from bide.core.records import Count, Tally, Verdict
+from bide.engine.forecast import LEAST_UPTO, MOST_TOPICS, Forecast, Wanted
 from bide.engine.history import History
 from bide.engine.intervals import (
     BACK,
@@ -38,6 +39,8 @@ from bide.engine.intervals import (
 )  # fmt: skip
 from bide.engine.passed import Passed, Past
 from bide.engine.peaks import Bar, cuts, highest, outlook, taken_apart
+from bide.ports import COUNTED
+from bide.stores.memory import MemoryStore
 from bide.testing import ManualClock
 
 ZONES = (
@@ -133,7 +136,7 @@ def test_spans() -> None:
 
 
 def test_ranges_that_make_no_sense_are_refused_and_others_cut() -> None:
-    for first, until in (
+    for first, end in (
         (NOW, NOW),
         (NOW, NOW - 1),
         (0, NOW - BACK),
@@ -141,7 +144,7 @@ def test_ranges_that_make_no_sense_are_refused_and_others_cut() -> None:
         (NOW, 253_402_300_799_999),
     ):
         with pytest.raises(BadInput) as refused:
-            chosen(first, until, NOW)
+            chosen(first, end, NOW)
         assert refused.value.field == "until"
     assert chosen(0, NOW, NOW).first == NOW - BACK
     assert chosen(NOW - 6 * MINUTE, NOW, NOW).step == MINUTE, "the past is told by the minute"
@@ -421,3 +424,59 @@ async def test_what_is_told_later_is_seen_by_the_next_look(app: Bide) -> None:
     assert passed.topics() == set(), "a day is all that is remembered"
     for history in (first, late):
         await history.close()
+
+
+class Counted(MemoryStore):
+    """Remembers for how many topics each interval was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self.held: asyncio.Event | None = None
+
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[str] | None = None
+    ) -> Tally:
+        if edges is not None:
+            self.asked.append(len(self._topics) if topics is None else len(topics))
+            if self.held is not None:
+                await self.held.wait()
+        return await super().tally(edges, upto=upto, topics=topics)
+
+
+async def test_of_many_topics_the_fullest_are_counted_by_interval_and_the_others_are_one_number() -> None:
+    store = Counted()
+    async with Bide(store) as app:
+        few = [app.new(f"t.{number}", key="1", delay="1h") for number in range(3 * MOST_TOPICS)]
+        await app.schedule_many([*few, *(app.new("full", key=str(key), delay="2h") for key in range(5))])
+        forecast = Forecast(app)
+        seen = await forecast.seen(Wanted(Span.DAY, UTC), lambda _: True)
+        assert max(store.asked) == MOST_TOPICS
+        assert seen.beyond == Count(2 * MOST_TOPICS + 1)
+        assert seen.total == Count(MOST_TOPICS - 1 + 5), "the fullest one among them"
+        assert len(seen.topics) == 3 * MOST_TOPICS + 1
+        store.asked.clear()
+        one = await forecast.seen(Wanted(Span.DAY, UTC, "t.0"), lambda _: True)
+        assert (set(store.asked), one.total, one.beyond) == ({1}, Count(1), None)
+        await forecast.close()
+
+
+async def test_a_look_that_nobody_waits_for_any_more_ends() -> None:
+    store = Counted()
+    async with Bide(store) as app:
+        await app.schedule("t", None, key="1", delay="1h")
+        store.held = asyncio.Event()
+        forecast = Forecast(app)
+        wanted = Wanted(Span.DAY, UTC)
+        one, two = (asyncio.ensure_future(forecast.seen(wanted, lambda _: True)) for _ in range(2))
+        await until(lambda: store.asked, "the look to count")
+        one.cancel()
+        await asyncio.wait([one])
+        [look] = forecast._looks.values()
+        assert look._looks is not None, "the other waits for it"
+        two.cancel()
+        await asyncio.wait([two])
+        await until(lambda: look._looks is None, "the look to end")
+        store.held = None
+        assert (await forecast.seen(wanted, lambda _: True)).total == Count(1), "who comes back begins a new one"
+        await forecast.close()

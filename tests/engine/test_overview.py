@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,10 @@ class Stopping(MemoryStore):
         self.stops = stops
         self.asked: list[int] = []
 
-    async def tally(self, edges: Sequence[int] | None = None, *, upto: int = COUNTED) -> Tally:
-        found = await super().tally(edges)
+    async def tally(
+        self, edges: Sequence[int] | None = None, *, upto: int = COUNTED, topics: Collection[str] | None = None
+    ) -> Tally:
+        found = await super().tally(edges, topics=topics)
         most = self.stops if upto == COUNTED else upto
         self.asked.append(upto)
         return Tally(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -30,6 +30,7 @@ from bide.core.records import (
     Ref,
     Tally,
     Token,
+    Topic,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
@@ -317,14 +318,21 @@ class Client(PauseVerbs):
             check_topic(where.topic)
         return await self._session.verbs.find(where, page)
 
-    async def tally(self, edges: Sequence[When | Length] | None = None, *, upto: int = COUNTED) -> Tally:
+    async def tally(
+        self,
+        edges: Sequence[When | Length] | None = None,
+        *,
+        upto: int = COUNTED,
+        topics: Collection[Topic] | None = None,
+    ) -> Tally:
         """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between.
 
-        Of each such interval up to `upto` are counted, where that costs something (see `Store.tally`).
+        Of each such interval up to `upto` are counted, where that costs something (see `Store.tally`). `topics`: of
+        these only.
         """
         now = self.clock.now()
         found = await self._session.store.tally(
-            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges], upto=upto
+            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges], upto=upto, topics=topics
         )
         counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
         forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}

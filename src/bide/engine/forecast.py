@@ -4,6 +4,9 @@ A delay queue knows its future load, since what waits is one index by time. Coun
 the store can tell ranks (memory, Redis), and a walk along the index where it cannot (the SQL stores: some ten million
 entries a second); there it stops at `upto` for each topic and interval, which follows what a look has cost: so a look
 at any number of tasks stays within some tenths of a second, and the page says where a count is "at least".
+
+Topics are another matter: each has an index of its own. Of more than `MOST_TOPICS` the fullest are counted by interval,
+and what waits in the others is one number.
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from datetime import tzinfo
 from functools import partial
+from heapq import nlargest
 from itertools import pairwise
 from typing import NamedTuple
 
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import Count, Topic
+from bide.core.records import Count, State, Topic
 from bide.engine.client import Client
 from bide.engine.intervals import Range, Span, around, edges_of
 from bide.engine.looks import Look
 from bide.engine.peaks import Bar, Counting, Peak, highest, summed, taken_apart, together
 
+MOST_TOPICS = 100
+"""Topics that are counted by interval: with the peaks, a look is some ten thousand counts at most."""
 UPTO = 100_000
 LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
 _TOO_LONG, _SHORT = 0.8, 0.3
@@ -63,6 +69,8 @@ class Seen(NamedTuple):
     """The bars again, in finer parts around the peaks."""
     topics: frozenset[Topic]
     """All that there are, for whom this is."""
+    beyond: Count | None
+    """What waits in topics beyond `MOST_TOPICS`, at whatever time; None: all are in `bars`."""
     counted_at: Millis
     upto: int
     exact: bool
@@ -81,16 +89,17 @@ class Forecast:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._looks: OrderedDict[Wanted, Look[Seen]] = OrderedDict()
+        self._topics = Look(client.tally, every=_EVERY, share=_SHARE)
 
     async def seen(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
         """The forecast, not older than two seconds, or than a hundred times what the look took. Raises StoreError.
 
-        `admits`: which topics they may see. The first look costs O(intervals x topics) counts, and up to a dozen
-        smaller ones for the peaks.
+        `admits`: which topics they may see. A look costs one count of all topics, O(intervals x topics) counts, and up
+        to a dozen smaller ones for the peaks, of `MOST_TOPICS` at most. It ends when nobody waits for it any more.
         """
         look = self._looks.pop(wanted, None)
         if look is None:
-            look = Look(partial(self._look, wanted, admits), every=_EVERY, share=_SHARE)
+            look = Look(partial(self._look, wanted, admits), every=_EVERY, share=_SHARE, lasting=False)
         self._looks[wanted] = look
         while len(self._looks) > _LOOKS:
             self._looks.popitem(last=False)  # one that is under way ends by itself
@@ -100,6 +109,7 @@ class Forecast:
         """Let looks that are under way end."""
         for look in self._looks.values():
             await look.close()
+        await self._topics.close()
 
     async def _look(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
         now, upto, only = self._client.clock.now(), self.upto, wanted.only
@@ -107,15 +117,19 @@ class Forecast:
         edges = edges_of(asked, wanted.zone)
         begun = edges[0] < now
         ahead = [0, now, *(edge for edge in edges if edge > now)] if begun else edges
-        known: set[Topic] = set()
+        counts = (await self._topics.get()).counts
+        known = {topic for topic, _ in counts if admits(topic)}
+        waiting = {topic: counts[topic, State.WAITING] for topic in known if (topic, State.WAITING) in counts}
+        named, beyond = None if only is None else [only], None
+        if only is None and len(counts) > MOST_TOPICS:
+            named = nlargest(MOST_TOPICS, waiting, key=lambda topic: (waiting[topic].number, topic))
+            rest = waiting.keys() - set(named)
+            beyond = summed(waiting[topic] for topic in rest) if rest else None
 
         async def count(at: Sequence[Millis], upto: int) -> list[Bar]:
-            tally = await self._client.tally([as_datetime(edge) for edge in at], upto=upto)
+            tally = await self._client.tally([as_datetime(edge) for edge in at], upto=upto, topics=named)
             mine = {topic: counts for topic, counts in tally.forecast.items() if admits(topic)}
-            known.update(mine)
             known.update(topic for topic, _ in tally.counts if admits(topic))
-            if only is not None:
-                mine = {only: mine[only]} if only in mine else {}
             return [
                 Bar(low, high, {topic: counts[place] for topic, counts in mine.items() if counts[place].number})
                 for place, (low, high) in enumerate(pairwise(at))
@@ -134,7 +148,7 @@ class Forecast:
         exact = all(map(_exact, bars)) and (due is None or _exact(due))
         return Seen(
             edges, bars, None if due is None else due.total, {} if due is None else dict(due.counts), peaks, profile,
-            frozenset(known), now, upto, exact,
+            frozenset(known), beyond, now, upto, exact,
         )  # fmt: skip
 
     def learn(self, took: float, exact: bool) -> None:

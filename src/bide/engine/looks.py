@@ -20,13 +20,18 @@ class Look(Generic[T]):
     """`ask` is called at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
 
     `of`: of so many last looks the cheapest says what the next may cost. With two, one that stumbled, or the first with
-    everything cold, does not keep numbers old for half a minute.
+    everything cold, does not keep numbers old for half a minute. `lasting`: whether a look goes on when nobody waits
+    for it any more.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], *, every: float, share: float = SHARE, of: int = 1) -> None:
+    def __init__(
+        self, ask: Callable[[], Awaitable[T]], *, every: float, share: float = SHARE, of: int = 1, lasting: bool = True
+    ) -> None:
         self._ask = ask
         self._every = every
         self._share = share
+        self._lasting = lasting
+        self._waiting = 0
         self._took = deque([0.0], maxlen=of)
         self._loop = asyncio.get_running_loop()
         self._value: T
@@ -42,13 +47,20 @@ class Look(Generic[T]):
     async def get(self) -> T:
         """What was seen: just now, or as long ago as the terms allow. Raises what `ask` raises.
 
-        A caller that stops waiting does not stop the look: others may wait for it.
+        A caller that stops waiting does not stop the look for others that wait.
         """
         if self._loop.time() >= self._again_at:
             if self._looks is None:
                 self._looks = self._loop.create_task(self._look(), name="bide look")
                 self._looks.add_done_callback(self._over)
-            await asyncio.shield(self._looks)
+            looks = self._looks
+            self._waiting += 1
+            try:
+                await asyncio.shield(looks)
+            finally:
+                self._waiting -= 1
+                if not self._waiting and not self._lasting:
+                    looks.cancel()
         return self._value
 
     async def fresh(self) -> T:

@@ -79,11 +79,14 @@ class Store(Verbs, Protocol):
         """Finish what was begun and let go of everything. A second close does nothing."""
         ...
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
         """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval.
 
         `upto`: where the count of an interval may stop. Stores that count by walking an index look at so many entries
         of it at most, some ten million a second; others are exact anyhow, and one far away may stop at `COUNTED`.
+        `topics`: only these are counted; None: all.
         """
         ...
 

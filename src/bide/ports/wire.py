@@ -141,6 +141,11 @@ class FindAsk(Struct, frozen=True, array_like=True):
     page: Page
 
 
+class TallyAsk(Struct, frozen=True, array_like=True):
+    edges: Sequence[Millis] | None
+    topics: list[Topic] | None
+
+
 class AnnounceAsk(Struct, frozen=True, array_like=True):
     holder: str
     topics: list[Topic]
@@ -181,7 +186,7 @@ read_lease = msgspec.msgpack.Decoder(LeaseAsk).decode
 read_number = msgspec.msgpack.Decoder(int).decode
 read_refs = msgspec.msgpack.Decoder(list[Ref]).decode
 read_find = msgspec.msgpack.Decoder(FindAsk).decode
-read_edges = msgspec.msgpack.Decoder(list[Millis] | None).decode
+read_tally_ask = msgspec.msgpack.Decoder(TallyAsk).decode
 read_announce = msgspec.msgpack.Decoder(AnnounceAsk).decode
 read_events_ask = msgspec.msgpack.Decoder(EventsAsk).decode
 read_pause_ask = msgspec.msgpack.Decoder(PauseAsk).decode

@@ -180,16 +180,20 @@ class Operations:
             page = Page(limit=fit, cursor=page.cursor)
 
     def _tally(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        edges = wire.read_edges(asked)
+        ask = wire.read_tally_ask(asked)
+        edges, topics = ask.edges, ask.topics
         if edges is not None:
             checks.check_count("edges", edges)
             for edge in edges:
                 checks.check_edge("edges", edge)
+        if topics is not None:
+            checks.check_count("topics", topics)
+            checks.check_topics(topics)
         if Verb.READ not in caller.verbs:
             caller.check(Verb.READ, None)
 
         async def act(now: Millis) -> Reply:
-            found = await self._client.store.tally(edges)
+            found = await self._client.store.tally(edges, topics=topics)
             may = {topic: caller.may(Verb.READ, topic) for topic in {*found.forecast, *(of for of, _ in found.counts)}}
             counts = {of: count for of, count in found.counts.items() if may[of[0]]}
             forecast = {topic: its for topic, its in found.forecast.items() if may[topic]}

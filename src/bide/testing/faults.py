@@ -92,8 +92,10 @@ class FaultyStore:
         found: Found = await self._call("find", lambda: self.inner.find(where, page))
         return found
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
-        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges, upto=upto))
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges, upto=upto, topics=topics))
         return tally
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:

@@ -157,8 +157,11 @@ class HttpStore:
         asked = wire.encode(wire.FindAsk(where, page))
         return self._read(wire.read_found, await self._open().calls.look("find", asked))
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
-        return self._read(wire.read_tally, await self._open().calls.look("tally", wire.encode(edges)))
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        asked = wire.encode(wire.TallyAsk(edges, None if topics is None else list(topics)))
+        return self._read(wire.read_tally, await self._open().calls.look("tally", asked))
 
     # --- workers
 

@@ -154,12 +154,17 @@ class MemoryStore:
             return Found(records, None)
         return Found(records, cursor_of(kind_of(where), shown[page.limit - 1][0]) if records else page.cursor)
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
         """O(topics); with edges, a rank in the listing of what waits for each topic and edge. All exact."""
         self._check_open()
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        for name, topic in self._topics.items():
+        asked = self._topics
+        if topics is not None:
+            asked = {name: self._topics[name] for name in topics if name in self._topics}
+        for name, topic in asked.items():
             for state in State:
                 number: int = getattr(topic, state.value)
                 if number:

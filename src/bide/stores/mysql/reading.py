@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from bide.core.instants import Millis
@@ -30,7 +30,7 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     return await lane.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
+async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
 
     async def work(call: Call) -> Tally:
@@ -38,7 +38,8 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
         forecast: dict[Topic, list[Count]] = {}
         call.begin_snapshot()
         spans = [] if edges is None else list(pairwise(edges))
-        async for topic in topics_from(_Reads(call), Filter(), ""):
+        named = [topic async for topic in topics_from(_Reads(call), Filter(), "")] if only is None else only
+        for topic in named:
             states, intervals = await _counted(call, topic, spans, upto)
             counts.update({(topic, state): count for state, count in states.items() if count.number})
             if spans and states[State.WAITING].number:

@@ -254,8 +254,10 @@ class MySqlStore:
     async def find(self, where: Filter, page: Page) -> Found:
         return await reading.find(self._open().lanes["read"], where, page)
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
-        return await reading.tally(self._open().lanes["read"], edges, upto)
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        return await reading.tally(self._open().lanes["read"], edges, upto, topics)
 
     # --- workers
 

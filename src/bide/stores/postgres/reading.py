@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from bide.core.instants import Millis
@@ -29,7 +29,7 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     return await lane.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
+async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
 
     async def work(call: Call) -> Tally:
@@ -38,7 +38,7 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int) -> Tally:
         await call.begin(_SNAPSHOT)
         for topic, *numbers in await call.fetch("counts", COUNTED + 1):
             for state, number in zip(STATES, numbers, strict=True):
-                if number:
+                if number and (only is None or topic in only):
                     counts[topic, state] = _count(number, COUNTED)
         spans = [] if edges is None else list(pairwise(edges))
         waiting = [topic for topic, state in counts if state is State.WAITING]

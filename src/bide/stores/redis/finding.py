@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from operator import add
 from typing import NamedTuple, TypeVar
@@ -191,10 +191,15 @@ async def _places(reader: Reader, layout: Layout) -> list[tuple[int, Topic]]:
     return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
 
 
-async def tally(reader: Reader, layout: Layout, edges: Sequence[Millis] | None) -> Tally:
+async def tally(
+    reader: Reader, layout: Layout, edges: Sequence[Millis] | None, only: Collection[Topic] | None
+) -> Tally:
     """Counts of every topic and state: one call for each shard and topic, exact; an interval is O(log n) of it."""
     edges = edges or ()
-    places = await _places(reader, layout)
+    if only is None:
+        places = await _places(reader, layout)
+    else:
+        places = [(shard, topic) for shard in range(layout.shards) for topic in only]
     counts: dict[tuple[Topic, State], int] = {}
     forecast: dict[Topic, list[int]] = {}
     found = await reader.counts([(shard, layout.topic(shard, topic)[1:]) for shard, topic in places], edges)

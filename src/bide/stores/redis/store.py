@@ -187,9 +187,11 @@ class RedisStore:
         opened = self._open()
         return await finding.find(opened.reader, opened.layout, where, page)
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
         opened = self._open()
-        return await finding.tally(opened.reader, opened.layout, edges)
+        return await finding.tally(opened.reader, opened.layout, edges, topics)
 
     # --- workers
 

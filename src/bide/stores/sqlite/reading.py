@@ -6,7 +6,7 @@ Each runs in one read transaction, so that it sees one state of the file.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import merge
 from itertools import pairwise
 from typing import Any
@@ -37,11 +37,11 @@ def topics(cursor: sqlite3.Cursor) -> list[Topic]:
     return [topic for (topic,) in cursor.execute(QUERIES["topics"])]
 
 
-def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int) -> Tally:
+def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
     counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
-    for topic in topics(cursor):
+    for topic in topics(cursor) if only is None else only:
         for code, state in enumerate(STATES):
             count = _count(cursor, QUERIES["count_state"], (topic, code), COUNTED)
             if count.number:

@@ -122,8 +122,10 @@ class SqliteStore:
     async def find(self, where: Filter, page: Page) -> Found:
         return await self._open().reader.submit(partial(reading.find, where=where, page=page))
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
-        return await self._open().reader.submit(partial(reading.tally, edges=edges, upto=upto))
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        return await self._open().reader.submit(partial(reading.tally, edges=edges, upto=upto, only=topics))
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         call = partial(operations.lease, wants=wants, now=now, until=until, holder=holder)

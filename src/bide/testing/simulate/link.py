@@ -221,9 +221,11 @@ class Link:
         last = place + 1 == len(self._server.shards)
         return Found(found.tasks, None if last else f"{place + 1}|")
 
-    async def tally(self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED) -> Tally:
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
         counts: dict[tuple[Topic, State], int] = {}
-        for tally in await self._everywhere("tally", lambda store, _: store.tally(edges, upto=upto)):
+        for tally in await self._everywhere("tally", lambda store, _: store.tally(edges, upto=upto, topics=topics)):
             for name, count in tally.counts.items():
                 counts[name] = counts.get(name, 0) + count.number
         return Tally({name: Count(number) for name, number in counts.items()}, {})

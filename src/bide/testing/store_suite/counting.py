@@ -54,6 +54,14 @@ class Counting(SuiteBase):
             assert counted(tally, "b", state) == Count(2, True)
             assert counted(tally, "c", state).number == 0
 
+    async def test_of_named_topics_nothing_else_is_counted(self, store: Store) -> None:
+        for topic in ("a", "b", "c"):
+            await put_one(store, new("1", topic=topic))
+        tally = await store.tally([0, NOW + 1], topics=["b", "nobody's", "c"])
+        assert {topic for topic, _ in tally.counts} == set(tally.forecast) == {"b", "c"}
+        assert tally.forecast["b"] == [Count(1)]
+        assert not (await store.tally([0, NOW + 1], topics=[])).counts
+
     async def test_counts_follow_every_transition(self, store: Store) -> None:
         async def counts() -> tuple[int, ...]:
             tally = await store.tally()
