@@ -244,8 +244,12 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Only live tasks with wake_at < this."""
 
     def admits(self, record: Record) -> bool:
-        """Whether a task that a listing by topic or group came upon has the state and the wake that are asked for."""
-        if self.state is not None and record.state is not self.state:
+        """Whether a task is among those that are asked for."""
+        if (
+            (self.topic is not None and record.topic != self.topic)
+            or (self.group is not None and record.group != self.group)
+            or (self.state is not None and record.state is not self.state)
+        ):
             return False
         if self.wake_from is None and self.wake_before is None:
             return True

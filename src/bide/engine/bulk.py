@@ -158,8 +158,7 @@ def filter_searched(bulk: Bulk, asked_at: Millis) -> Filter:
 
 def is_meant(bulk: Bulk, record: Record, asked_at: Millis) -> bool:
     """Whether a task that was found, or read again, is among those that were asked for at `asked_at`."""
-    where = filter_searched(bulk, asked_at)
-    if not where.admits(record) or (where.group is not None and record.group != where.group):
+    if not filter_searched(bulk, asked_at).admits(record):
         return False
     if bulk.untouched_since is not None and record.token >= bulk.untouched_since:
         return False

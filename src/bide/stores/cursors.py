@@ -1,4 +1,4 @@
-"""Where a page of a SQL store ended, as its cursor says it."""
+"""Where a page ended, as its cursor says it: on every store, and checked here for all of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from bide.core.records import Filter, Record, Topic
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What a database can compare a number with."""
+_LONGEST = 2_000
+"""Characters; more than the longest names make."""
 
 
 class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -23,6 +25,7 @@ class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     key: str = ""
     instant: _Whole = -1
     row: _Whole = -1
+    """Of a SQL store: tells equal times apart. On Redis: the step of a list by name."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -50,14 +53,17 @@ def write_cursor(place: Place) -> str:
     return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
 
 
-def read_cursor(text: str | None, order: str) -> Place:
+def read_cursor(text: str | None, where: Filter) -> Place:
     """The place that a cursor names; without one, the beginning.
 
-    Raises BadInput for one that is damaged, or of a list in another order.
+    Raises BadInput for one that is damaged, of a list in another order, or at a place outside of what is asked for.
     """
+    order = order_of(where)
     if text is None:
         return Place(order, "")
     try:
+        if len(text) > _LONGEST:
+            raise ValueError
         place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
         if "\0" in place.topic or "\0" in place.key:  # no name has one, and not every database can be asked for it
             raise ValueError
@@ -65,4 +71,6 @@ def read_cursor(text: str | None, order: str) -> Place:
         raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
     if place.order != order:
         raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
+    if where.topic is not None and place.topic != where.topic:
+        raise BadInput("cursor", text, "a cursor of this list: this one is of another topic")
     return place

@@ -65,7 +65,7 @@ async def test_nothing_is_left_behind(servers: Servers, redis_namespace: str, op
     left = {name: ends for name, ends in servers.keys().items() if redis_namespace in name}
     lasting = {name for name, ends in left.items() if ends == -1}
     assert lasting == {f"{{{redis_namespace}}}:layout", f"{{{redis_namespace}:0}}:n", f"{{{redis_namespace}:1}}:n"}
-    assert all(":a:" in name and 0 < ends <= 60_000 for name, ends in left.items() if name not in lasting)
+    assert all(":a:" in name and 0 < ends <= 600_000 for name, ends in left.items() if name not in lasting)
 
 
 @pytest.mark.parametrize(("version", "advice"), [(2, "upgrade bide"), (0, "older bide")])

@@ -91,8 +91,7 @@ def _some(visit: Visit) -> str | None:
 
 async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> Result:
     found = [task.record for task in await client.get_many([Ref(topic, asked.key) for topic in topics]) if task]
-    where = asked.where
-    fits = [one for one in found if where.admits(one) and (where.group is None or one.group == where.group)]
+    fits = [one for one in found if asked.where.admits(one)]
     return Result(fits, "", left_out=[one for one in found if one not in fits])
 
 

@@ -45,8 +45,9 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import COUNTED, Heard
+from bide.stores.cursors import place_of, read_cursor, write_cursor
 from bide.stores.memory.lines import MakeTimer, TopicTasks
-from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, cursor_of, kind_of, read_cursor
+from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, entry_after, kind_of
 from bide.stores.memory.tidings import Ears, Log, Subscription
 
 _WAITING, _LEASED = State.WAITING, State.LEASED
@@ -147,12 +148,13 @@ class MemoryStore:
 
     async def find(self, where: Filter, page: Page) -> Found:
         self._check_open()
-        after = None if page.cursor is None else read_cursor(page.cursor, where)
+        place = read_cursor(page.cursor, where)
+        after = None if page.cursor is None else entry_after(place, where)
         shown = list(islice(self._shown(where, after), max(page.limit, 0) + 1))
-        records = [record for _, record in shown[: page.limit]]
+        records = shown[: page.limit]
         if len(shown) <= page.limit:
             return Found(records, None)
-        return Found(records, cursor_of(kind_of(where), shown[page.limit - 1][0]) if records else page.cursor)
+        return Found(records, write_cursor(place_of(place.order, records[-1], 0)) if records else page.cursor)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
@@ -328,13 +330,13 @@ class MemoryStore:
     def _everything(self) -> Iterator[Record]:
         return chain.from_iterable(topic.records.values() for topic in self._topics.values())
 
-    def _shown(self, where: Filter, after: Entry | None) -> Iterator[tuple[Entry, Record]]:
+    def _shown(self, where: Filter, after: Entry | None) -> Iterator[Record]:
         kind = kind_of(where)
         for entry in self._listings.entries(where, after):
             topic, key = (entry[0], entry[2]) if kind not in (NAMES, GROUPS) else entry[-2:]
             record = self._topics[topic].records[key]
             if kind != GROUPS or where.admits(record):
-                yield entry, record
+                yield record
 
     def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:
         """Remember `ended` until its time, or forget it at once."""

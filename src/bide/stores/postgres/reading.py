@@ -8,7 +8,7 @@ from itertools import pairwise
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.cursors import order_of, read_cursor
+from bide.stores.cursors import read_cursor
 from bide.stores.pages import Located, read_page
 from bide.stores.postgres.lane import Call, Runs
 from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
@@ -59,8 +59,7 @@ def _count(number: int, upto: int) -> Count:
 
 async def find(lane: Runs, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    order = order_of(where)
-    place = read_cursor(page.cursor, order)
+    place = read_cursor(page.cursor, where)
 
     async def work(call: Call) -> Found:
         if page.limit <= 0:

@@ -7,20 +7,18 @@ indexes by state. A group is an index by (topic, key). A cursor is the list's ki
 
 from __future__ import annotations
 
-import base64
 import heapq
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import islice
 from operator import add
-from typing import NamedTuple, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.bodies import text_of
 from bide.stores.redis.layout import INDEX_LETTERS, Layout
 from bide.stores.redis.reading import Reader
@@ -30,46 +28,34 @@ Entry = TypeVar("Entry", "Position", bytes)
 Position = tuple[float, bytes]
 """Of an entry in an index: its score and member as Redis has them. What is no time of a task's, or no text, is passed
 over, and only what stands where it does says where to go on from there."""
-_ACCEPTED = "the cursor of the page before, of the same filter"
-
-
-class _Place(NamedTuple):
-    """Where a page ended: of which kind of list, in which topic and step of it, at which time and key."""
-
-    kind: str
-    topic: str
-    step: int = 0
-    time: Millis = 0
-    key: str = ""
-
-
-_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Place)
 
 
 async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Found:
     """One page: for each shard at most a page's length of entries, and the bodies of those that are shown."""
     if page.limit < 1:
         raise BadInput("limit", page.limit, "a whole number of at least 1")
-    kind, steps = _kind_of(where)
-    place = _Place(kind, "") if page.cursor is None else _read(page.cursor, kind)
-    if kind == "ended" and (where.wake_from is not None or where.wake_before is not None):
+    place, steps = read_cursor(page.cursor, where), _steps_of(where)
+    order = place.order
+    if order == "live" and where.state is not None and not where.state.live:
         return Found([], None)
-    if kind == "group":
+    if order == "group":
         return await _group(reader, layout, where, page, place)
-    shown: list[tuple[_Place, Record]] = []
+    shown: list[tuple[Place, Record]] = []
     topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout) - RESERVED_TOPICS)
     for topic in topics:
         if topic < place.topic:
             continue
         for step in range(len(steps)):
-            if topic == place.topic and step < place.step:
+            if topic == place.topic and step < place.row:
                 continue
             after: Position | None = None
-            if (topic, step) == (place.topic, place.step) and place.key:
-                after = place.time, place.key.encode()
+            if (topic, step) == (place.topic, max(place.row, 0)) and place.key:
+                after = place.instant, place.key.encode()
             while len(shown) <= page.limit:
                 wanted = page.limit + 1 - len(shown)
-                entries = await _entries(reader, layout, where, topic, steps[step], after, wanted, timed=kind == "live")
+                entries = await _entries(
+                    reader, layout, where, topic, steps[step], after, wanted, timed=order == "live"
+                )
                 if not entries:
                     break
                 after = entries[-1]
@@ -77,7 +63,7 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
                 for (time, _), record in zip(entries, records, strict=True):
                     # it may have gone, or been moved, since its entry was read
                     if record is not None and record.state in steps[step] and _time_of(record) == time:
-                        shown.append((_Place(kind, topic, step, _time_of(record), record.key), record))
+                        shown.append((Place(order, topic, record.key, _time_of(record), step), record))
             if len(shown) > page.limit:
                 break
         if len(shown) > page.limit:
@@ -85,21 +71,19 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
     return _page(shown, page.limit)
 
 
-def _page(shown: list[tuple[_Place, Record]], limit: int) -> Found:
+def _page(shown: list[tuple[Place, Record]], limit: int) -> Found:
     more = len(shown) > limit
     shown = shown[:limit]
-    return Found([record for _, record in shown], _write(shown[-1][0]) if more else None)
+    return Found([record for _, record in shown], write_cursor(shown[-1][0]) if more else None)
 
 
-def _kind_of(where: Filter) -> tuple[str, list[list[State]]]:
-    """The kind of list, and the steps in which it runs through a topic: states whose indexes are merged."""
-    if where.group is not None:
-        return "group", []
+def _steps_of(where: Filter) -> list[list[State]]:
+    """The steps in which a list runs through a topic: states whose indexes are merged."""
     if where.state is not None:
-        return ("live" if where.state.live else "ended"), [[where.state]]
+        return [[where.state]]
     if where.wake_from is not None or where.wake_before is not None:
-        return "live", [[State.WAITING, State.LEASED]]
-    return "plain", [[state] for state in _ALL]
+        return [[State.WAITING, State.LEASED]]
+    return [[state] for state in _ALL]
 
 
 async def _entries(
@@ -150,7 +134,7 @@ def _time_of(record: Record) -> Millis:
     return record.wake_at if record.finished_at is None else record.finished_at
 
 
-async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, place: _Place) -> Found:
+async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, place: Place) -> Found:
     assert where.group is not None
     prefix = f"{where.group}\0".encode()
     if where.topic is not None:
@@ -158,7 +142,7 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
     after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
     # a prefix ends with NUL, and all that begins with it lies before the same with the byte after NUL
     before = b"(" + prefix[:-1] + b"\1"
-    shown: list[tuple[_Place, Record]] = []
+    shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
         share = _share(count, layout.shards)
@@ -168,8 +152,8 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
             break
         refs = [_ref_of(member) for member in members]
         for ref, record in zip(refs, await reader.get(refs), strict=True):
-            if record is not None and record.group == where.group and where.admits(record):
-                shown.append((_Place("group", ref.topic, 0, 0, ref.key), record))
+            if record is not None and where.admits(record):
+                shown.append((Place("group", ref.topic, ref.key), record))
         after = b"(" + members[-1]
     return _page(shown, page.limit)
 
@@ -214,17 +198,3 @@ async def tally(
         {each: Count(number) for each, number in counts.items()},
         {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
     )
-
-
-def _write(place: _Place) -> str:
-    return base64.urlsafe_b64encode(_encoder.encode(place)).decode("ascii")
-
-
-def _read(text: str, kind: str) -> _Place:
-    try:
-        place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise BadInput("cursor", text, _ACCEPTED) from None
-    if place.kind != kind:
-        raise BadInput("cursor", text, f"{_ACCEPTED}: this one is of another list")
-    return place

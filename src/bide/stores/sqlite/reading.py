@@ -15,7 +15,7 @@ from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.cursors import Place, order_of, place_of, read_cursor, write_cursor
+from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 from bide.stores.sqlite import damage
 from bide.stores.sqlite.finding import FEW, by_name, by_names
 from bide.stores.sqlite.queries import QUERIES
@@ -61,8 +61,7 @@ def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto:
 
 def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    order = order_of(where)
-    place = read_cursor(page.cursor, order)
+    place = read_cursor(page.cursor, where)
     if page.limit <= 0:
         return Found([], page.cursor)
     tasks: list[Record] = []
@@ -71,7 +70,7 @@ def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
         if len(tasks) == page.limit:
             return Found(tasks, write_cursor(last))
         tasks.append(record)
-        last = place_of(order, record, row)
+        last = place_of(place.order, record, row)
     return Found(tasks, None)
 
 

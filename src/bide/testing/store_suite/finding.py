@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 from collections.abc import Sequence
 from itertools import product
 
+import msgspec
 import pytest
 
 from bide.core.errors import BadInput
@@ -36,6 +39,10 @@ from bide.testing.store_suite.acts import (
 )
 from bide.testing.store_suite.base import SuiteBase
 
+FORGED: list[object] = [
+    "", "a", "bb", "c", "g", "\0", "a\0a0", "bide:settings", -1, 0, NOW, 2**63 - 1, -(2**63), None, 0.5, [], b"a",
+]  # fmt: skip
+"""What somebody may put in the place of a cursor's parts."""
 FROM, BEFORE = NOW + 3 * SECOND, NOW + 9 * SECOND
 FILTERS = [
     Filter(topic=topic, state=state, group=group, wake_from=wake_from, wake_before=wake_before)
@@ -43,6 +50,10 @@ FILTERS = [
         (None, "a", "nobody"), (None, *State), (None, "g", "nobody"), (None, FROM), (None, BEFORE)
     )
 ]
+
+
+def _encoded(parts: Sequence[object]) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(parts)).decode()
 
 
 def matches(record: Record, where: Filter) -> bool:
@@ -247,6 +258,27 @@ class Finding(SuiteBase):
             await store.find(Filter(state=State.WAITING), Page(limit=1, cursor=by_name))
         with pytest.raises(BadInput, match="cursor"):
             await store.find(Filter(topic="t"), Page(limit=1, cursor=by_wake))
+
+    async def test_a_forged_cursor_shows_nothing_that_is_not_asked_for(self, store: Store) -> None:
+        """Whatever place it names: it is refused, or goes on within what its filter means."""
+        for number, topic in enumerate(("a", "b", "c")):
+            await put(store, *(new(f"{topic}{one}", topic=topic, group="g", due=In(one + number)) for one in range(4)))
+        wheres = [
+            Filter(topic="b"), Filter(group="g", topic="b"), Filter(topic="b", state=State.WAITING),
+            Filter(topic="b", wake_from=NOW + 2), Filter(group="g"), Filter(state=State.WAITING, wake_before=NOW + 4),
+        ]  # fmt: skip
+        for where in wheres:
+            genuine = (await store.find(where, Page(limit=1))).cursor
+            assert genuine is not None
+            sound = msgspec.msgpack.decode(base64.urlsafe_b64decode(genuine))
+            for nth, value in product(range(len(sound)), FORGED):
+                cursor = _encoded([*sound[:nth], value, *sound[nth + 1 :]])
+                with contextlib.suppress(BadInput):
+                    found = await store.find(where, Page(limit=20, cursor=cursor))
+                    assert [one.ref for one in found.tasks if not matches(one, where)] == [], (where, value)
+            if where.topic is not None:
+                with pytest.raises(BadInput, match="cursor"):
+                    await store.find(where, Page(cursor=_encoded(["a" if part == "b" else part for part in sound])))
 
     async def test_a_cursor_outlives_the_task_it_stands_on(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(4)))

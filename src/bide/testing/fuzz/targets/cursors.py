@@ -65,7 +65,7 @@ async def page(store: Store, draw: Draw) -> None:
         return
     check(len(got.tasks) <= limit, "a page is never longer than asked for")
     for record in got.tasks:
-        check(where.admits(record) and (where.topic is None or record.topic == where.topic), f"not asked for: {record}")
+        check(where.admits(record), f"not asked for: {record}")
     if cursor == found.cursor:
         check(not {one.ref for one in found.tasks} & {one.ref for one in got.tasks}, "a task is shown twice")
 
