@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import subprocess
 import sys
@@ -52,6 +53,36 @@ def test_ls(line: CommandLine) -> None:
     assert line.run("ls", "--limit", "1", "--all").stdout.count("waiting") == 3
     assert len(line.json("ls", "--state", "all")) == 3
     assert "no task is dead" in line.run("ls", "--state", "dead").stdout
+
+
+def test_a_long_list_is_one_table_printed_page_by_page(line: CommandLine) -> None:
+    given = "".join(json.dumps({"key": f"{number:04}", "delay": "1h"}) + "\n" for number in range(1_100))
+    line.run("schedule", "t", "--many", "-", given=given)
+    head, _, *rows = line.run("ls", "--all").stdout.splitlines()
+    assert "last error" in head
+    assert [row.split()[1] for row in rows] == [f"{number:04}" for number in range(1_100)]
+    assert {row.index("waiting") for row in rows} == {head.index("state")}
+
+
+def test_what_is_listed_can_be_scheduled_elsewhere(line: CommandLine) -> None:
+    line.run("schedule", "t", '{"n": 1.10}', "--key", "a", "--delay", "1h", "--group", "g")
+    line.run("schedule", "t", "\u00e9", "--key", "b", "--delay", "2h", "--bytes")
+    listed = line.run("ls", "--json").stdout
+    elsewhere = ("--store", f"sqlite:///{line.directory}/other.db")
+    assert line.run("schedule", "--many", "-", *elsewhere, given=listed).stdout == "2 tasks: 2 created\n"
+    same = ("topic", "key", "group", "wake_at", "payload", "payload_base64")
+    there = [{name: task.get(name) for name in same} for task in line.json("ls", *elsewhere)]
+    assert there == [{name: task.get(name) for name in same} for task in line.json("ls")]
+
+
+def test_a_topic_that_is_mistyped(line: CommandLine) -> None:
+    line.run("schedule", "order.close", "--delay", "1h")
+    said = line.run("ls", "--topic", "order.clsoe").stdout
+    assert said.startswith("no task of topic order.clsoe waits in sqlite:///")
+    assert said.endswith("; did you mean order.close?\n")
+    assert line.run("ls", "--topic", "invoice", "--state", "dead").stdout == (
+        f"no task of topic invoice is dead in {line.url}\n"
+    )
 
 
 def test_the_dead(line: CommandLine) -> None:

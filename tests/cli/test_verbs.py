@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
+
+from bide import Bide, Dead, OutcomeUnknown, StoreUnavailable, Task
+from bide.cli.exits import Exit
+from bide.core.errors import PartlyFailed, StoreError
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine, Write
@@ -75,12 +83,80 @@ def test_many_lines(line: CommandLine, write: Write) -> None:
 
 def test_many_stops_at_a_bad_line_and_says_what_is_done(line: CommandLine) -> None:
     good = "\n".join(json.dumps({"key": str(number), "delay": "1h"}) for number in range(1_000))
-    complaint = line.error("schedule", "t", "--many", "-", given=f'{good}\n{{"delay": "5 parsecs"}}\n')
+    given = f'{good}\n{{"delay": "5 parsecs"}}\n'
+    complaint = line.error("schedule", "t", "--many", "-", given=given, code=Exit.PARTLY)
     assert "line 1001, delay: '5 parsecs' is not accepted" in complaint
-    assert "1,000 tasks from the lines before are scheduled" in complaint
+    assert "1,000 tasks from the lines before are scheduled, and none from line 1001 on" in complaint
+    given = given.replace("5 parsecs", "5s")
+    assert line.run("schedule", "t", "--many", "-", "--from", "1001", given=given).stdout == "1 tasks: 1 created\n"
     for bad in ("[1]", '{"delay": "1h", "prioriti": 3}', '{"delay": '):
         assert "line 1: " in line.error("schedule", "t", "--many", "-", given=bad)
     assert "line 1, topic" in line.error("schedule", "--many", "-", given='{"delay": "1h"}')
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StoreUnavailable("away"), "scheduled, and none from line 1001 on: go on with --from 1001"),
+        (OutcomeUnknown("lost"), "scheduled; those of lines 1001 to 2000 may be; with keys, --from 1001 repeats them"),
+        (PartlyFailed([StoreUnavailable("away")]), "scheduled, and 0 of lines 1001 to 2000; with keys, --from 1001"),
+    ],
+)
+def test_many_says_how_far_it_came_when_the_store_fails(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, error: StoreError, said: str
+) -> None:
+    fail_at(2, "schedule_many", error, monkeypatch)
+    given = '{"delay": "1h"}\n' * 2_500
+    complaint = line.error("schedule", "t", "--many", "-", given=given, code=Exit.PARTLY)
+    assert f"1,000 tasks from the lines before are {said}" in complaint
+
+
+def test_a_first_page_that_fails_is_done_or_not_as_its_error_says(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, code in ((StoreUnavailable("away"), Exit.UNAVAILABLE), (OutcomeUnknown("lost"), Exit.PARTLY)):
+        fail_at(1, "schedule_many", error, monkeypatch)
+        line.error("schedule", "t", "--many", "-", given='{"delay": "1h"}\n', code=code)
+
+
+def test_redrive_and_groups_say_how_far_they_came(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die() -> None:
+        async with Bide(line.url) as app:
+            app.handler("t", retry="never")(dies)
+            await app.schedule_many([app.new("t", None, delay="0s", group="g") for _ in range(600)])
+            async with app.worker() as worker:
+                await worker.until_empty()
+
+    async def dies(task: Task[None]) -> None:
+        raise Dead("as it was told")
+
+    asyncio.run(die())
+    with monkeypatch.context() as patched:
+        fail_at(2, "redrive_many", StoreUnavailable("away"), patched)
+        complaint = line.error("redrive", "--all-dead", "--yes", code=Exit.PARTLY)
+    assert "500 tasks were sent; the same command goes on with the rest" in complaint
+    assert line.run("redrive", "--all-dead", "--yes").stdout == "100 redriven\n"
+
+    async def cancel_group(app: Bide, *_: object, **__: object) -> None:
+        one = await anext(app.find(topic="t", state="waiting"))
+        raise PartlyFailed([await app.cancel("t", one.key), StoreUnavailable("away")])
+
+    monkeypatch.setattr(Bide, "cancel_group", cancel_group)
+    ended = line.run("cancel", "--group", "g", code=Exit.PARTLY)
+    assert "group g: cancelled 1" in ended.stdout
+    assert "1 of 2 failed" in ended.stderr
+
+
+def fail_at(call: int, verb: str, error: StoreError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call of this number fails."""
+    real, calls = getattr(Bide, verb), itertools.count(1)
+
+    async def called(app: Bide, *args: object, **kwargs: object) -> object:
+        if next(calls) == call:
+            raise error
+        return await real(app, *args, **kwargs)
+
+    monkeypatch.setattr(Bide, verb, called)
 
 
 def test_move_fire_cancel(line: CommandLine) -> None:
@@ -104,7 +180,7 @@ def test_groups(line: CommandLine) -> None:
         for key in "ab":
             line.run("schedule", topic, "--key", key, "--group", "mia", "--delay", "4h")
     said = line.run("shift", "--group", "mia", "--topic", "meal", "--by", "-2h").stdout
-    assert said.count("due in 2h") == 2
+    assert len(re.findall(r"due in (?:2h|1h 59m) ", said)) == 2
     assert said.endswith("group mia: moved 2\n")
     assert {shape["answer"] for shape in line.json("shift", "--group", "mia", "--by", "-5h")} == {"moved"}
     assert line.one("tally", "--topic", "egg")["due"] == [{"topic": "egg", "number": 2, "exact": True}]

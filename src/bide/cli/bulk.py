@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 from collections import Counter
@@ -14,11 +15,12 @@ import click
 import msgspec
 
 from bide.app import Bide
-from bide.cli.exits import Exit
+from bide.cli.exits import Exit, PartlyDone
 from bide.cli.printing import print_json
 from bide.cli.progress import progress_bar
 from bide.cli.surroundings import Surroundings
-from bide.core.errors import BadInput
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, BideError, OutcomeUnknown, PartlyFailed
 from bide.core.records import NewTask, Result
 from bide.service.shapes import answer_shape
 
@@ -42,20 +44,35 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     headers: dict[str, str] | None = None
 
 
-_decoder = msgspec.json.Decoder(Line)
+class Listed(Line, forbid_unknown_fields=True):
+    """Or as `bide ls --json` prints it, with the time at which it wakes."""
+
+    wake_at: str | None = None
+    id: object = None
+    state: object = None
+    due_at: object = None
+    attempt: object = None
+    token: object = None
+    error: object = None
+    created_at: object = None
+    finished_at: object = None
 
 
-def schedule_lines(surroundings: Surroundings, path: str, topic: str | None) -> Exit:
-    """Schedule every line of the file at `path` ("-" is standard input). Stops at the first that is not acceptable."""
+_decoder = msgspec.json.Decoder(Listed)
+
+
+def schedule_lines(surroundings: Surroundings, path: str, topic: str | None, first: int) -> Exit:
+    """Schedule every line of the file at `path` ("-" is standard input) from the line `first` on, as far as it goes."""
 
     async def work(app: Bide) -> Exit:
         totals: Counter[Result] = Counter()
         all_ok = True
         with _opened(path) as (file, size), progress_bar("scheduling", size) as progress:
-            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            lines = ((number, line) for number, line in enumerate(file, 1) if number >= first and line.strip())
             for page in _pages(lines):
-                tasks = _read(app, page, topic, totals.total())
-                for answer in await app.schedule_many(tasks):
+                with _said_how_far(page[0][0], page[-1][0], totals.total()):
+                    answers = await app.schedule_many(_read(app, page, topic))
+                for answer in answers:
                     totals[answer.result] += 1
                     all_ok = all_ok and answer.ok
                     if surroundings.json:
@@ -70,23 +87,43 @@ def schedule_lines(surroundings: Surroundings, path: str, topic: str | None) -> 
     return surroundings.open(work, noted=False)
 
 
-def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None, before: int) -> list[NewTask]:
+@contextmanager
+def _said_how_far(first: int, last: int, before: int) -> Iterator[None]:
+    """Raises PartlyDone with the lines that are done for certain, where some are, or may be, and the rest failed."""
+    try:
+        yield
+    except (BideError, asyncio.CancelledError) as error:
+        done = f"{before:,} tasks from the lines before are scheduled" if before else "Nothing is scheduled for certain"
+        again = f"with keys, --from {first} repeats them without harm"
+        if isinstance(error, PartlyFailed):
+            some = sum(isinstance(answer, Answer) for answer in error.answers)
+            how = f"{done}, and {some:,} of lines {first} to {last}; {again}"
+        elif isinstance(error, OutcomeUnknown | asyncio.CancelledError):
+            how = f"{done}; those of lines {first} to {last} may be; {again}"
+        else:
+            how = f"{done}, and none from line {first} on: go on with --from {first}"
+        if isinstance(error, asyncio.CancelledError):
+            click.echo(f"bide: {how}", err=True)
+        elif before or isinstance(error, PartlyFailed | OutcomeUnknown):
+            raise PartlyDone(f"{error}. {how}") from error
+        raise
+
+
+def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None) -> list[NewTask]:
     tasks = []
     for number, text in page:
         try:
             tasks.append(_task(app, _decoder.decode(text), topic))
         except BadInput as error:
-            raise BadInput(
-                f"line {number}, {error.field}", error.value, f"{error.accepted}. {_so_far(before)}"
-            ) from None
+            raise BadInput(f"line {number}, {error.field}", error.value, error.accepted) from None
         except (ValueError, RecursionError) as error:
             shown = text.decode(errors="replace").strip()
-            accepted = f"a JSON object with the fields {', '.join(Line.__struct_fields__)} ({error}). {_so_far(before)}"
+            accepted = f"a JSON object with the fields {', '.join(Line.__struct_fields__)} ({error})"
             raise BadInput(f"line {number}", shown, accepted) from None
     return tasks
 
 
-def _task(app: Bide, line: Line, topic: str | None) -> NewTask:
+def _task(app: Bide, line: Listed, topic: str | None) -> NewTask:
     name = line.topic or topic
     if name is None:
         raise BadInput("topic", None, "a topic in the line, or TOPIC on the command line for all of them")
@@ -95,14 +132,11 @@ def _task(app: Bide, line: Line, topic: str | None) -> NewTask:
         if bytes(line.payload):
             raise BadInput("payload, payload_base64", "both", "one of the two")
         given = line.payload_base64
+    at = line.wake_at if line.at is None and line.delay is None else line.at
     return app.new(
-        name, given, key=line.key, group=line.group, delay=line.delay, at=line.at, on_conflict=line.on_conflict,
+        name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
         retry=line.retry, deadline=line.deadline, headers=line.headers,
     )  # fmt: skip
-
-
-def _so_far(before: int) -> str:
-    return f"{before:,} tasks from the lines before are scheduled" if before else "Nothing was scheduled"
 
 
 def _pages(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

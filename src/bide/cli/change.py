@@ -14,7 +14,7 @@ from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import answer_words, summary_words
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, PartlyFailed
 from bide.core.pause import Pause
 from bide.core.records import Topic
 from bide.service.shapes import answer_shape
@@ -121,8 +121,15 @@ def _group(
     verb: str,
     ask: Callable[[Bide], Coroutine[Any, Any, Sequence[Answer]]],
 ) -> Exit:
+    failed: PartlyFailed | None = None
+
     async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause]]:
-        answers = await ask(app)
+        nonlocal failed
+        try:
+            answers = await ask(app)
+        except PartlyFailed as error:
+            failed = error
+            answers = [answer for answer in error.answers if isinstance(answer, Answer)]
         return answers, await pauses_about(app, answers)
 
     answers, paused = surroundings.open(work)
@@ -138,4 +145,6 @@ def _group(
         if len(answers) > _SHOWN:
             click.echo(f"... and {len(answers) - _SHOWN:,} more")
         click.echo(f"group {group}: {summary_words(answers)}")
+    if failed is not None:
+        raise failed
     return Exit.DONE if answers and all(answer.ok for answer in answers) else Exit.NOT_DONE

@@ -10,6 +10,7 @@ from bide.core.errors import (
     BideError,
     LeaseLost,
     OutcomeUnknown,
+    PartlyFailed,
     SetupError,
     StoreCorrupt,
     StoreError,
@@ -27,6 +28,7 @@ class Exit(IntEnum):
     DAMAGED = 4
     SETUP = 5
     UNKNOWN = 6
+    PARTLY = 7
     DEFECT = 70
     INTERRUPTED = 130
 
@@ -48,6 +50,8 @@ class Exit(IntEnum):
                 return "the program is put together wrongly: a missing package, an app that cannot be loaded"
             case Exit.UNKNOWN:
                 return "the answer was lost: it was done once or not at all; look before you try again"
+            case Exit.PARTLY:
+                return "a part is done, or may be, and the message says which; the rest is not"
             case Exit.DEFECT:
                 return "a defect in bide or in the loaded app; --debug shows where"
             case Exit.INTERRUPTED:
@@ -56,12 +60,18 @@ class Exit(IntEnum):
                 assert_never(self)
 
 
+class PartlyDone(BideError):
+    """A command ended in the middle; the message says how far it came."""
+
+
 def exit_of(error: BideError) -> Exit:
     """The code of a command that ends with `error`."""
     if isinstance(error, BadInput):
         return Exit.BAD_INPUT
     if isinstance(error, StoreCorrupt | StoreMismatch):
         return Exit.DAMAGED
+    if isinstance(error, PartlyDone | PartlyFailed):
+        return Exit.PARTLY
     if isinstance(error, OutcomeUnknown):
         return Exit.UNKNOWN
     if isinstance(error, StoreError):

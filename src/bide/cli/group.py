@@ -7,7 +7,6 @@ stand here for the same reason.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import click
 from bide._version import __version__
 from bide.cli.exits import Exit, exit_of
 from bide.cli.stopping import end_at_once, on_signals
+from bide.cli.streams import Output, take_streams
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BideError
 
@@ -53,14 +53,16 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lab": ("bide.lab.command:lab", "The classic ways of doing something later, measured beside bide."),
     },
 }
+_LOOKS = {*SECTIONS["Start here"], *SECTIONS["Look"], "bench", "lab"}
+"""They change nothing: they end when nobody reads on."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
 
 
 class Commands(click.Group):
     """A group that loads its commands when they are asked for."""
 
-    _alone = False
-    """Whether it is the program of this process, and no test within another one."""
+    _output: Output | None = None
+    """The standard output, where this is the program of its process, and no test within another one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_WHERE)
@@ -68,8 +70,10 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _WHERE:
             return None
-        if self._alone and cmd_name in ("serve", "work"):
-            on_signals(end_at_once)
+        if self._output is not None:
+            self._output.ends = cmd_name in _LOOKS
+            if cmd_name in ("serve", "work"):
+                on_signals(end_at_once)
         module, _, attribute = _WHERE[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -98,8 +102,10 @@ class Commands(click.Group):
             ended = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:  # `bide ls | head` has seen enough: no failure, and nothing left to say
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.DONE
+        finally:
+            if self._output is not None:
+                self._output.ends = False
         return ended
 
     def main(
@@ -112,7 +118,7 @@ class Commands(click.Group):
     ) -> NoReturn:
         """Run one command and end the process. Errors are one line on stderr; `--debug` adds the traceback."""
         surroundings = Surroundings()
-        self._alone = args is None
+        self._output = take_streams() if args is None else None
         try:
             ended = super().main(
                 args, prog_name or "bide", complete_var, standalone_mode=False, obj=surroundings, **extra

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
 import click
 import msgspec
 
@@ -9,14 +12,16 @@ from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
-from bide.cli.wording import WORDS, current_millis
+from bide.cli.wording import WORDS, current_millis, printable
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime, duration, instant
-from bide.core.records import Record, Result, State
+from bide.core.records import Count, Record, Result, State
 from bide.service.shapes import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"
 _MOST = 1_000_000_000
+_PAGE = 500
+"""Tasks of one table, so that a large list begins at once and is not held as a whole."""
 
 
 @click.command()
@@ -51,6 +56,7 @@ def ls(
 
     async def work(app: Bide) -> Exit:
         found: list[Record] = []
+        widths: Sequence[int] = ()
         more = False
         tasks = app.find(
             topic=topic,
@@ -58,7 +64,7 @@ def ls(
             group=group,
             wake_from=as_datetime(0) if state == _LIVE else None,
             wake_before=wake_before,
-            page=min(most + 1, 500),
+            page=min(most + 1, _PAGE),
         )
         number = 0
         async for task in tasks:
@@ -68,22 +74,48 @@ def ls(
             number += 1
             if surroundings.json:
                 print_json(task_shape(task.record))
-            else:
-                found.append(task.record)
+                continue
+            if len(found) == _PAGE:
+                widths = _print_page(found, widths, whole=False)
+                found.clear()
+            found.append(task.record)
         if not surroundings.json:
-            from bide.cli.tables import print_tasks
-
-            dead = sum(
-                count.number
-                for (of, its), count in (await app.tally()).counts.items()
-                if its is State.DEAD and topic in (None, of)
-            )
-            print_tasks(found, state, surroundings.shown_store, dead if state == _LIVE and group is None else 0)
+            if found:
+                _print_page(found, widths, whole=not widths)
+            await _say_what_else(app, surroundings, topic, state, group, nothing=not number)
         if more:
             click.echo(f"the first {most:,} are shown; --limit or --all shows more", err=True)
         return Exit.DONE
 
     return surroundings.open(work)
+
+
+def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool) -> Sequence[int]:
+    from bide.cli.tables import print_tasks  # rich, which --json can do without
+
+    return print_tasks(records, widths, whole=whole)
+
+
+async def _say_what_else(
+    app: Bide, surroundings: Surroundings, topic: str | None, state: str, group: str | None, *, nothing: bool
+) -> None:
+    """That there is no task, and which topics have a name like this one; how many are dead, beside those that live."""
+    asks_dead = state == _LIVE and group is None
+    if not asks_dead and (topic is None or not nothing):
+        counts: Mapping[tuple[str, State], Count] = {}
+    else:
+        counts = (await app.tally()).counts
+    if nothing:
+        of = "" if topic is None else f" of topic {printable(topic)}"
+        which = {_LIVE: f"no task{of} waits", _ALL: f"no task{of}"}.get(state, f"no task{of} is {state}")
+        topics = {of for of, _ in counts}
+        near = [] if topic is None or topic in topics else get_close_matches(topic, topics)
+        meant = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
+        click.echo(f"{which} in {surroundings.shown_store}{meant}")
+    if asks_dead and (
+        dead := sum(count.number for (of, its), count in counts.items() if its is State.DEAD and topic in (None, of))
+    ):
+        click.echo(f"{dead:,} dead: `bide ls --state dead` shows them, `bide redrive` sends them again")
 
 
 @click.command()

@@ -9,11 +9,12 @@ import click
 
 from bide.app import Bide
 from bide.cli.change import if_token, one
-from bide.cli.exits import Exit
+from bide.cli.exits import Exit, PartlyDone
 from bide.cli.printing import print_json
 from bide.cli.progress import progress_bar
 from bide.cli.surroundings import Surroundings, shared_options
-from bide.core.errors import BadInput
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.records import Ref, Result, State
 from bide.service.shapes import answer_shape
 
@@ -81,13 +82,21 @@ async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None,
             progress(len(page))
             page.clear()
 
-        async for task in app.find(state="dead", topic=topic, page=_PAGE):
-            if (task.record.finished_at or 0) <= begun:
-                page.append(task.record.ref)
-            if len(page) == _PAGE:
+        try:
+            async for task in app.find(state="dead", topic=topic, page=_PAGE):
+                if (task.record.finished_at or 0) <= begun:
+                    page.append(task.record.ref)
+                if len(page) == _PAGE:
+                    await send()
+            if page:
                 await send()
-        if page:
-            await send()
+        except BideError as error:
+            done = totals.total()
+            if isinstance(error, PartlyFailed):
+                done += sum(isinstance(one, Answer) for one in error.answers)
+            if not done:
+                raise
+            raise PartlyDone(f"{error}. {done:,} tasks were sent; the same command goes on with the rest") from error
     if not surroundings.json:
         click.echo(", ".join(f"{count:,} {result.value}" for result, count in totals.most_common()))
     return Exit.DONE if set(totals) <= {Result.REDRIVEN} else Exit.NOT_DONE

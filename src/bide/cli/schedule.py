@@ -12,7 +12,7 @@ from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.pause import pauses_about
 from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import answer_words
 from bide.core.errors import BadInput, BadPayload
 from bide.core.records import OnConflict
@@ -40,6 +40,9 @@ _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard i
 @click.option("--deadline", metavar="WHEN", help="Not after this instant, or this length from now.")
 @click.option("--bytes", "raw", is_flag=True, help="Take the payload as it is; it need not be JSON.")
 @click.option("--many", metavar="FILE", help="JSON lines, one task each; - for standard input. TOPIC is their default.")
+@click.option(
+    "--from", "first", metavar="LINE", type=WholeNumber(1, 2**63 - 1), help="With --many: leave out those before."
+)
 @shared_options()
 @click.pass_obj
 def schedule(
@@ -55,6 +58,7 @@ def schedule(
     deadline: str | None,
     raw: bool,
     many: str | None,
+    first: int | None,
 ) -> Exit:
     """Register something to happen at a time.
 
@@ -65,8 +69,10 @@ def schedule(
     "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
     """
     if many is not None:
-        return _schedule_many(surroundings, many, topic, {"payload": payload, "--key": key, "--at": at,
+        return _schedule_many(surroundings, many, topic, first or 1, {"payload": payload, "--key": key, "--at": at,
             "--delay": delay, "--group": group, "--deadline": deadline, "--retry": retry})  # fmt: skip
+    if first is not None:
+        raise BadInput("--from", first, "together with --many only")
     if topic is None:
         raise BadInput("TOPIC", None, "the kind of the task, such as order.close")
     data = read_payload(payload, raw=raw)
@@ -108,10 +114,12 @@ def read_payload(given: str | None, *, raw: bool) -> bytes:
         raise BadPayload("payload", data[:60].decode(errors="replace"), f"{_PAYLOAD_ACCEPTED} ({error})") from None
 
 
-def _schedule_many(surroundings: Surroundings, path: str, topic: str | None, alone: dict[str, object]) -> Exit:
+def _schedule_many(
+    surroundings: Surroundings, path: str, topic: str | None, first: int, alone: dict[str, object]
+) -> Exit:
     for option, value in alone.items():
         if value is not None:
             raise BadInput(option, value, "nothing beside --many: each line says it for itself")
     from bide.cli.bulk import schedule_lines  # with progress bars, which a single schedule can do without
 
-    return schedule_lines(surroundings, path, topic)
+    return schedule_lines(surroundings, path, topic, first)

@@ -38,33 +38,36 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def print_tasks(records: Sequence[Record], asked: str, store: str, dead: int) -> None:
-    """One line per task."""
+_HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "last error")
+_RARE = frozenset({"group", "last error"})
+"""Columns that a table of all there is goes without when they are empty."""
+
+
+def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole: bool) -> Sequence[int]:
+    """One line per task. A page, unless it is the `whole`, is as wide as the first one, whose widths are returned."""
     now = current_millis()
-    if records:
-        grouped = any(record.group for record in records)
-        erring = any(record.error for record in records)
-        heads = ["topic", "key", *(["group"] if grouped else []), "state", "when", "local time", "attempt"]
-        table = plain_table(*heads, *(["last error"] if erring else []), right=("attempt",))
-        for record in records:
-            state = state_words(record, now)
-            at = record.finished_at if record.finished_at is not None else record.wake_at
-            cells = [Text(printable(record.topic)), Text(printable(record.key))]
-            if grouped:
-                cells.append(Text(printable(record.group or "")))
-            cells += [
-                Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
-                Text(str(record.attempt or "")),
-            ]  # fmt: skip
-            if erring:
-                cells.append(Text(_first_line(record.error), "red"))
-            table.add_row(*cells)
-        console().print(table)
-    else:
-        which = {"live": "no task waits", "all": "no tasks"}.get(asked, f"no task is {asked}")
-        click.echo(f"{which} in {store}")
-    if dead:
-        click.echo(f"{dead:,} dead: `bide ls --state dead` shows them, `bide redrive` sends them again")
+    rows = [_cells(record, now) for record in records]
+    shown = [n for n, head in enumerate(_HEADS) if not whole or head not in _RARE or any(row[n] for row in rows)]
+    table = plain_table(*(_HEADS[n] for n in shown), right=("attempt",))
+    table.show_edge = whole
+    table.show_header = not widths
+    widths = widths or [max(len(head), *(row[n].cell_len for row in rows)) for n, head in enumerate(_HEADS)]
+    for column, n in zip(table.columns, shown, strict=True):
+        column.width = None if whole else widths[n]
+    for row in rows:
+        table.add_row(*(row[n] for n in shown))
+    console().print(table)
+    return widths
+
+
+def _cells(record: Record, now: Millis) -> list[Text]:
+    state = state_words(record, now)
+    at = record.finished_at if record.finished_at is not None else record.wake_at
+    return [
+        Text(printable(record.topic)), Text(printable(record.key)), Text(printable(record.group or "")),
+        Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
+        Text(str(record.attempt or "")), Text(_first_line(record.error), "red"),
+    ]  # fmt: skip
 
 
 def print_task(record: Record) -> None:
