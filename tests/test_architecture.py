@@ -24,11 +24,11 @@ from bide.core.records import State
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
 
 PUBLIC: tuple[str, ...] = (
-    "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "Defer", "Done", "DuplicateHandler", "Event",
-    "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask", "NotOpen",
-    "OnConflict", "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row", "ScaledClock",
-    "Settings", "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull", "StoreMismatch",
-    "StoreUnavailable", "SystemClock", "TableSource", "Task", "Watch", "Worker",
+    "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "DeadRow", "Defer", "Done", "DuplicateHandler",
+    "Event", "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask",
+    "NotOpen", "OnConflict", "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row",
+    "ScaledClock", "Settings", "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull",
+    "StoreMismatch", "StoreUnavailable", "SystemClock", "TableSource", "Task", "Watch", "Worker",
 )  # fmt: skip
 """Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
 
@@ -53,8 +53,8 @@ OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
 STORE_PARTS = {
-    "aside", "batches", "borrowed", "cursors", "floors", "held", "listeners", "lost_answers", "migrations",
-    "named_queries", "pages", "server_time", "sorted_chunks", "urls", "whole",
+    "aside", "batches", "borrowed", "cursors", "floors", "held", "idle_connections", "listeners", "lost_answers",
+    "migrations", "named_queries", "pages", "server_time", "sorted_chunks", "urls", "whole",
 }  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 

@@ -38,7 +38,7 @@ from bide.core.retry import Exponential, Fixed, Ladder
 from bide.core.table_source import Sql, TableSource
 from bide.core.tasks import Task
 from bide.engine.clock import ScaledClock, SystemClock
-from bide.engine.watch import Row, Watch
+from bide.engine.watch import DeadRow, Row, Watch
 from bide.engine.worker import Worker
 from bide.settings import Settings
 
@@ -49,6 +49,7 @@ __all__ = [
     "Bide",
     "BideError",
     "Dead",
+    "DeadRow",
     "Defer",
     "Done",
     "DuplicateHandler",

@@ -68,7 +68,8 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
-        from bide.stores.sqlite.table import SqliteTable, TableFile
+        from bide.stores.sqlite.table import SqliteTable
+        from bide.stores.sqlite.table_file import TableFile
 
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
         return SqliteTable(source, file, stores_own=False)

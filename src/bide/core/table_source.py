@@ -33,6 +33,10 @@ STILL_DUE = (
     "the due time ahead"
 )
 """Why a firing is undone."""
+NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of its own keeps the row as it is"
+NOT_UNIQUE = "the id is not unique: more rows than were taken would have been changed"
+VIEW = "a view: name the table that it shows, whose rows can be locked"
+UNREADABLE = "its due time cannot be read"
 
 
 class DueIs(StrEnum):
@@ -67,21 +71,24 @@ class Sql(Struct, frozen=True):
 class TableSource(Struct, frozen=True, kw_only=True):
     """A table to be watched. Raises BadInput for what cannot be meant; a worker that starts sees whether it is there.
 
-    `table` (with or without its schema: "blog.posts"), `id` (one column that is unique), `due`, `columns` (what a
-    handler is given besides) are names as the database has them. `where` is a condition on the columns, in SQL, such
-    as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`; they have to end what
-    `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds" since the epoch. `zone`
-    (UTC, unless said) is that of times without one. `page`: how many rows are taken at once. `look_every`: the longest
-    time without looking, since nobody tells of what others write; at most an hour. `database`: the URL of the database,
-    if it is not that of the app's store; then bide needs no tables of its own there. `channel`: in PostgreSQL, a name
-    that it listens to: whatever is notified there makes it look at once.
+    `table` (with or without its schema: "blog.posts"), `id` (one column that is unique, or several that are together),
+    `due`, `columns` (what a handler is given besides) are names as the database has them. `where` is a condition on the
+    columns, in SQL, such as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`;
+    they have to end what `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds"
+    since the epoch. `zone` (UTC, unless said) is that of times without one. `page`: how many rows are taken at once.
+    `look_every`: the longest time without looking, since nobody tells of what others write; at most an hour.
+    `database`: the URL of the database, if it is not that of the app's store; then bide needs no tables of its own
+    there. `channel`: in PostgreSQL, a name that it listens to: whatever is notified there makes it look at once.
+    `tries`: after so many failures a row is given up; None, never. `dead`: what columns become of a row that is given
+    up, such as {"status": 9}; they have to end what `where` asks for. Without it the row is left as it is, and this
+    process leaves it alone.
     """
 
     table: str
     due: str
     where: str
     changes: Mapping[str, Any]
-    id: str = "id"
+    id: str | Sequence[str] = "id"
     columns: Sequence[str] = ()
     due_is: str = "timestamp"
     zone: tzinfo = UTC
@@ -89,25 +96,29 @@ class TableSource(Struct, frozen=True, kw_only=True):
     look_every: Length = "1s"
     database: str | None = None
     channel: str | None = None
+    tries: int | None = None
+    dead: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not _is_text(self.table) or self.table.count(".") > 1:
             raise BadInput("table", self.table, '"table" or "schema.table"')
         for part in self.table.split("."):
             _check_name("table", part)
-        _check_name("id", self.id)
+        if not isinstance(self.id, str | list | tuple) or not self.id:
+            raise BadInput("id", self.id, "the name of a column, or a list of names")
+        for column in self.ids:
+            _check_name("id", column)
         _check_name("due", self.due)
         if not isinstance(self.columns, list | tuple):
             raise BadInput("columns", self.columns, "a list of columns' names")
         for column in self.columns:
             _check_name("columns", column)
         check_expression("where", self.where)
-        if not self.changes or not hasattr(self.changes, "items"):
-            raise BadInput("changes", self.changes, 'what is to change when a row fires, such as {"status": 3}')
-        for column in self.changes:
-            _check_name("changes", column)
-        if self.id in self.changes:
-            raise BadInput("changes", self.id, "columns other than the id, which has to stay")
+        self._check_changes("changes", self.changes, "when a row fires")
+        if self.dead is not None:
+            self._check_changes("dead", self.dead, "when a row is given up")
+        if self.tries is not None and (type(self.tries) is not int or self.tries < 1):
+            raise BadInput("tries", self.tries, "a whole number of tries, at least 1; or None, never to give up")
         if self.due_is not in list(DueIs):
             raise BadInput("due_is", self.due_is, f"one of {', '.join(DueIs)}")
         if not hasattr(self.zone, "utcoffset"):
@@ -121,7 +132,17 @@ class TableSource(Struct, frozen=True, kw_only=True):
         if self.channel is not None:
             _check_name("channel", self.channel)
         force_setattr(self, "changes", MappingProxyType(dict(self.changes)))
+        if self.dead is not None:
+            force_setattr(self, "dead", MappingProxyType(dict(self.dead)))
         force_setattr(self, "columns", tuple(self.columns))
+
+    def _check_changes(self, field: str, changes: Any, when: str) -> None:
+        if not changes or not hasattr(changes, "items"):
+            raise BadInput(field, changes, f'what is to change {when}, such as {{"status": 3}}')
+        for column in changes:
+            _check_name(field, column)
+        if set(self.ids) & set(changes):
+            raise BadInput(field, self.id, "columns other than the id, which has to stay")
 
     @property
     def look_every_ms(self) -> Millis:
@@ -130,13 +151,19 @@ class TableSource(Struct, frozen=True, kw_only=True):
     @property
     def loaded(self) -> Sequence[str]:
         """The columns that a row is given with: its id first, none twice."""
-        return tuple(dict.fromkeys((self.id, *self.columns)))
+        return tuple(dict.fromkeys((*self.ids, *self.columns)))
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The columns of the id."""
+        return (self.id,) if isinstance(self.id, str) else tuple(self.id)
 
     @property
     def named(self) -> Mapping[str, str]:
         """Every column that is named, with the field that names it."""
-        fields = {self.id: "id", self.due: "due"}
+        fields = {**dict.fromkeys(self.ids, "id"), self.due: "due"}
         fields |= {column: "changes" for column in self.changes if column not in fields}
+        fields |= {column: "dead" for column in self.dead or () if column not in fields}
         return fields | {column: "columns" for column in self.columns if column not in fields}
 
 

@@ -1,4 +1,4 @@
-"""Functions that are called with each task that dies, beside the worker that goes on."""
+"""Functions that are called with each task or row that dies, beside the worker that goes on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 from bide.core.instants import Millis
 from bide.core.records import Record, Settlement, State
 from bide.core.tasks import Task
+from bide.core.texts import text_of
 
 _log = logging.getLogger("bide.worker")
 
@@ -23,10 +24,10 @@ class Hooks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
-    def call(self, hooks: Iterable[Callable[[Task[Any]], Any]], task: Task[Any]) -> None:
+    def call(self, hooks: Iterable[Callable[[Any], Any]], dead: Any) -> None:
         """Begin to call each; what one raises is logged, and stops nothing."""
         for hook in hooks:
-            running = asyncio.get_running_loop().create_task(_run(hook, task), name="bide on_dead")
+            running = asyncio.get_running_loop().create_task(_run(hook, dead), name="bide on_dead")
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
@@ -42,10 +43,12 @@ def as_dead(record: Record, told: Settlement, now: Millis) -> Record:
     )
 
 
-async def _run(hook: Callable[[Task[Any]], Any], task: Task[Any]) -> None:
+async def _run(hook: Callable[[Any], Any], dead: Any) -> None:
     try:
-        result = hook(task)
+        result = hook(dead)
         if inspect.isawaitable(result):
             await result
     except Exception:  # noqa: BLE001 - a hook must not stop the worker
-        _log.exception("on_dead hook for %s/%s failed", task.topic, task.key)
+        _log.exception(
+            "on_dead hook for %s failed", f"{dead.topic}/{dead.key}" if isinstance(dead, Task) else text_of(dead)
+        )

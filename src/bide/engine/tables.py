@@ -1,29 +1,34 @@
 """The loop over one watched table: sleeps until its earliest row is due, takes what is due, and hands it on.
 
 As with tasks, an alarm is only a reason to look. There is no window: whatever is due by now is taken, however long ago
-it was due; the next time is read off the index, and every sleep is capped, since nobody tells of what others write.
+it was; the next time is read off the index, and every sleep is capped, since nobody tells of what others write.
 
-A row that fails rests for as long as the retry policy says, and is left out of what is asked for meanwhile, so that it
-holds up nobody. How often it failed is known to this process alone: the table has no column for it, and a row that is
-due after a crash is simply due. Where a page of rows fails, its rows are taken one by one until the one to blame is
-known.
+**One rule for whatever goes wrong**: an error of the connection, and one of the server's that passes, is the look's,
+which is made again. Any other is of the rows that were asked for. They are taken one by one until the one to blame is
+known, and that one rests (see `resting`), while the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
 
-from bide.core.errors import SetupError, StoreError
-from bide.core.instants import Millis, duration_text
+from bide.core.errors import SetupError, StoreError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.outcomes import Dead, Defer, Retry
+from bide.core.records import Due, In
+from bide.core.texts import text_of
+from bide.engine.hooks import Hooks
 from bide.engine.joining import joining
+from bide.engine.resting import Resting, said
 from bide.engine.waker import Waker
-from bide.engine.watch import LAST_PAUSE, Row, Watch
-from bide.ports import Clock, Head, RowRefused, Store, Table, Taken
+from bide.engine.watch import DeadRow, Row, Watch
+from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, Taken
 
 _log = logging.getLogger("bide.table")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
@@ -31,9 +36,11 @@ _HELD_PAUSE: Millis = 25
 """How soon a row is looked at again that somebody else has locked; doubled each time."""
 _APART = 0.01
 """Seconds between two looks that others' commits cause."""
+_RACES = 20
+"""So many times in a row the server may undo what others were in the way of, before we pause."""
+_ENDING = 10.0
+"""Seconds for a coroutine that was cancelled, and for the rollback of its row."""
 _STOPPED = "the worker has stopped, and what is due stays due"
-MOST_RESTING = 1_000
-"""Rows that may rest at once; beyond that nothing is right with any of them."""
 
 
 class TableStats(Struct):
@@ -42,12 +49,12 @@ class TableStats(Struct):
     fired: int = 0
     failed: int = 0
     looks: int = 0
+    dead: int = 0
+    """Rows that were given up."""
 
 
-class _Rest(Struct):
-    failures: int
-    until: Millis
-    pause: Millis
+class _StillDead(Exception):
+    """It was given up, and has the same time still: its handler is not asked again."""
 
 
 class TableLoop:
@@ -58,20 +65,23 @@ class TableLoop:
         self.stats = TableStats()
         self._table = table
         self._store = store
-        self._own_clock = clock
-        self._clock = clock
+        self._clock = table.clock() or clock
         self._cap = watch.source.look_every_ms
-        self._resting: dict[Any, _Rest] = {}
+        self._resting = Resting(watch, self._clock)
         self._running: dict[asyncio.Task[None], Any] = {}
         self._one_by_one = 0
         """So many rows are still to be taken singly, after a page that failed."""
         self._held = _HELD_PAUSE
+        self._hooks = Hooks()
         self._waker: Waker | None = None
         self._work: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unlisten: Callable[[], None] | None = None
         self._looking_soon = False
+        self._opened = False
         self._stopping = False
+        self._stopped = asyncio.Event()
+        self._complaint = ""
         self._emptied: list[asyncio.Future[None]] = []
 
     # --- start and stop
@@ -81,17 +91,20 @@ class TableLoop:
         for finding in await self._table.open():
             if not finding.ok:
                 _log.warning("%s; %s", finding.what, finding.advice)
-        self._clock = self._table.clock() or self._own_clock
         if self.watch.topic is not None and not self._table.joins:
             await self._table.close()
             raise SetupError(
                 f"{self.watch}: tasks of {self.watch.topic!r} could not be scheduled in one transaction with its rows: "
                 f"{type(self._store).__name__} is not in the same database, or cannot join; use a handler instead"
             )
+        self._opened = True
 
     async def start(self) -> None:
-        """Open, and begin to watch."""
-        await self.open()
+        """Open, and begin to watch. A database that is away is tried again meanwhile. Raises SetupError."""
+        try:
+            await self.open()
+        except StoreError as error:
+            self._complain(error, _FIRST_PAUSE)
         self._loop = asyncio.get_running_loop()
         self._waker = Waker(self._clock, self._cap)
         self._unlisten = self._table.listen(self._others_wrote)
@@ -101,23 +114,26 @@ class TableLoop:
     async def stop(self, grace: float) -> None:
         """Take no more; let handlers end, at most `grace` seconds, and then roll back what they were at."""
         self._stopping = True
+        self._stopped.set()
         self.watch.heard.discard(self._look_now)
         if self._unlisten is not None:
             self._unlisten()
         if self._work is not None:
             assert self._waker is not None
             self._waker.kick()
+            await asyncio.wait([self._work], timeout=grace)
+            self._work.cancel()
             await asyncio.wait([self._work])
             self._waker.close()
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=grace)
-        for running in list(self._running):
-            running.cancel()
-        if self._running:
-            await asyncio.wait(list(self._running))
+        for wait in (grace, None if self.watch.in_threads else _ENDING):
+            if self._running:
+                await asyncio.wait(list(self._running), timeout=wait)
+            for running in list(self._running):
+                running.cancel()
         for emptied in self._emptied:
             if not emptied.done():
                 emptied.set_exception(RuntimeError(_STOPPED))
+        await self._hooks.ended()
         await self._table.close()
 
     async def until_empty(self) -> None:
@@ -139,14 +155,15 @@ class TableLoop:
         while self._running:
             await asyncio.wait(list(self._running))
             wake = await self._round()
+        await self._hooks.ended()
         return self.stats.fired + self.stats.failed - before, wake
 
     def _look_now(self) -> None:
-        if self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(self._kick)
-            except RuntimeError:  # its loop has been closed without stopping it
-                self.watch.heard.discard(self._look_now)
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._kick)
+        except RuntimeError:  # its loop has been closed without stopping it
+            self.watch.heard.discard(self._look_now)
 
     def _kick(self) -> None:
         if self._waker is not None:
@@ -166,39 +183,57 @@ class TableLoop:
 
     async def _watch_for_ever(self) -> None:
         assert self._waker is not None
-        pause = _FIRST_PAUSE
+        pause, races = _FIRST_PAUSE, 0
         while not self._stopping:
             self._waker.forget()
             try:
+                if not self._opened:
+                    await self.open()
                 wake = await self._round()
-            except StoreError as error:
-                _log.warning("%s: looking failed, trying again in %.2f s: %s", self.watch, pause, error)
-            except Exception:  # noqa: BLE001 - a worker outlives its defects, loudly
-                _log.exception("%s: a defect stopped a look; trying again in %.2f s", self.watch, pause)
+            except Exception as error:  # noqa: BLE001 - a worker outlives its defects, loudly
+                if isinstance(error, Raced) and races < _RACES:
+                    races += 1
+                    await asyncio.sleep(0)
+                    continue
+                self._complain(error, pause)
             else:
-                pause = _FIRST_PAUSE
+                pause, races, self._complaint = _FIRST_PAUSE, 0, ""
                 await self._waker.sleep(wake)
                 continue
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopped.wait()
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _complain(self, error: Exception, pause: float) -> None:
+        """Once for as long as it is the same."""
+        expected = isinstance(error, StoreError | SetupError | Raced)
+        if said(error) != self._complaint:
+            self._complaint = said(error)
+            _log.log(
+                logging.WARNING if expected else logging.ERROR,
+                "%s: looking failed, trying again in %.2f s, and so on: %s", self.watch, pause, self._complaint,
+                exc_info=None if expected else error,
+            )  # fmt: skip
 
     async def _round(self) -> Millis | None:
         """Take what is due, as much as there is room for; when to look again."""
         asking = list(self._emptied)
         while not self._stopping and self._free > 0:
             now = self._clock.now()
-            resting, first = self._at_rest(now)
-            if len(resting) >= MOST_RESTING:
-                return first
+            resting, first = self._resting.at(now)
             skip = (*resting, *self._running.values())
-            head = await self._look(now, skip)
+            try:
+                head = await self._look(now, skip)
+            except RowRefused as error:
+                await self._failed(error.rows, error)
+                continue
             if head.due is None or head.due > head.now:
-                # what has rested and is not due any more was moved, called off, or fired elsewhere
-                self._resting = {one: rest for one, rest in self._resting.items() if rest.until > now}
-                if head.due is None and not skip:
+                self._resting.forget(now)
+                if head.due is None and all(map(self.watch.is_dead, skip)):
                     _resolve(asking)
                 return _earlier(head.due, first)
-            if await self._take(now, skip):
+            if await self._take(now, skip, head):
                 self._held = _HELD_PAUSE
                 continue
             beyond = await self._look(now, skip, beyond=True)
@@ -216,16 +251,35 @@ class TableLoop:
     def _free(self) -> int:
         return self.watch.concurrency - len(self._running)
 
-    async def _take(self, now: Millis, skip: tuple[Any, ...]) -> bool:
+    async def _take(self, now: Millis, skip: tuple[Any, ...], head: Head) -> bool:
         """Take a row or a page; whether there was anything. A handler goes on by itself."""
-        if not self.watch.handled:
-            return await self._fire_page(now, skip)
+        limit = 1 if self.watch.handled or self._one_by_one else self.watch.source.page
+        self._one_by_one = max(0, self._one_by_one - 1)
+        try:
+            if self.watch.handled:
+                return await self._begin(now, skip)
+            new_task = None if self.watch.topic is None else self.watch.new_task
+            identities = await self._table.fire(now=now, limit=limit, skip=skip, new_task=new_task)
+        except (StoreError, SetupError, Raced):
+            raise
+        except RowRefused as error:
+            self._resting.check(error.rows[0])
+            await self._failed(error.rows, error)
+            return True
+        except Exception as error:  # noqa: BLE001 - of rows that cannot be read: the first is the one that was seen
+            await self._failed([DueRow(head.id, head.due or 0, {})] * limit, error)
+            return True
+        self._fired(identities)
+        return bool(identities)
+
+    async def _begin(self, now: Millis, skip: tuple[Any, ...]) -> bool:
+        """Let a handler have a row; whether there was one."""
         loop = asyncio.get_running_loop()
-        taken: asyncio.Future[list[Any]] = loop.create_future()
-        running = loop.create_task(self._handle_one(now, skip, taken), name=f"bide {self.watch.source.table}")
+        told: asyncio.Future[list[Any]] = loop.create_future()
+        running = loop.create_task(self._handle_one(now, skip, told), name=f"bide {self.watch.source.table}")
         self._running[running] = None
         running.add_done_callback(self._ended)
-        identities = await taken
+        identities = await told
         if running in self._running and identities:
             self._running[running] = identities[0]
         return bool(identities)
@@ -234,125 +288,106 @@ class TableLoop:
         self._running.pop(running, None)
         self._kick()
 
-    async def _fire_page(self, now: Millis, skip: tuple[Any, ...]) -> bool:
-        """One transaction without a handler."""
-        limit = 1 if self._one_by_one else self.watch.source.page
-        self._one_by_one = max(0, self._one_by_one - 1)
-        new_task = None if self.watch.topic is None else self.watch.new_task
-        try:
-            identities = await self._table.fire(now=now, limit=limit, skip=skip, new_task=new_task)
-        except RowRefused as error:
-            self._failed(list(error.ids), error)
-            return True
-        self._fired(identities)
-        return bool(identities)
-
     async def _handle_one(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
         """One transaction with a handler; `told` which row it has, before that is called."""
-        identities: list[Any] = []
+        row: DueRow | None = None
+        handled = False
         try:
             async with self._table.take(now=now, limit=1, skip=skip) as taken:
-                identities = [row.id for row in taken.rows]
-                told.set_result(identities)
-                if identities:
-                    await self._call(taken)
-        except asyncio.CancelledError:
-            if not told.done():
+                row = next(iter(taken.rows), None)
+                if row is not None:
+                    self._resting.check(row)
+                if not told.done():
+                    told.set_result([] if row is None else [row.id])
+                if row is not None:
+                    if self.watch.is_dead(row.id, row.due):
+                        raise _StillDead
+                    outcome = await self._call(taken)
+                    if outcome is not None:
+                        raise outcome
+                    handled = True
+        except BaseException as error:  # of the database, of the table's rules, or of the handler
+            ours = asyncio.current_task()
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
+                isinstance(error, asyncio.CancelledError) and (ours is None or ours.cancelling())
+            ):
                 told.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - of the database, of the table's rules, or of the handler
-            if isinstance(error, RowRefused):
-                identities = list(error.ids)
-            if identities:
-                self._failed(identities, error)
-            if not told.done():
-                told.set_exception(error) if not identities else told.set_result(identities)
-            elif not identities:
-                _log.warning("%s: %s", self.watch, error)
+                raise
+            if row is not None:
+                await self._not_fired(row, error, handled=handled)
+            elif not told.done():
+                told.set_exception(error)
         else:
-            self._fired(identities)
+            self._fired([] if row is None else [row.id])
 
-    async def _call(self, taken: Taken) -> None:
+    async def _call(self, taken: Taken) -> Retry | Defer | Dead | None:
         row = Row(taken.rows[0], taken.connection, self._clock.now)
         if taken.joined is None:
-            await self.watch.call(row)
-        else:
-            with joining(self._store, taken.joined):
-                await self.watch.call(row)
+            return await self.watch.call(row)
+        with joining(self._store, taken.joined):
+            return await self.watch.call(row)
 
-    # --- rows that fail
+    # --- rows that do not fire
 
     def _fired(self, identities: list[Any]) -> None:
         self.stats.fired += len(identities)
-        for identity in identities:
-            self._resting.pop(identity, None)
+        self._resting.fired(identities)
 
-    def _at_rest(self, now: Millis) -> tuple[list[Any], Millis | None]:
-        """The rows that are left alone for now, and when the first of them is tried again."""
-        resting = [(rest.until, identity) for identity, rest in self._resting.items() if rest.until > now]
-        return [identity for _, identity in resting], min((until for until, _ in resting), default=None)
+    async def _not_fired(self, row: DueRow, error: BaseException, *, handled: bool) -> None:
+        """What became of a row whose handler was called, and maybe went through: it is as it was."""
+        now = self._clock.now()
+        if isinstance(error, _StillDead):
+            self._resting.bury(row)
+        elif isinstance(error, Defer):
+            self._resting.put(row, self._resolved(error.due))
+        elif isinstance(error, Dead):
+            await self._give_up(row, self._resting.dead(row, error.why))
+        elif handled and isinstance(error, StoreUnavailable):  # the connection broke: that is not the row's fault
+            self._resting.put(row, now + self._clock.span(self._cap))
+            _log.warning("%s: row %s was not committed, and is tried again: %s", self.watch, text_of(row.id), error)
+        elif not (handled and isinstance(error, Raced)):
+            until = self._resolved(error.due) if isinstance(error, Retry) and error.due is not None else None
+            await self._failed([row], error, until)
 
-    def _failed(self, identities: list[Any], error: Exception) -> None:
-        if len(identities) > 1:
-            self._one_by_one = len(identities)
-            _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(identities), error)
+    def _resolved(self, due: Due) -> Millis:
+        now = self._clock.now()
+        return now + self._clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
+
+    async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
+        """These, or one of these, cannot be fired."""
+        if len(rows) > 1:
+            self._one_by_one = len(rows)
+            _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(rows), said(error))
             return
+        [row] = rows
         self.stats.failed += 1
-        [identity] = identities
-        before = self._resting.get(identity)
-        failures = 1 if before is None else before.failures + 1
-        pause = self.watch.retry.delay(failures)
-        if pause is None:  # a row has no state in which nobody looks at it again
-            pause = max(LAST_PAUSE, before.pause if before is not None else 0)
-        self._resting[identity] = _Rest(failures, self._clock.now() + self._clock.span(pause), pause)
-        _log.warning(
-            "%s: row %r failed for the %d. time and is as it was; again in %s: %s",
-            self.watch, identity, failures, duration_text(pause), error,
-            exc_info=error if failures == 1 and not isinstance(error, RowRefused) else None,
-        )  # fmt: skip
-        if len(self._resting) == MOST_RESTING:
-            _log.error("%s: %d rows have failed; nothing more is taken until the first is tried again",
-                       self.watch, MOST_RESTING)  # fmt: skip
+        if self.watch.is_dead(row.id, row.due):
+            self._resting.bury(row)
+            return
+        dead = self._resting.failed(row, error, until)
+        if dead is not None:
+            await self._give_up(row, dead)
 
-
-class TableLoops(Sequence[TableLoop]):
-    """All tables of one worker."""
-
-    def __init__(self, loops: Iterable[TableLoop]) -> None:
-        self._loops = list(loops)
-        self._started: list[TableLoop] = []
-
-    def __len__(self) -> int:
-        return len(self._loops)
-
-    @overload
-    def __getitem__(self, place: int) -> TableLoop: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[TableLoop]: ...
-    def __getitem__(self, place: int | slice) -> TableLoop | Sequence[TableLoop]:
-        return self._loops[place]
-
-    async def start(self) -> None:
-        """Start them; none, if one cannot be. Raises SetupError, StoreUnavailable."""
-        try:
-            for loop in self._loops:
-                await loop.start()
-                self._started.append(loop)
-        except BaseException:
-            await self.stop(0)
-            raise
-
-    async def stop(self, grace: float) -> None:
-        started, self._started = self._started, []
-        await asyncio.gather(*(loop.stop(grace) for loop in started))
-
-    async def until_empty(self) -> None:
-        await asyncio.gather(*(loop.until_empty() for loop in self._started))
-
-    @property
-    def fired(self) -> int:
-        """Rows that were fired so far."""
-        return sum(loop.stats.fired for loop in self._loops)
+    async def _give_up(self, row: DueRow, dead: DeadRow) -> None:
+        """Leave it alone for good, by the table's own columns where the source says how."""
+        left = True
+        if self.watch.source.dead is not None:
+            try:
+                if not await self._table.bury(row.id, now=self._clock.now()):
+                    return  # somebody else has it now, or it is due no longer
+                left = False
+                self._resting.fired([row.id])
+            except (StoreUnavailable, Raced):
+                self._resting.put(row, self._clock.now() + self._clock.span(self._cap))
+                return
+            except Exception as error:  # noqa: BLE001 - then it is left as it is
+                _log.error("%s: the changes of `dead` failed: %s", self.watch, said(error))
+        self.stats.dead += 1
+        if left:
+            self.watch.bury(dead)
+            self._resting.bury(row)
+        _log.error("%s: row %s is given up: %s", self.watch, text_of(row.id), dead.why)
+        self._hooks.call(self.watch.dead_hooks, dead)
 
 
 def _earlier(one: Millis | None, other: Millis | None) -> Millis | None:

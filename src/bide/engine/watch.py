@@ -10,16 +10,29 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from bide.core.errors import BadInput, DuplicateHandler, SetupError
 from bide.core.instants import Millis, as_datetime
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
+from bide.core.texts import text_of
 from bide.ports import DueRow
 
 HandlesRow = TypeVar("HandlesRow", bound=Callable[["Row"], Any])
-LAST_PAUSE: Millis = 3_600_000
-"""How long a row rests that its policy has given up: it is due still, and nobody else would look at it."""
+OnDead = TypeVar("OnDead", bound=Callable[["DeadRow"], Any])
+
+
+class DeadRow(Struct, frozen=True):
+    """A row that was given up: its handler said that it will never work, or it failed as often as the source allows."""
+
+    id: Any
+    due: Millis
+    """When it was due, in milliseconds since the epoch."""
+    tries: int
+    why: str
 
 
 class Row:
@@ -80,6 +93,8 @@ class Watch:
         self.new_task = new_task
         self.heard: set[Callable[[], None]] = set()
         """Whom `look` tells: the loops of this process that watch it."""
+        self.dead_hooks: list[Callable[[DeadRow], Any]] = []
+        self._dead: dict[Any, DeadRow] = {}
         self._function: Callable[[Row], Any] | None = None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -87,8 +102,9 @@ class Watch:
         """Call `function` with each `Row` that fires, within the transaction of its changes: both, or neither.
 
         A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is as it was, and
-        is tried again when the retry policy says; what else is due waits for it no longer. Raises DuplicateHandler,
-        SetupError.
+        is tried again when the retry policy says; what else is due waits for it no longer. It may return or raise
+        `Retry`, `Defer` and `Dead`, as a task's handler; whatever else it returns but None counts as a failure. Raises
+        DuplicateHandler, SetupError.
         """
         if self._function is not None:
             raise DuplicateHandler(f"{self} has a handler already")
@@ -104,10 +120,42 @@ class Watch:
         self._function = function
         return function
 
+    def on_dead(self, hook: OnDead) -> OnDead:
+        """Call this function (plain or coroutine) with each `DeadRow` of this table, in the process that gave it up."""
+        self.dead_hooks.append(hook)
+        return hook
+
+    @property
+    def dead(self) -> list[DeadRow]:
+        """The rows that this process has given up and left as they are: where the source has no `dead` changes."""
+        return list(self._dead.values())
+
+    def redrive(self, identity: Any) -> bool:
+        """Try the row of this id again, which was given up; False: it was not. From any thread, as `look`."""
+        found = self.forget(identity)
+        self.look()
+        return found
+
+    def bury(self, row: DeadRow) -> None:
+        self._dead[row.id] = row
+
+    def forget(self, identity: Any) -> bool:
+        return self._dead.pop(identity, None) is not None
+
+    def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
+        """Whether it was given up; with `due`, as a row that was due then."""
+        row = self._dead.get(identity)
+        return row is not None and (due is None or row.due == due)
+
     @property
     def handled(self) -> bool:
         """Whether a function is called for each row; else they are taken by the page."""
         return self._function is not None
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether its function runs in a thread, which nobody can end."""
+        return self._threads is not None
 
     def look(self) -> None:
         """Look at the table now: this process has just written an earlier row, and committed. From any thread.
@@ -117,19 +165,35 @@ class Watch:
         for heard in tuple(self.heard):
             heard()
 
-    async def call(self, row: Row) -> None:
-        """Let the handler have it. Whatever it raises comes out."""
+    async def call(self, row: Row) -> Retry | Defer | Dead | None:
+        """Let the handler have it, and say what it wants other than that the row is published. What it raises comes
+        out; so does TypeError for an answer that means nothing here.
+        """
         assert self._function is not None
-        if self._threads is None:
-            async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
-                await self._function(row)
-        else:
-            await self._in_thread(self._threads, self._function, row)
+        result: Any
+        try:
+            if self._threads is None:
+                async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
+                    result = await self._function(row)
+            else:
+                result = await self._in_thread(self._threads, self._function, row)
+        except Outcome as outcome:
+            result = outcome
+        if result is None or (isinstance(result, Done) and result.again is None):
+            return None
+        if isinstance(result, Retry | Defer | Dead):
+            return result
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"the handler answered {text_of(result, 80)}, so the row is not fired: return None, or Retry(...), "
+            "Defer(...) or Dead(...)"
+        )
 
-    async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> None:
+    async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> Any:
         """Run it in a thread. That cannot be stopped, and it has the connection: its end is waited for in any case."""
         context = contextvars.copy_context()
-        running = asyncio.get_running_loop().run_in_executor(threads, context.run, function, row)
+        running = asyncio.get_running_loop().run_in_executor(threads, context.run, _called, function, row)
         cancelled: asyncio.CancelledError | None = None
         while not running.done():
             try:
@@ -139,7 +203,14 @@ class Watch:
         if cancelled is not None:
             running.exception()
             raise cancelled
-        running.result()
+        return running.result()
 
     def __repr__(self) -> str:
         return f"<Watch {self.source.table}>"
+
+
+def _called(function: Callable[[Row], Any], row: Row) -> Any:
+    try:
+        return function(row)
+    except StopIteration as error:  # no future takes that one: its end would never be seen
+        raise RuntimeError("the handler raised StopIteration") from error

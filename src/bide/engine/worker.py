@@ -32,7 +32,7 @@ from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.engine.settler import Settler
 from bide.engine.sweeper import Sweeper
-from bide.engine.tables import TableLoop, TableLoops
+from bide.engine.table_loops import TableLoop, TableLoops
 from bide.engine.terms import Terms
 from bide.engine.verdicts import dead, given_back, settlement, unfit
 from bide.engine.waker import Waker

@@ -21,7 +21,7 @@ from bide.ports.store import (
     TellsTime,
     Verbs,
 )
-from bide.ports.tables import DueRow, Head, RowRefused, Table, Taken, WatchesTables
+from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables, check_changed, is_unique
 from bide.ports.time import Clock, Timer
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Listening",
     "Notifies",
     "Parted",
+    "Raced",
     "Route",
     "RowRefused",
     "Served",
@@ -55,4 +56,6 @@ __all__ = [
     "Verbs",
     "Wakes",
     "WatchesTables",
+    "check_changed",
+    "is_unique",
 ]

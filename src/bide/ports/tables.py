@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import NewTask
-from bide.core.table_source import TableSource
+from bide.core.table_source import NOT_CHANGED, NOT_UNIQUE, STILL_DUE, TableSource
 from bide.ports.schema import Finding
 from bide.ports.store import Joined
 from bide.ports.time import Clock
@@ -32,6 +32,7 @@ class Head(Struct, frozen=True):
     """None: there is none."""
     now: Millis
     """What time it was there: what is due by then can be taken."""
+    id: Any = None
 
 
 class Taken(Struct, frozen=True):
@@ -45,15 +46,43 @@ class Taken(Struct, frozen=True):
 
 
 class RowRefused(Exception):
-    """The changes could not be made, or left the row due: rolled back. `ids`: those that may be to blame."""
+    """The changes could not be made, or left the row due: rolled back. `rows`: those that may be to blame."""
 
-    def __init__(self, ids: Sequence[Any], why: str) -> None:
-        self.ids = ids
+    def __init__(self, rows: Sequence[DueRow], why: str) -> None:
+        self.rows = rows
         super().__init__(why)
 
 
+class Raced(Exception):
+    """The server undid it for what others did at the same moment. Nothing is wrong: look again at once."""
+
+
+def check_changed(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
+    """Each of these rows was changed, once, and is due no longer; else raises RowRefused.
+
+    `changed`: the ids of the rows that were changed, and whether they are due still.
+    """
+    still = {identity for identity, due in changed if due}
+    if still:
+        raise RowRefused([row for row in rows if row.id in still], STILL_DUE)
+    there = {identity for identity, _ in changed}
+    if len(changed) > len(rows) or len({row.id for row in rows}) < len(rows):
+        raise RowRefused(rows, NOT_UNIQUE)
+    if len(there) < len(rows):
+        raise RowRefused([row for row in rows if row.id not in there], NOT_CHANGED)
+
+
+def is_unique(source: TableSource, *, unique: bool) -> Finding:
+    what = f"{source.table}: {', '.join(source.ids)} {'is' if unique else 'is not known to be'} unique"
+    advice = "" if unique else "rows with the same id are not fired; make a unique index on it, or name all its columns"
+    return Finding(unique, what, advice)
+
+
 class Table(Protocol):
-    """A table that is watched. `skip`: ids of rows that are left out, a thousand at most. Raises StoreError."""
+    """A table that is watched. `skip`: ids of rows that are left out, however many. Raises StoreError, Raced.
+
+    Whatever goes wrong with rows that can be named is RowRefused; any other error is of the rows that were asked for.
+    """
 
     async def open(self) -> list[Finding]:
         """Connect, and look whether table, columns and index are there. Raises SetupError."""
@@ -66,7 +95,10 @@ class Table(Protocol):
         ...
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        """The earliest row that fulfils the condition; with `beyond`, the earliest that is not due yet. O(log n)."""
+        """The earliest row that fulfils the condition; with `beyond`, the earliest that is not due yet. O(log n).
+
+        Raises RowRefused for a row whose time cannot be read.
+        """
         ...
 
     @property
@@ -79,6 +111,12 @@ class Table(Protocol):
     ) -> list[Any]:
         """In one transaction take up to `limit` due rows, the earliest first, that nobody else holds, change them as
         the source says, and add a task for each if so asked; their ids. Raises RowRefused.
+        """
+        ...
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        """Make the source's `dead` changes in this row, if it is due still and nobody else holds it; whether they were
+        made. Raises RowRefused.
         """
         ...
 

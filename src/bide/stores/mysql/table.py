@@ -9,30 +9,35 @@ from __future__ import annotations
 import asyncio
 import re
 import time as steady
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from asyncmy.errors import MySQLError
 
-from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import NewTask
-from bide.core.table_source import STILL_DUE, Sql, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
+from bide.core.table_source import NOT_CHANGED, UNREADABLE, VIEW, Sql, TableSource
+from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.mysql.address import Address, address_of
-from bide.stores.mysql.connecting import AFRESH, Connection, connect
-from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
+from bide.stores.mysql.connecting import Connection
+from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning, said
+from bide.stores.mysql.table_connections import SILENCE, SOON, TableConnections
 from bide.stores.mysql.table_times import TableTimes, literal
 from bide.stores.named_queries import read_queries
 from bide.stores.server_time import ServerTime, StoreClock
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
-_SILENCE = 30.0
-"""Seconds that one statement of ours may take; a handler's own are its own."""
-_REFUSES = frozenset({1048, 1062, 1264, 1265, 1292, 1364, 1366, 1406, 1451, 1452, 1644, 1690, 3819, 4025})
-"""Numbers of errors that a row's data is to blame for: constraints, ranges, types, a trigger's SIGNAL."""
+_ALTERED = frozenset({1054, 1146, 1176, 1412})
+"""Numbers of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
+_ENDED = 1305
+"""A savepoint is not there."""
+_SPARE = 32
+"""Rows that others may hold, beside those that are wanted."""
+_INEXACT = frozenset({"float", "bit"})
+"""Types of which a row is not found again by the value that was read."""
 _WORD = re.compile(r"\w+")
 Rows = Sequence[Sequence[Any]]
 
@@ -51,18 +56,18 @@ class MySqlTable:
     ) -> None:
         self._address: Address = address_of(url)
         self._source = source
-        self._connections = connections
+        self._connections = TableConnections(self._address, kept=connections)
         self._by_server = clock == "server"
         self._using = using
         self._time = ServerTime()
-        self._looking: Connection | None = None
         self._turn = asyncio.Lock()
-        self._free: list[Connection] = []
-        self._closed = True
         self._times: TableTimes | None = None
+        """None: the table is to be examined, anew maybe."""
+        self._served = True
+        ids = ", ".join(map(_quoted, source.ids))
         self._names = {
             "table": ".".join(_quoted(part) for part in source.table.split(".")),
-            "id": _quoted(source.id),
+            "id": ids,
             "due": _quoted(source.due),
             "where": source.where.replace("%", "%%"),
             "columns": "".join(f", {_quoted(column)}" for column in source.loaded),
@@ -84,29 +89,17 @@ class MySqlTable:
     # --- open and close
 
     async def open(self) -> list[Finding]:
-        self._closed = False
+        self._connections.open()
         try:
             async with self._turn:
                 with self._ours():
-                    return await self._examine(await self._looker())
+                    return await self._examine(await self._connections.looker())
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        self._closed = True
-        looking, self._looking = self._looking, None
-        free, self._free = self._free, []
-        for connection in (looking, *free):
-            if connection is not None:
-                await connection.close(within=_SILENCE)
-
-    async def _looker(self) -> Connection:
-        if self._closed:
-            raise StoreUnavailable(f"{self._address.shown}: not open")
-        if self._looking is None or not self._looking.usable:
-            self._looking = await connect(self._address, within=_SILENCE, plain=True)
-        return self._looking
+        await self._connections.close()
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -115,13 +108,37 @@ class MySqlTable:
             yield
         except (MySQLError, Broken, OSError, TimeoutError, NotSent, Lost, Again) as error:
             found = meaning(error, self._address.shown)
-            if isinstance(found, Lost | NotSent | Again):
-                found = StoreUnavailable(str(found))
+            altered = isinstance(error, MySQLError) and error.args[:1] and error.args[0] in _ALTERED
+            if altered:
+                self._times = None
+            if isinstance(found, Again):
+                raise Raced(str(found)) from error
+            if altered or not isinstance(found, StoreError):
+                found = StoreUnavailable(f"{self._address.shown}: {said(error)}")
             raise found from error
+
+    @contextmanager
+    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
+        """What the database has against the rows themselves: all but what passes, and what is of the table."""
+        try:
+            yield
+        except MySQLError as error:
+            passes = isinstance(meaning(error, ""), Lost | NotSent | Again) or error.args[0] in _ALTERED
+            if passes:
+                raise
+            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
 
     # --- statements
 
-    def _write(self, query: str, now: Millis, skip: Collection[Any], ids: Sequence[Any] = (), limit: int = 0) -> Any:
+    def _write(
+        self,
+        query: str,
+        now: Millis,
+        skip: Collection[Any] = (),
+        ids: Sequence[Any] = (),
+        limit: int = 0,
+        changed: Mapping[str, Any] | None = None,
+    ) -> tuple[str, tuple[Any, ...]]:
         """A statement and its arguments."""
         assert self._times is not None
         at = "UTC_TIMESTAMP(6)" if self._by_server else literal(as_datetime(now).replace(tzinfo=None))
@@ -129,116 +146,159 @@ class MySqlTable:
         cutoff = self._times.cutoff(at, about)
         arguments: list[Any] = []
         changes = []
-        for column, value in self._source.changes.items() if query == "change" else ():
+        for column, value in (changed or self._source.changes).items() if query == "change" else ():
             if isinstance(value, Sql):
                 changes.append(f"{_quoted(column)} = {value.written(f'({cutoff})').replace('%', '%%')}")
             else:
                 changes.append(f"{_quoted(column)} = %s")
                 arguments.append(value)
-        arguments += [*ids, *skip]
         text = _QUERIES[query].format(
             **self._names, now=at, cutoff=cutoff, changes=", ".join(changes), limit=limit,
-            ids=", ".join(["%s"] * len(ids)),
-            skip=f" AND {self._names['id']} NOT IN ({', '.join(['%s'] * len(skip))})" if skip else "",
+            found=self._one_of(ids, arguments), skip=f" AND NOT {self._one_of(skip, arguments)}" if skip else "",
         )  # fmt: skip
         return text, tuple(arguments)
 
+    def _one_of(self, ids: Collection[Any], arguments: list[Any]) -> str:
+        """The condition that a row has one of these ids, which go to `arguments`."""
+        columns = [_quoted(column) for column in self._source.ids]
+        if len(columns) == 1:
+            arguments += ids
+            return f"{columns[0]} IN ({', '.join(['%s'] * len(ids)) or 'NULL'})"
+        for identity in ids:
+            arguments += identity
+        each = " AND ".join(f"{column} = %s" for column in columns)
+        return f"({' OR '.join([f'({each})'] * len(ids)) or 'FALSE'})"
+
     async def _ask(self, connection: Connection, text: str, arguments: Sequence[Any] = ()) -> Rows:
-        async with asyncio.timeout(_SILENCE), connection.driver.cursor() as cursor:
+        async with asyncio.timeout(SILENCE), connection.driver.cursor() as cursor:
             await cursor.execute(text, tuple(arguments))
-            return await cursor.fetchall() if cursor.description else ()
+            return await cursor.fetchall() if cursor.description else ((cursor.rowcount,),)
 
     # --- look
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
         async with self._turn:
             with self._ours():
-                connection = await self._looker()
-                sent = steady.monotonic()
+                connection = await self._connections.looker()
                 try:
-                    [(micros, due)] = await self._ask(connection, text, arguments)
+                    if self._times is None:
+                        await self._examine(connection)
+                    text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
+                    sent = steady.monotonic()
+                    [(micros, due, *identity)] = await self._ask(connection, text, arguments)
                 except BaseException:
                     connection.drop()
-                    self._looking = None
                     raise
         if self._by_server:
             self._time.saw(int(micros), sent, steady.monotonic())
+        if due is None:
+            return Head(None, int(micros) // 1000)
+        row = self._row(identity, due)
+        return Head(row.due, int(micros) // 1000, row.id)
+
+    def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:
+        """Raises RowRefused."""
         assert self._times is not None
-        return Head(None if due is None else self._times.instant_of(due), int(micros) // 1000)
+        found = identity[0] if len(self._source.ids) == 1 else tuple(identity)
+        try:
+            at = self._times.instant_of(due)
+        except ValueError as error:
+            raise RowRefused([DueRow(found, 0, {})], f"{UNREADABLE}: {error}") from error
+        return DueRow(found, at, {} if columns is None else dict(zip(self._source.loaded, columns, strict=True)))
 
     # --- take
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
-        async with self.take(now=now, limit=limit, skip=skip) as taken:
-            identities = [row.id for row in taken.rows]
-            if new_task is not None and identities:
+        async with self._taken(now, limit, skip) as taken:
+            if new_task is not None and taken.rows:
                 assert taken.joined is not None
                 try:
                     await taken.joined.add([new_task(row) for row in taken.rows], now=now)
                 except BadInput as error:
-                    raise RowRefused(identities, f"it makes no task: {error}") from error
-        return identities
+                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
+        return [row.id for row in taken.rows]
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        async with self._taken(now, 1, (), dead=identity) as taken:
+            return bool(taken.rows)
+
+    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
+        return self._taken(now, limit, skip, lent=True)
 
     @asynccontextmanager
-    async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
+    async def _taken(
+        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
+    ) -> AsyncIterator[Taken]:
         with self._ours():
-            connection = await self._connection()
+            connection = await self._connections.begun()
         usable = False
         try:
-            with self._ours():
-                await connection.ask(f"{AFRESH}; BEGIN")
             try:
-                rows = await self._rows(connection, now, limit, skip)
+                rows = await self._rows(connection, now, limit, skip, dead)
                 yield Taken(rows, connection.driver, None if self._using is None else self._using(connection.driver))
             except Exception:
                 with self._ours():
-                    async with asyncio.timeout(_SILENCE):
+                    async with asyncio.timeout(SOON):
                         await connection.ask("ROLLBACK")
                 usable = True
                 raise
             with self._ours():
-                async with asyncio.timeout(_SILENCE):
-                    await connection.ask("COMMIT")
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        await connection.ask("RELEASE SAVEPOINT bide_row; COMMIT")
+                except MySQLError as error:
+                    if error.args[0] != _ENDED:
+                        raise
+                    raise SetupError(
+                        "the handler ended the transaction of its row, maybe by a statement that commits by itself; "
+                        "what it wrote until then is there, and so are the changes"
+                    ) from error
             usable = True
         finally:
-            if usable and not self._closed and connection.usable and len(self._free) < self._connections:
-                self._free.append(connection)
+            if usable:
+                await self._connections.give_back(connection, lent=lent)
             else:
                 connection.drop()  # the server rolls back what is open
 
-    async def _connection(self) -> Connection:
-        if self._closed:
-            raise StoreUnavailable(f"{self._address.shown}: not open")
-        while self._free:
-            connection = self._free.pop()
-            if connection.usable:
-                return connection
-        return await connect(self._address, within=_SILENCE, plain=True)
-
-    async def _rows(self, connection: Connection, now: Millis, limit: int, skip: Collection[Any]) -> list[DueRow]:
+    async def _rows(
+        self, connection: Connection, now: Millis, limit: int, skip: Collection[Any], dead: Any
+    ) -> list[DueRow]:
         """The rows, locked and changed."""
-        assert self._times is not None
+        if self._times is None:
+            raise Raced("the table is to be examined anew")
         with self._ours():
-            found = await self._ask(connection, *self._write("take", now, skip, limit=limit))
-        names = self._source.loaded
-        rows = [DueRow(row[0], self._times.instant_of(row[1]), dict(zip(names, row[2:], strict=True))) for row in found]
+            if dead is not None:
+                found = await self._ask(connection, *self._write("take_these", now, ids=[dead]))
+            elif self._served:
+                found = await self._ask(connection, *self._write("take", now, skip, limit=limit))
+            else:
+                found = await self._one_after_another(connection, now, limit, skip)
+        width = len(self._source.ids)
+        rows = [self._row(row[:width], row[width], row[width + 1 :]) for row in found]
         if not rows:
             return []
         ids = [row.id for row in rows]
-        with self._ours():
-            try:
-                await self._ask(connection, *self._write("change", now, (), ids))
-            except MySQLError as error:
-                if error.args and error.args[0] in _REFUSES:
-                    raise RowRefused(ids, f"the database refuses the changes: {error}") from error
-                raise
-            still = [identity for (identity,) in await self._ask(connection, *self._write("still_due", now, (), ids))]
-        if still:
-            raise RowRefused(still, STILL_DUE)
+        with self._ours(), self._refusing(rows):
+            changes = self._source.dead if dead is not None else None
+            [(count,)] = await self._ask(connection, *self._write("change", now, ids=ids, changed=changes))
+            still = {tuple(row) for row in await self._ask(connection, *self._write("still_due", now, ids=ids))}
+        left = [row for row in rows if (row.id if width > 1 else (row.id,)) in still]
+        if count < len(rows) and not left:
+            raise RowRefused(rows, NOT_CHANGED)
+        check_changed(rows, [(row.id, row in left) for row in rows] + [(None, False)] * (count - len(rows)))
         return rows
+
+    async def _one_after_another(self, connection: Connection, now: Millis, limit: int, skip: Collection[Any]) -> Rows:
+        """Rows that are found by their ids, so that only these are locked."""
+        text, arguments = self._write("candidates", now, skip, limit=limit + _SPARE)
+        candidates = [row if len(row) > 1 else row[0] for row in await self._ask(connection, text, arguments)]
+        for first in range(0, len(candidates), limit):
+            ids = candidates[first : first + limit]
+            if found := await self._ask(connection, *self._write("take_these", now, ids=ids)):
+                return found
+        return ()
 
     # --- look whether it is there
 
@@ -253,6 +313,17 @@ class MySqlTable:
             if column.lower() not in types:
                 there = ", ".join(types)
                 raise SetupError(f"{where}: {source.table} has no column {column!r} ({field}); it has {there}")
+        [(view, schema)] = await self._ask(connection, _QUERIES["kind"], (schema or None, table))
+        if view:
+            raise SetupError(f"{where}: {source.table} is {VIEW}")
+        for column in source.ids:
+            if types[column.lower()] in _INEXACT:
+                kind = types[column.lower()]
+                raise SetupError(
+                    f"{where}: {source.table}.{column} is of type {kind}: no row is found again by such an id"
+                )
+        # whatever a handler makes the default, it is this table
+        self._names["table"] = f"{_quoted(schema)}.{_quoted(table)}"
         self._times = TableTimes(source, types[source.due.lower()])
 
         async def ask() -> int:
@@ -264,27 +335,39 @@ class MySqlTable:
             self._time.warn_of_skew(where)
         conditions = {word.lower() for word in _WORD.findall(source.where)} & set(types)
         indexes: dict[str, list[str]] = {}
-        for index, column in await self._ask(connection, _QUERIES["indexes"], (schema or None, table)):
+        unique = set()
+        for index, column, several in await self._ask(connection, _QUERIES["indexes"], (schema, table)):
             indexes.setdefault(index, []).append(str(column).lower())
-        serving = next((index for index, columns in indexes.items() if self._serves(columns, conditions)), None)
-        if serving is not None:
-            self._names["index"] = f" FORCE INDEX ({_quoted(serving)})"
-        by_id = next((index for index, columns in indexes.items() if columns[0] == source.id.lower()), None)
-        if by_id is not None:
-            self._names["by_id"] = f" FORCE INDEX ({_quoted(by_id)})"
+            if not several:
+                unique.add(index)
+        ids = [column.lower() for column in source.ids]
+        by_id = next((index for index, columns in indexes.items() if set(columns[: len(ids)]) == set(ids)), None)
+        self._names["by_id"] = "" if by_id is None else f" FORCE INDEX ({_quoted(by_id)})"
+        serving = None
         try:
-            for query in ("head_beyond", "change"):
-                text, arguments = self._write(query, now, (), [0] if query == "change" else ())
+            for index in (None, *(index for index, columns in indexes.items() if self._serves(columns, conditions))):
+                self._names["index"] = "" if index is None else f" FORCE INDEX ({_quoted(index)})"
+                plan = await self._ask(connection, *self._write("explained", now))
+                if index is not None and not any("filesort" in str(part) for row in plan for part in row):
+                    serving = index
+                    break
+            else:
+                self._names["index"] = ""
+            for changes in filter(None, (source.changes, source.dead)):
+                text, arguments = self._write("change", now, changed=changes)
                 await self._ask(connection, f"EXPLAIN {text}", arguments)
         except MySQLError as error:
+            self._times = None
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
+        self._served = serving is not None
         what = f"{source.table}: {'an index leads' if serving else 'no index leads'} to the due rows"
         columns = ", ".join(_quoted(column) for column in (*sorted(conditions - {source.due.lower()}), source.due))
         advice = (
             f"each look reads rows that are not due; run: CREATE INDEX {_quoted(f'{table}_by_{source.due}'[:64])} "
             f"ON {self._names['table']} ({columns})"
         )
-        return [Finding(serving is not None, what, "" if serving else advice)]
+        sure = any(set(indexes[index]) <= set(ids) for index in unique)
+        return [Finding(self._served, what, "" if serving else advice), is_unique(source, unique=sure)]
 
     def _serves(self, columns: Sequence[str], conditions: Collection[str]) -> bool:
         """Whether an index leads to the rows of `where` in the order of their times."""

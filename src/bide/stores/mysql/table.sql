@@ -4,26 +4,37 @@
 -- empty a moment ago, the server would rather read all of it. Values go in as %s.
 
 -- name: head
-SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), (
-    SELECT {due} FROM {table}{index} WHERE {due} IS NOT NULL AND ({where}){skip} ORDER BY {due} LIMIT 1
-)
+SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), first.* FROM (SELECT 1) AS one LEFT JOIN (
+    SELECT {due}, {id} FROM {table}{index} WHERE {due} IS NOT NULL AND ({where}){skip} ORDER BY {due} LIMIT 1
+) AS first ON TRUE
 
 -- name: head_beyond
-SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), (
-    SELECT {due} FROM {table}{index} WHERE {due} > {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT 1
-)
+SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), first.* FROM (SELECT 1) AS one LEFT JOIN (
+    SELECT {due}, {id} FROM {table}{index} WHERE {due} > {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT 1
+) AS first ON TRUE
+
+-- name: explained
+EXPLAIN SELECT {id} FROM {table}{index} WHERE {due} > {cutoff} AND ({where}) ORDER BY {due} LIMIT 1
 
 -- name: take
 SELECT {id}, {due}{columns} FROM {table}{index} WHERE {due} <= {cutoff} AND ({where}){skip}
 ORDER BY {due} LIMIT {limit} FOR UPDATE SKIP LOCKED
 
+-- name: candidates
+-- where no index leads to the due rows, they are sorted, and a statement that locks would lock all that it sorts
+SELECT {id} FROM {table} WHERE {due} <= {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT {limit}
+
+-- name: take_these
+SELECT {id}, {due}{columns} FROM {table}{by_id} WHERE {found} AND {due} <= {cutoff} AND ({where})
+FOR UPDATE SKIP LOCKED
+
 -- name: change
 -- by the index of the ids: a scan of a small table would wait for rows that others hold
-UPDATE {table}{by_id} SET {changes} WHERE {id} IN ({ids}) AND {due} <= {cutoff} AND ({where})
+UPDATE {table}{by_id} SET {changes} WHERE {found} AND {due} <= {cutoff} AND ({where})
 
 -- name: still_due
 -- UPDATE answers with no rows here, so what the changes leave due is asked for
-SELECT {id} FROM {table} WHERE {id} IN ({ids}) AND {due} <= {cutoff} AND ({where})
+SELECT {id} FROM {table} WHERE {found} AND {due} <= {cutoff} AND ({where})
 
 -- name: clock
 SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) * 1000000 AS UNSIGNED)
@@ -32,6 +43,10 @@ SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) * 1000000 AS UNSIGNED)
 SELECT column_name, data_type FROM information_schema.columns
 WHERE table_schema = coalesce(%s, database()) AND table_name = %s ORDER BY ordinal_position
 
+-- name: kind
+SELECT table_type LIKE '%%VIEW%%', table_schema FROM information_schema.tables
+WHERE table_schema = coalesce(%s, database()) AND table_name = %s
+
 -- name: indexes
-SELECT index_name, column_name FROM information_schema.statistics
+SELECT index_name, column_name, non_unique FROM information_schema.statistics
 WHERE table_schema = coalesce(%s, database()) AND table_name = %s ORDER BY index_name, seq_in_index

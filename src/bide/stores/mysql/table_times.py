@@ -16,7 +16,7 @@ _BEHIND: Millis = 10
 """The offset of a zone is that of so long ago: what is known here of the server's clock may be ahead of it."""
 _MICROSECOND = timedelta(microseconds=1)
 _WHOLE = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
-_NUMBERS = _WHOLE | {"decimal", "float", "double"}
+_NUMBERS = _WHOLE | {"decimal", "double"}
 
 
 class TableTimes:
@@ -32,6 +32,8 @@ class TableTimes:
                 raise SetupError(f'{what}; for numbers give due_is="seconds" or "milliseconds"')
             if kind == "timestamp":
                 self._zone = UTC  # that type has a zone: the session's, and ours is in UTC
+        elif kind == "float":
+            raise SetupError(f"{what}, which holds such times to two minutes only: make it double or bigint")
         elif kind not in _NUMBERS:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for datetimes")
 
@@ -48,9 +50,11 @@ class TableTimes:
         return f"LEAST({shown}, {literal(held.least)})"
 
     def instant_of(self, value: Any) -> Millis:
-        """When a value of the column has come, rounded up."""
+        """When a value of the column has come, rounded up. Raises ValueError for a date such as 0000-00-00."""
         if isinstance(value, datetime):
             return instant_of(value, self._zone)
+        if self._is is DueIs.TIMESTAMP:
+            raise ValueError(f"no date: {value!r}")
         millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
         return max(0, min(millis, LAST_INSTANT))
 

@@ -28,6 +28,8 @@ SESSION = {
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
+AFRESH = "RESET ALL; RESET ROLE; RESET SESSION AUTHORIZATION; SELECT pg_advisory_unlock_all(); UNLISTEN *; "
+"""For a connection that comes back from a handler: what that has set, become or locked is not the next one's."""
 
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time as steady
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,25 +19,21 @@ import asyncpg
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import NewTask
-from bide.core.table_source import STILL_DUE, Sql, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
+from bide.core.table_source import VIEW, Sql, TableSource
+from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address, address_of
-from bide.stores.postgres.connecting import PLANNER, connect
-from bide.stores.postgres.errors import Again, Lost, NotSent, meaning
+from bide.stores.postgres.connecting import PLANNER
+from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
+from bide.stores.postgres.table_connections import AWAY, SILENCE, SOON, TableConnections
 from bide.stores.postgres.table_times import TableTimes
 from bide.stores.server_time import ServerTime, StoreClock
 
-_log = logging.getLogger("bide.table")
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
-_SILENCE = 30.0
-"""Seconds that one statement of ours may take; a handler's own are its own."""
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())
 _THEIRS = "".join(f"SET LOCAL {name} TO DEFAULT;" for name in PLANNER)
-_ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""A machine that is gone without a word holds its rows for three quarters of a minute."""
-_REFUSES = ("22", "23", "44", "P0", *"6789IJKLMNOQRSTUVWYZ")
-"""How the code of an error begins that a row's data is to blame for; those of one letter are a trigger's own."""
+_ALTERED = frozenset({"42P01", "42703", "42883", "42804", "3F000"})
+"""Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
 _UNINDEXED = frozenset({"Seq Scan", "Sort", "Bitmap Heap Scan"})
 
 
@@ -72,24 +67,22 @@ class PostgresTable:
     ) -> None:
         self._address: Address = address_of(url)
         self._source = source
-        self._connections = connections
         self._by_server = clock == "server"
         self._using = using
         self._time = ServerTime()
-        self._looking: Any = None
-        self._turn = asyncio.Lock()
-        self._free: list[Any] = []
-        self._closed = True
-        self._heard: Callable[[], None] | None = None
+        self._connections = TableConnections(self._address, source.channel, kept=connections)
         self._times: TableTimes | None = None
-        self._id_type = ""
+        """None: the table is to be examined, anew maybe."""
+        self._id_types: list[str] = []
+        id_ = ", ".join(map(_quoted, source.ids))
         self._names = {
             "table": ".".join(_quoted(part) for part in source.table.split(".")),
-            "id": _quoted(source.id),
+            "id": id_,
             "due": _quoted(source.due),
             "where": source.where,
             "columns": "".join(f", {_quoted(column)}" for column in source.loaded),
         }
+        self._one_of = f"({id_})" if len(source.ids) > 1 else id_
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._by_server else None
@@ -97,62 +90,56 @@ class PostgresTable:
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
             return None
-        self._heard = heard
+        self._connections.heard = heard
 
         def end() -> None:
-            self._heard = None
+            self._connections.heard = None
 
         return end
 
     # --- open and close
 
     async def open(self) -> list[Finding]:
-        self._closed = False
+        self._connections.open()
         try:
-            async with self._turn:
+            async with self._connections.turn:
                 with self._ours():
-                    return await self._examine(await self._looker())
+                    return await self._examine(await self._connections.looker())
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        self._closed = True
-        looking, self._looking = self._looking, None
-        free, self._free = self._free, []
-        for connection in (looking, *free):
-            await self._let_go(connection)
-
-    async def _let_go(self, connection: Any) -> None:
-        if connection is not None and not connection.is_closed():
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                await connection.close(timeout=_SILENCE)
-
-    async def _looker(self) -> Any:
-        """The connection that looks; a new one if the last broke, and then it listens anew."""
-        if self._closed:
-            raise StoreUnavailable(f"{self._address.shown}: not open")
-        if self._looking is None or self._looking.is_closed():
-            connection = await connect(self._address, within=_SILENCE, session=PLANNER)
-            if self._source.channel is not None and not self._address.pooled:
-                await connection.add_listener(self._source.channel, self._told)
-            self._looking = connection
-        return self._looking
-
-    def _told(self, connection: Any, pid: int, channel: str, text: str) -> None:
-        if self._heard is not None:
-            self._heard()
+        await self._connections.close()
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
         """What goes wrong with a statement of ours, in bide's words."""
         try:
             yield
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, NotSent) as error:
+        except AWAY as error:
+            code = getattr(error, "sqlstate", None)
+            if code in _ALTERED or isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.DataError):
+                self._times = None
             found = meaning(error, self._address.shown)
-            if isinstance(found, Lost | NotSent | Again):
-                found = StoreUnavailable(str(found))
+            if isinstance(found, Again):
+                raise Raced(str(found)) from error
+            if code in _ALTERED or isinstance(found, Lost | NotSent | BadInput):
+                found = StoreUnavailable(f"{self._address.shown}: {said(error)}")
             raise found from error
+
+    @contextmanager
+    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
+        """What the database has against the rows themselves: all but what passes, and what is of the table."""
+        try:
+            yield
+        except asyncpg.PostgresError as error:
+            passes = isinstance(meaning(error, ""), Lost | NotSent | Again) or error.sqlstate in _ALTERED
+            if not rows or passes:
+                raise
+            if type(error) is asyncpg.DataError:  # of our arguments: the type of a column may be another now
+                self._times = None
+            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
 
     # --- statements
 
@@ -162,50 +149,72 @@ class PostgresTable:
     def _about(self, now: Millis) -> Millis:
         return int(self._time.seconds() * 1000) if self._by_server else now
 
-    def _write(self, query: str, now: Millis, skip: Collection[Any], **more: Any) -> tuple[str, Sequence[Any]]:
+    def _write(
+        self, query: str, now: Millis, skip: Collection[Any], changes: Mapping[str, Any] | None = None, **more: Any
+    ) -> tuple[str, Sequence[Any]]:
         """A statement and its arguments."""
         assert self._times is not None
         statement = _Statement()
         at = self._now(statement, now)
         template = _QUERIES[query]
         cutoff = self._times.cutoff(at, self._about(now), statement.given) if "{cutoff}" in template else ""
-        parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": ""}
+        parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": "", "shown": self._times.shown}
         if skip:
-            parts["skip"] = f" AND {self._names['id']} <> ALL ({statement.given(list(skip), f'{self._id_type}[]')})"
+            # as a subquery it is hashed once, however many rows rest
+            parts["skip"] = f" AND {self._one_of} NOT IN ({self._these(statement, skip)})"
         if "limit" in more:
             parts["limit"] = statement.given(more["limit"], "bigint")
-        if "ids" in more:
-            parts["ids"] = statement.given(list(more["ids"]), f"{self._id_type}[]")
+        if "{found}" in template:
+            ids = more["ids"]
+            if len(self._id_types) == 1:
+                found = f"{self._one_of} = ANY ({statement.given(list(ids), f'{self._id_types[0]}[]')})"
+            else:
+                found = f"{self._one_of} IN ({self._these(statement, ids)})"
+            parts["found"] = found
+        if "{changes}" in template:
             written = self._times.written(at, cutoff)
             parts["changes"] = ", ".join(
                 f"{_quoted(column)} = " + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
-                for column, value in self._source.changes.items()
+                for column, value in (self._source.changes if changes is None else changes).items()
             )
         return template.format(**parts), statement.arguments
+
+    def _these(self, statement: _Statement, ids: Collection[Any]) -> str:
+        """A query for ids that we give."""
+        rows = [(identity,) for identity in ids] if len(self._id_types) == 1 else ids
+        columns = ([row[place] for row in rows] for place in range(len(self._id_types)))
+        given = (statement.given(column, f"{kind}[]") for column, kind in zip(columns, self._id_types, strict=True))
+        return f"SELECT * FROM unnest({', '.join(given)})"
 
     # --- look
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
-        async with self._turn:
+        async with self._connections.turn:
             with self._ours():
-                connection = await self._looker()
-                sent = steady.monotonic()
+                connection = await self._connections.looker()
                 try:
+                    if self._times is None:
+                        await self._examine(connection)
+                    text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
+                    sent = steady.monotonic()
                     if self._address.pooled:
                         async with connection.transaction():
-                            await connection.execute(_OURS, timeout=_SILENCE)
-                            [row] = await connection.fetch(text, *arguments, timeout=_SILENCE)
+                            await connection.execute(_OURS, timeout=SILENCE)
+                            [row] = await connection.fetch(text, *arguments, timeout=SILENCE)
                     else:
-                        [row] = await connection.fetch(text, *arguments, timeout=_SILENCE)
-                except BaseException:
-                    connection.terminate()
+                        [row] = await connection.fetch(text, *arguments, timeout=SILENCE)
+                except BaseException as error:
+                    if not isinstance(error, asyncpg.PostgresError):
+                        connection.terminate()
                     raise
         if self._by_server and not self._address.pooled:
             self._time.saw(row["micros"], sent, steady.monotonic())
         assert self._times is not None
-        due = None if row["due"] is None else self._times.instant_of(row["due"])
-        return Head(due, row["micros"] // 1000)
+        due = None if row[1] is None else self._times.instant_of(row[1])
+        return Head(due, row["micros"] // 1000, None if due is None else self._identity(row[2:]))
+
+    def _identity(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(self._source.ids) == 1 else tuple(values)
 
     # --- take
 
@@ -216,112 +225,120 @@ class PostgresTable:
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
-        async with self.take(now=now, limit=limit, skip=skip) as taken:
-            identities = [row.id for row in taken.rows]
-            if new_task is not None and identities:
+        async with self._taken(now, limit, skip) as taken:
+            if new_task is not None and taken.rows:
                 assert taken.joined is not None
                 try:
                     await taken.joined.add([new_task(row) for row in taken.rows], now=now)
                 except BadInput as error:
-                    raise RowRefused(identities, f"it makes no task: {error}") from error
-        return identities
+                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
+        return [row.id for row in taken.rows]
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        async with self._taken(now, 1, (), dead=identity) as taken:
+            return bool(taken.rows)
+
+    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
+        return self._taken(now, limit, skip, lent=True)
 
     @asynccontextmanager
-    async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
+    async def _taken(
+        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
+    ) -> AsyncIterator[Taken]:
         with self._ours():
-            connection = await self._connection()
+            connection, transaction = await self._connections.begun()
         usable = False
         try:
-            transaction = connection.transaction(isolation="read_committed")
-            with self._ours():
-                await transaction.start()
             try:
-                rows = await self._rows(connection, now, limit, skip)
+                rows = await self._rows(connection, now, limit, skip, dead)
                 yield Taken(rows, connection, None if self._using is None else self._using(connection))
                 if not connection.is_in_transaction():
                     raise SetupError("the handler ended the transaction of its row; leave that to the end of it")
             except BaseException:
-                with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                    async with asyncio.timeout(_SILENCE):
+                with suppress(*AWAY):
+                    async with asyncio.timeout(SOON):
                         await transaction.rollback()
                         usable = True
                 raise
-            with self._ours(), _refusing([row.id for row in rows]):
-                async with asyncio.timeout(_SILENCE):
+            with self._ours(), self._refusing(rows):
+                async with asyncio.timeout(SILENCE):
                     await transaction.commit()
             usable = True
         finally:
-            if usable and not self._closed and not connection.is_closed() and len(self._free) < self._connections:
-                self._free.append(connection)
-            elif usable:
-                await self._let_go(connection)
+            if usable:
+                await self._connections.give_back(connection, lent=lent)
             else:
                 connection.terminate()
 
-    async def _connection(self) -> Any:
-        if self._closed:
-            raise StoreUnavailable(f"{self._address.shown}: not open")
-        while self._free:
-            connection = self._free.pop()
-            if not connection.is_closed():
-                return connection
-        return await connect(self._address, within=_SILENCE, session=_ALIVE)
-
-    async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any]) -> list[DueRow]:
+    async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
         """The rows, locked and changed."""
-        assert self._times is not None
-        text, arguments = self._write("take", now, skip, limit=limit)
+        if self._times is None:
+            raise Raced("the table is to be examined anew")
+        text, arguments = self._write("take" if dead is None else "take_one", now, skip, limit=limit, ids=[dead])
         with self._ours():
-            await connection.execute(_OURS, timeout=_SILENCE)
-            found = await connection.fetch(text, *arguments, timeout=_SILENCE)
+            await connection.execute(_OURS, timeout=SILENCE)
+            found = await connection.fetch(text, *arguments, timeout=SILENCE)
         if not found:
             return []
-        names = self._source.loaded
+        names, width = self._source.loaded, len(self._source.ids)
         rows = [
-            DueRow(row[0], self._times.instant_of(row[1]), dict(zip(names, tuple(row)[2:], strict=True)))
-            for row in found
+            DueRow(
+                self._identity(row[:width]),
+                self._times.instant_of(row[width]),
+                dict(zip(names, row[width + 1 :], strict=True)),
+            )
+            for row in map(tuple, found)
         ]
-        identities = [row.id for row in rows]
-        text, arguments = self._write("change", now, (), ids=identities)
+        changes = None if dead is None else self._source.dead
+        text, arguments = self._write("change", now, (), changes, ids=[row.id for row in rows])
         with self._ours():
-            with _refusing(identities):
-                changed: Mapping[Any, bool] = dict(await connection.fetch(text, *arguments, timeout=_SILENCE))
-            await connection.execute(_THEIRS, timeout=_SILENCE)
-        refused = [identity for identity, still in changed.items() if still]
-        if refused:
-            raise RowRefused(refused, STILL_DUE)
-        return [row for row in rows if row.id in changed]
+            with self._refusing(rows):
+                changed = [
+                    (self._identity(row[:width]), row[width])
+                    for row in map(tuple, await connection.fetch(text, *arguments, timeout=SILENCE))
+                ]
+            await connection.execute(_THEIRS, timeout=SILENCE)
+        check_changed(rows, changed)
+        return rows
 
     # --- look whether it is there
 
     async def _examine(self, connection: Any) -> list[Finding]:
         source, where = self._source, self._address.shown.rpartition(" ")[0]
-        found = await connection.fetch(_QUERIES["columns"], self._names["table"], timeout=_SILENCE)
+        found = await connection.fetch(_QUERIES["columns"], self._names["table"], timeout=SILENCE)
         if not found:
             raise SetupError(f"{where}: there is no table {source.table} (names are as the catalog has them)")
-        types = {name: (plain, full) for name, plain, full in found}
+        types = dict(map(tuple, found))
         for column, field in source.named.items():
             if column not in types:
                 raise SetupError(
                     f"{where}: {source.table} has no column {column!r} ({field}); it has {', '.join(types)}"
                 )
-        self._id_type = types[source.id][0]
-        self._times = TableTimes(source, types[source.due][0])
+        [(view, unique)] = await connection.fetch(
+            _QUERIES["kind"], self._names["table"], list(source.ids), timeout=SILENCE
+        )
+        if view:
+            raise SetupError(f"{where}: {source.table} is {VIEW}")
+        self._id_types = [types[column] for column in source.ids]
+        times = TableTimes(source, types[source.due])
 
         async def ask() -> int:
-            return int(await connection.fetchval(_QUERIES["clock"], timeout=_SILENCE))
+            return int(await connection.fetchval(_QUERIES["clock"], timeout=SILENCE))
 
         now = await self._time.look(ask) // 1000
         if self._by_server:
             self._time.warn_of_skew(where)
+        self._times = times
         try:
             text, arguments = self._write("explained", now, ())
             async with connection.transaction():
-                await connection.execute(_OURS, timeout=_SILENCE)
-                [[plan]] = await connection.fetch(text, *arguments, timeout=_SILENCE)
-                text, _ = self._write("change", now, (), ids=[])
-                await connection.prepare(text, timeout=_SILENCE)
+                await connection.execute(_OURS, timeout=SILENCE)
+                [[plan]] = await connection.fetch(text, *arguments, timeout=SILENCE)
+                for changes in filter(None, (source.changes, source.dead)):
+                    text, _ = self._write("change", now, (), changes, ids=[])
+                    await connection.prepare(text, timeout=SILENCE)
         except (asyncpg.SyntaxOrAccessError, asyncpg.DataError, asyncpg.InterfaceError) as error:
+            self._times = None
             if isinstance(error, asyncpg.InsufficientPrivilegeError):
                 raise
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
@@ -334,18 +351,7 @@ class PostgresTable:
             f"each look reads rows that are not due; run: CREATE INDEX CONCURRENTLY {index} "
             f"ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
         )
-        return [Finding(served, what, "" if served else advice)]
-
-
-@contextmanager
-def _refusing(identities: Sequence[Any]) -> Iterator[None]:
-    """What the database has against the rows themselves."""
-    try:
-        yield
-    except asyncpg.PostgresError as error:
-        if identities and str(error.sqlstate).startswith(_REFUSES):
-            raise RowRefused(identities, f"the database refuses the changes: {error}") from error
-        raise
+        return [Finding(served, what, "" if served else advice), is_unique(source, unique=unique)]
 
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

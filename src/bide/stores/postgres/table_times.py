@@ -18,7 +18,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _BEHIND: Millis = 10
 """The offset of a zone is that of so long ago: what is known here of the server's clock may be ahead of it."""
 _WHOLE = frozenset({"smallint", "integer", "bigint"})
-_NUMBERS = _WHOLE | {"numeric", "real", "double precision"}
+_NUMBERS = _WHOLE | {"numeric", "double precision"}
 
 Given = Callable[[Any, str], str]
 """Takes a value and its type, and says what stands for it in the statement."""
@@ -31,11 +31,18 @@ class TableTimes:
         self._zone = source.zone
         self._is = DueIs(source.due_is)
         self._type = kind
+        due = '"' + source.due.replace('"', '""') + '"'
+        self.shown = due
+        """The column, as the driver can read it: its years end at 9999, and begin at 1."""
+        if self._is is DueIs.TIMESTAMP:
+            self.shown = f"least(greatest({due}, '0001-01-03'), '9999-12-29')"
         what = f"{source.table}.{source.due} is of type {kind}"
         if self._is is DueIs.TIMESTAMP:
             self._zoned = kind == "timestamp with time zone"
             if not self._zoned and kind != "timestamp without time zone":
                 raise SetupError(f'{what}; for numbers give due_is="seconds" or "milliseconds"')
+        elif kind == "real":
+            raise SetupError(f"{what}, which holds such times to two minutes only: make it double precision or bigint")
         elif kind not in _NUMBERS:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for timestamps")
 
@@ -62,8 +69,8 @@ class TableTimes:
             if value.tzinfo is None:
                 return instant_of(value, self._zone)
             millis = -((_EPOCH - value) // _MILLISECOND)
-        elif isinstance(value, float) and not math.isfinite(value):
-            millis = LAST_INSTANT if value > 0 else 0
+        elif not math.isfinite(value):  # NaN is behind all others, as the server has it
+            millis = 0 if float(value) < 0 else LAST_INSTANT
         else:
             millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
         return max(0, min(millis, LAST_INSTANT))

@@ -109,7 +109,7 @@ class Lane:
             self.connection.execute(f"RELEASE {_MARK}")
         except sqlite3.OperationalError as error:
             raise _ended(self._path) from error
-        self.connection.execute("COMMIT")
+        patiently(self.connection, "COMMIT")  # in a file without a WAL every reader of another's is in its way
 
     def leave(self) -> None:
         """Roll back what was not committed, and let others write."""

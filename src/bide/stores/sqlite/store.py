@@ -33,7 +33,8 @@ from bide.stores.sqlite import diagnosis, journal, operations, reading, schema
 from bide.stores.sqlite.database import Database, Settings, version_of_file
 from bide.stores.sqlite.joined import JoinedVerbs
 from bide.stores.sqlite.listening import Listener
-from bide.stores.sqlite.table import SqliteTable, StoreFile
+from bide.stores.sqlite.table import SqliteTable
+from bide.stores.sqlite.table_file import StoreFile
 from bide.stores.sqlite.work import Fault, Work
 
 T = TypeVar("T")

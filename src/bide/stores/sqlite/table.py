@@ -7,162 +7,29 @@ tables is opened for this alone (`TableFile`), and keeps whatever journal mode i
 
 from __future__ import annotations
 
-import asyncio
-import os
+import json
+import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import NewTask
-from bide.core.table_source import STILL_DUE, Sql, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, RowRefused, Taken
+from bide.core.table_source import VIEW, Sql, TableSource
+from bide.ports import Clock, DueRow, Finding, Head, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
 from bide.stores.sqlite import operations
-from bide.stores.sqlite.connection import OpenFile, connect, enter
-from bide.stores.sqlite.database import Database
-from bide.stores.sqlite.errors import translate
-from bide.stores.sqlite.lanes import Lanes
-from bide.stores.sqlite.libraries import refuse_others
-from bide.stores.sqlite.listening import CommitListener
-from bide.stores.sqlite.reader import Reader
-from bide.stores.sqlite.room import Room
+from bide.stores.sqlite.errors import code_of, translate
+from bide.stores.sqlite.table_file import File
 from bide.stores.sqlite.table_times import TableTimes
 from bide.stores.sqlite.work import Work
-from bide.stores.sqlite.writer import Writer
 
-T = TypeVar("T")
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
-_CHECKPOINT_PAGES = 1000
-_REFUSES = (sqlite3.IntegrityError, sqlite3.DataError)
-
-
-class File(Protocol):
-    """The file that a table is in, open while the table is."""
-
-    path: str
-
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
-    async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T: ...
-    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T: ...
-    def transaction(self) -> AbstractAsyncContextManager[Joined]: ...
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None: ...
-
-
-class TableFile:
-    """A SQLite file that is nobody's store: opened for its own tables. Raises StoreUnavailable."""
-
-    def __init__(self, path: str, *, synchronous: str = "full") -> None:
-        self.path = os.path.abspath(path)
-        self._synchronous = synchronous
-        self._entered: OpenFile | None = None
-        self._connections: list[sqlite3.Connection] = []
-        self._reader: Reader | None = None
-        self._writer: Writer | None = None
-        self._lanes: Lanes | None = None
-
-    async def open(self) -> None:
-        await asyncio.to_thread(self._open)
-
-    def _open(self) -> None:
-        if not os.path.exists(self.path):
-            raise StoreUnavailable(f"{self.path}: there is no such file; a table to be watched has to be there first")
-        refuse_others(self.path)
-        try:
-            reading, writing = (self._connect() for _ in range(2))
-            status = os.stat(self.path)
-            identity = (os.getpid(), status.st_dev, status.st_ino)
-            self._entered = enter(identity, self.path, {"synchronous": self._synchronous})
-            lock = self._entered.lock
-            self._reader = Reader(self.path, reading)
-            self._writer = Writer(
-                self.path, writing, lock, synchronous=self._synchronous.upper(), fault=None,
-                tell=lambda wakes: None, need_stop=lambda changes: False,
-            )  # fmt: skip
-            self._lanes = Lanes(self.path, self._synchronous, lock, Room(self.path, 0), None, lambda *_: None)
-        except Exception as error:
-            self._close()
-            raise translate(error, self.path, own=False) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = connect(self.path)
-        self._connections.append(connection)
-        _write_back(connection)
-        return connection
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        if self._lanes is not None:
-            self._lanes.close()
-        if self._writer is not None:
-            self._writer.stop()
-        if self._reader is not None:
-            self._reader.stop()
-        for connection in self._connections:
-            connection.close()
-        if self._entered is not None:
-            self._entered.leave()
-        self._connections = []
-        self._lanes = self._reader = self._writer = self._entered = None
-
-    async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
-        if self._reader is None:
-            raise StoreUnavailable(f"{self.path}: not open")
-        return await self._reader.submit(call)
-
-    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T:
-        if self._writer is None:
-            raise StoreUnavailable(f"{self.path}: not open")
-        return await self._writer.submit(call, durable=True, adding=adding)
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Joined]:
-        if self._lanes is None:
-            raise StoreUnavailable(f"{self.path}: not open")
-        async with self._lanes.transaction() as joined:
-            _write_back(joined.connection)
-            yield joined
-
-    def listen(self, heard: Callable[[], None]) -> None:
-        """Nobody tells."""
-
-
-class StoreFile:
-    """The file of an open store."""
-
-    def __init__(self, path: str, opened: Callable[[], Database]) -> None:
-        self.path = path
-        self._opened = opened
-
-    async def open(self) -> None:
-        self._opened()
-
-    async def close(self) -> None:
-        """It is the store's."""
-
-    async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
-        return await self._opened().reader.submit(call)
-
-    async def write(self, call: Callable[[Work], T], *, adding: bool) -> T:
-        database = self._opened()
-        if adding:
-            database.room.check()
-        return await database.writer.submit(call, durable=True, adding=adding)
-
-    def transaction(self) -> AbstractAsyncContextManager[Joined]:
-        return self._opened().lanes.transaction()
-
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
-        database = self._opened()
-        listener = CommitListener(heard, database.stop_listening)
-        database.start_listening(listener)
-        return listener.end
+_FEW = 20
+_ALTERED = re.compile("no such (table|column)|has no column")
 
 
 class SqliteTable:
@@ -173,9 +40,11 @@ class SqliteTable:
         self._file = file
         self._stores_own = stores_own
         self._times = TableTimes(source)
+        ids = ", ".join(map(_quoted, source.ids))
+        self._one_of = f"({ids})" if len(source.ids) > 1 else ids
         self._names = {
             "table": ".".join(_quoted(part) for part in source.table.split(".")),
-            "id": _quoted(source.id),
+            "id": ids,
             "due": _quoted(source.due),
             "where": source.where,
             "due_millis": self._times.millis,
@@ -210,7 +79,12 @@ class SqliteTable:
             return self._run(cursor, text, given).fetchone()
 
         found = await self._file.read(look)
-        return Head(None if found is None else self._times.instant_of(found[0]), now)
+        if found is None:
+            return Head(None, now)
+        return Head(self._times.instant_of(found[0]), now, self._identity(found[1:]))
+
+    def _identity(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(self._source.ids) == 1 else tuple(values)
 
     # --- take
 
@@ -223,16 +97,22 @@ class SqliteTable:
     ) -> list[Any]:
         def call(work: Work) -> list[Any]:
             rows = self._change(work.cursor, now, self._due(work.cursor, now, limit, skip))
-            identities = [row.id for row in rows]
             if new_task is not None and rows:
                 try:
                     operations.add(work, [new_task(row) for row in rows], now=now)
                 except BadInput as error:
-                    raise RowRefused(identities, f"it makes no task: {error}") from error
-            return identities
+                    raise RowRefused(rows, f"it makes no task: {error}") from error
+            return [row.id for row in rows]
 
         # wholly in the writer's thread: nobody waits on the event loop for a lock that is held while the loop is needed
         return await self._file.write(call, adding=new_task is not None)
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        def call(work: Work) -> bool:
+            rows = self._due(work.cursor, now, 1, (), dead=identity)
+            return bool(self._change(work.cursor, now, rows, self._source.dead))
+
+        return await self._file.write(call, adding=False)
 
     @asynccontextmanager
     async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
@@ -241,41 +121,54 @@ class SqliteTable:
             rows = self._change(connection.cursor(), now, self._due(connection.cursor(), now, limit, skip))
             yield Taken(rows, connection, joined if self._stores_own else None)
 
-    def _due(self, cursor: sqlite3.Cursor, now: Millis, limit: int, skip: Collection[Any]) -> list[DueRow]:
+    def _due(
+        self, cursor: sqlite3.Cursor, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None
+    ) -> list[DueRow]:
         given = {**self._times.parameters(now), "limit": limit}
+        found = "" if dead is None else f" AND {self._one_of} IN ({self._these('id', [dead], given)})"
         try:
-            found = self._run(cursor, self._written("take", skip, given), given).fetchall()
+            taken = self._run(cursor, self._written("take", skip, given, found=found), given).fetchall()
         except sqlite3.Error as error:
+            if not code_of(error) and "decode" in str(error):  # a text of the row's
+                raise ValueError(str(error)) from error
             raise translate(error, self._file.path, own=False) from error
-        names = self._source.loaded
-        return [DueRow(row[0], self._times.instant_of(row[1]), dict(zip(names, row[2:], strict=True))) for row in found]
+        names, width = self._source.loaded, len(self._source.ids)
+        return [
+            DueRow(
+                self._identity(row[:width]),
+                self._times.instant_of(row[width]),
+                dict(zip(names, row[width + 1 :], strict=True)),
+            )
+            for row in taken
+        ]
 
-    def _change(self, cursor: sqlite3.Cursor, now: Millis, rows: Sequence[DueRow]) -> list[DueRow]:
-        """Make the changes; the rows that they were made in."""
+    def _change(
+        self, cursor: sqlite3.Cursor, now: Millis, rows: list[DueRow], changes: Mapping[str, Any] | None = None
+    ) -> list[DueRow]:
+        """Make the changes."""
         if not rows:
             return []
+        text, given = self._changing(now, [row.id for row in rows], changes or self._source.changes)
+        try:
+            changed = self._run(cursor, text, given).fetchall()
+        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            if code_of(error) or _ALTERED.search(str(error)):  # of the file, or of the table
+                raise translate(error, self._file.path, own=False) from error
+            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
+        check_changed(rows, [(self._identity(row[:-1]), bool(row[-1])) for row in changed])
+        return rows
+
+    def _changing(self, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         given = self._times.parameters(now)
         written = []
-        for place, (column, value) in enumerate(self._source.changes.items()):
+        for place, (column, value) in enumerate(changes.items()):
             if isinstance(value, Sql):
                 written.append(f"{_quoted(column)} = {value.written(self._times.written(now))}")
             else:
                 given[f"value_{place}"] = value
                 written.append(f"{_quoted(column)} = :value_{place}")
-        identities = [row.id for row in rows]
-        text = self._written(
-            "change", (), given, changes=", ".join(written), ids=_listed("id", identities, given)
-        )  # fmt: skip
-        try:
-            changed: dict[Any, int] = dict(self._run(cursor, text, given).fetchall())
-        except _REFUSES as error:
-            raise RowRefused(identities, f"the database refuses the changes: {error}") from error
-        except sqlite3.Error as error:
-            raise translate(error, self._file.path, own=False) from error
-        refused = [identity for identity, still in changed.items() if still]
-        if refused:
-            raise RowRefused(refused, STILL_DUE)
-        return [row for row in rows if row.id in changed]
+        found = f"{self._one_of} IN ({self._these('id', ids, given)})"
+        return self._written("change", (), given, changes=", ".join(written), found=found), given
 
     def _run(self, cursor: sqlite3.Cursor, text: str, given: dict[str, Any]) -> sqlite3.Cursor:
         cursor.row_factory = None
@@ -288,8 +181,20 @@ class SqliteTable:
         return cursor.execute(text, given)
 
     def _written(self, query: str, skip: Collection[Any], given: dict[str, Any], **more: str) -> str:
-        left_out = f" AND {self._names['id']} NOT IN ({_listed('skip', skip, given)})" if skip else ""
+        left_out = f" AND {self._one_of} NOT IN ({self._these('skip', skip, given)})" if skip else ""
         return _QUERIES[query].format(**self._names, skip=left_out, **more)
+
+    def _these(self, kind: str, ids: Collection[Any], given: dict[str, Any]) -> str:
+        """A list of ids, or a query for them; they go to `given`. As JSON they may be more than a statement has places
+        for, and it is the same statement.
+        """
+        if len(self._source.ids) > 1:
+            rows = (f"({_listed(f'{kind}_{place}', identity, given)})" for place, identity in enumerate(ids))
+            return f"VALUES {', '.join(rows)}"
+        if len(ids) > _FEW and all(isinstance(identity, int | str) for identity in ids):
+            given[kind] = json.dumps(list(ids))
+            return f"SELECT value FROM json_each(:{kind})"
+        return _listed(kind, ids, given)
 
     # --- look whether it is there
 
@@ -297,9 +202,15 @@ class SqliteTable:
         source, path = self._source, self._file.path
         schema, _, table = source.table.rpartition(".")
         of = f"{_quoted(schema)}." if schema else ""
-        there = [row[1] for row in cursor.execute(f"PRAGMA {of}table_info({_quoted(table)})").fetchall()]
+        # with the columns that are generated, and without those that a virtual table hides
+        columns = cursor.execute(f"PRAGMA {of}table_xinfo({_quoted(table)})").fetchall()
+        there = [row[1] for row in columns if row[6] != 1]
         if not there:
             raise SetupError(f"{path}: there is no table {source.table}")
+        if cursor.execute(
+            f"SELECT 1 FROM {of}sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE", (table,)
+        ).fetchone():
+            raise SetupError(f"{path}: {source.table} is {VIEW}")
         known = {name.lower() for name in there}
         for column, field in source.named.items():
             if column.lower() not in known:
@@ -310,15 +221,33 @@ class SqliteTable:
         text = self._written("head_beyond", (), given)
         try:
             plan = [row[3] for row in self._run(cursor, f"EXPLAIN QUERY PLAN {text}", given).fetchall()]
+            for changes in filter(None, (source.changes, source.dead)):
+                text, given = self._changing(0, [self._identity((None,) * len(source.ids))], changes)
+                self._run(cursor, f"EXPLAIN {text}", given).fetchall()
         except sqlite3.Error as error:
-            raise SetupError(f"{path}: {source.table}: the condition {source.where!r} is refused: {error}") from error
+            raise SetupError(f"{path}: {source.table}: `where` or `changes` is refused: {error}") from error
         used = next((words[words.index("INDEX") + 1] for words in map(str.split, plan) if "INDEX" in words), None)
         sorts = any("TEMP B-TREE" in line for line in plan)
         served = used is not None and not sorts and self._narrow(cursor, of, used)
         what = f"{source.table}: {'an index leads to' if served else 'no index leads to'} the due rows"
         index = f"{table}_by_{source.due}"
         advice = f"CREATE INDEX {_quoted(index)} ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
-        return [Finding(served, what, "" if served else f"each look reads many rows; run: {advice}")]
+        unique = self._unique(cursor, of, table, {row[1].lower() for row in columns if row[5]})
+        return [
+            Finding(served, what, "" if served else f"each look reads many rows; run: {advice}"),
+            is_unique(source, unique=unique),
+        ]
+
+    def _unique(self, cursor: sqlite3.Cursor, of: str, table: str, primary: set[str]) -> bool:
+        """Whether the primary key, or an index of the whole table, says that the id is."""
+        ids = {column.lower() for column in self._source.ids}
+        if primary and primary <= ids:
+            return True
+        for index in cursor.execute(f"PRAGMA {of}index_list({_quoted(table)})").fetchall():
+            named = [row[2] for row in cursor.execute(f"PRAGMA {of}index_info({_quoted(index[1])})").fetchall()]
+            if index[2] and not index[4] and all(named) and {name.lower() for name in named} <= ids:
+                return True
+        return False
 
     @staticmethod
     def _narrow(cursor: sqlite3.Cursor, of: str, index: str) -> bool:
@@ -327,11 +256,6 @@ class SqliteTable:
         made = cursor.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()
         partial = made is not None and made[0] is not None and " where " in " ".join(made[0].lower().split())
         return partial or len(columns) > 1
-
-
-def _write_back(connection: sqlite3.Connection) -> None:
-    """Where a store is open its checkpointer writes the log back; else each commit past a size does."""
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
 
 def _quoted(name: str) -> str:

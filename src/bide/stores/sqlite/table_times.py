@@ -40,19 +40,18 @@ class TableTimes:
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
         column = '"' + source.due.replace('"', '""') + '"'
+        self.millis = f"{self._function}({column})"
         if self._kind is DueIs.TIMESTAMP:
-            self.millis = f"{self._function}({column})"
             self.come = f"{column} < :bound AND {self.millis} <= :now"
             self.ahead = f"{column} >= :bound AND {self.millis} > :now"
         else:
-            self.millis = column
             self.come = f"{column} <= :now"
             self.ahead = f"{column} > :now"
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Teach a connection to read these times."""
-        if self._kind is DueIs.TIMESTAMP:
-            connection.create_function(self._function, 1, self._read, deterministic=True)
+        read = self._read if self._kind is DueIs.TIMESTAMP else self._number
+        connection.create_function(self._function, 1, read, deterministic=True)
 
     def unprepared(self, error: sqlite3.Error) -> bool:
         return f"no such function: {self._function}" in str(error)
@@ -70,6 +69,8 @@ class TableTimes:
 
     def instant_of(self, value: Any) -> Millis:
         """What `millis` came to."""
+        if not math.isfinite(value):
+            return 0 if value < 0 else LAST_INSTANT
         millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)
         return max(0, min(millis, LAST_INSTANT))
 
@@ -112,11 +113,17 @@ class TableTimes:
         except ValueError:
             return 0 if moment.year < 1970 else LAST_INSTANT
 
+    def _number(self, value: Any) -> float | None:
+        if value is None or isinstance(value, int | float):
+            return value
+        self._wonder_at(value)
+        return None
+
     def _wonder_at(self, value: Any) -> None:
         text = repr(value)[:80]
         if text not in self._unreadable and len(self._unreadable) < _WARNINGS:
             self._unreadable.add(text)
             _log.warning(
-                "%s.%s: %s is no time in ISO 8601, and is never due; for numbers give due_is=",
-                self._source.table, self._source.due, text,
+                "%s.%s: %s is no time in %s, and is never due%s", self._source.table, self._source.due, text,
+                *(("ISO 8601", "; for numbers give due_is=") if self._kind is DueIs.TIMESTAMP else (self._kind, "")),
             )  # fmt: skip

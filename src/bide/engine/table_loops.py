@@ -1,0 +1,51 @@
+"""The loops over all watched tables of one worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+from bide.engine.tables import TableLoop
+
+__all__ = ["TableLoop", "TableLoops"]
+
+
+class TableLoops(Sequence[TableLoop]):
+    """All tables of one worker."""
+
+    def __init__(self, loops: Iterable[TableLoop]) -> None:
+        self._loops = list(loops)
+        self._started: list[TableLoop] = []
+
+    def __len__(self) -> int:
+        return len(self._loops)
+
+    @overload
+    def __getitem__(self, place: int) -> TableLoop: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[TableLoop]: ...
+    def __getitem__(self, place: int | slice) -> TableLoop | Sequence[TableLoop]:
+        return self._loops[place]
+
+    async def start(self) -> None:
+        """Start them; none, if one cannot be. Raises SetupError, StoreUnavailable."""
+        try:
+            for loop in self._loops:
+                await loop.start()
+                self._started.append(loop)
+        except BaseException:
+            await self.stop(0)
+            raise
+
+    async def stop(self, grace: float) -> None:
+        started, self._started = self._started, []
+        await asyncio.gather(*(loop.stop(grace) for loop in started))
+
+    async def until_empty(self) -> None:
+        await asyncio.gather(*(loop.until_empty() for loop in self._started))
+
+    @property
+    def fired(self) -> int:
+        """Rows that were fired so far."""
+        return sum(loop.stats.fired for loop in self._loops)

@@ -1,0 +1,287 @@
+"""Rows that do not fire: what their table, their handler and their source say to it; the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from tests.tables.conftest import START, Place
+from tests.tables.writing import write
+
+from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Fixed, Retry, Row, Watch
+from bide.core.errors import StoreUnavailable
+from bide.testing.clock import ManualClock
+
+HOUR = 3_600_000
+
+
+def watched(app: Bide, place: Place, answer: Any = None, *, raised: bool = False, **options: Any) -> Watch:
+    """A watch whose handler gives `answer` for row 1, and writes before it does."""
+    watch = app.watch(place.source(**options), retry=Fixed("1m", tries=9))
+
+    @watch.handler
+    async def publish(row: Row) -> Any:
+        await write(row, f"INSERT INTO {place.table.replace('posts', 'log')} VALUES ({row.id})")
+        if row.id != 1:
+            return None
+        if raised:
+            raise answer
+        return answer
+
+    return watch
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_row_that_the_table_keeps_as_it_is_rests_and_is_named_once(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, handled: bool
+) -> None:
+    app = await place.app(clock=clock)
+    await place.keep("kept")
+    if handled:
+        watched(app, place)
+    else:
+        app.watch(place.source(), retry=Fixed("1m", tries=9))
+    loop = await place.loop(app)
+    await place.add(1, START - HOUR, title="kept")
+    for number in (2, 3):
+        await place.add(number, START - number)
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        assert await loop.run_once() == (3, START + 60_000)
+        assert (loop.stats.fired, loop.stats.failed) == (2, 1)
+        clock.advance(60_000)
+        assert await loop.run_once() == (1, START + 120_000)
+    assert caplog.text.count("row 1 ") == 1
+    assert await place.states() == {1: (2, 0), 2: (3, 1), 3: (3, 1)}
+
+
+@pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
+async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 1_050
+    app = await place.app(clock=clock)
+    app.watch(place.source(), retry=Fixed("1h", tries=9))
+    loop = await place.loop(app)
+    await place.add_many(1, count, START - HOUR)
+    await place.run(f"UPDATE {place.table} SET title = 'cursed'")
+    await place.add(count + 1, START - 1)
+    with caplog.at_level(logging.WARNING, "bide.table"):
+        assert (await loop.run_once())[0] == count + 1
+        assert (await place.states())[count + 1] == (3, 1)
+        await place.add(count + 2, START)
+        assert (await loop.run_once())[0] == 1
+    assert (loop.stats.fired, loop.stats.failed) == (2, count)
+    assert len(caplog.records) < 30
+    assert "1000 rows fail" in caplog.text
+
+
+async def test_however_many_rows_are_left_out(place: Place, clock: ManualClock) -> None:
+    count = 3_000
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source())
+    loop = await place.loop(app)
+    await place.add_many(1, count, START - HOUR)
+    skip = range(1, count)
+    head = await loop._table.head(now=START, skip=skip)
+    assert (head.due, head.id) == (START - HOUR, count)
+    assert (await loop._table.head(now=START, skip=[*skip, count])).due is None
+    assert await loop._table.fire(now=START, limit=watch.source.page, skip=skip, new_task=None) == [count]
+
+
+@pytest.mark.parametrize("raised", [False, True])
+@pytest.mark.parametrize(
+    ("outcome", "again"), [(Defer("5s"), 5_000), (Retry("later", delay="9s"), 9_000), (Retry("x"), 60_000)]
+)
+async def test_an_outcome_is_obeyed_and_publishes_nothing(
+    place: Place, clock: ManualClock, outcome: Any, again: int, raised: bool
+) -> None:
+    app = await place.app(clock=clock)
+    watched(app, place, outcome, raised=raised)
+    loop = await place.loop(app)
+    await place.add(1, START - 2)
+    await place.add(2, START - 1)
+    assert (await loop.run_once())[1] == START + again
+    assert await place.states() == {1: (2, 0), 2: (3, 1)}
+    assert await place.run(f"SELECT id FROM {place.table.replace('posts', 'log')}") == [(2,)]
+    assert loop.stats.failed == isinstance(outcome, Retry)
+
+
+@pytest.mark.parametrize("answer", [True, {"ok": 1}, Defer, Done(again_in="1h")])
+async def test_an_answer_that_means_nothing_publishes_nothing(
+    place: Place, clock: ManualClock, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await place.app(clock=clock)
+    watched(app, place, answer)
+    loop = await place.loop(app)
+    await place.add(1, START)
+    await loop.run_once()
+    assert await place.states() == {1: (2, 0)}
+    assert "return None" in caplog.text
+
+
+async def test_done_is_done(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    watched(app, place, Done(), raised=True)
+    loop = await place.loop(app)
+    await place.add(1, START)
+    assert await loop.run_once() == (1, None)
+    assert await place.states() == {1: (3, 1)}
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), ExceptionGroup("", [ValueError()])])
+async def test_whatever_a_handler_raises_is_its_row_s(place: Place, clock: ManualClock, error: BaseException) -> None:
+    app = await place.app(clock=clock)
+    watched(app, place, error, raised=True)
+    loop = await place.loop(app)
+    await place.add(1, START)
+    await place.add(2, START)
+    assert await loop.run_once() == (2, START + 60_000)
+    assert await place.states() == {1: (2, 0), 2: (3, 1)}
+
+
+@pytest.mark.parametrize("error", [StopIteration(), SystemExit(3)])
+async def test_so_is_what_a_plain_function_raises(place: Place, clock: ManualClock, error: BaseException) -> None:
+    app = await place.app(clock=clock)
+
+    @app.watch(place.source(), retry=Fixed("1m", tries=9)).handler
+    def publish(row: Row) -> None:
+        raise error
+
+    loop = await place.loop(app)
+    await place.add(1, START)
+    assert await loop.run_once() == (1, START + 60_000)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_row_is_given_up_after_so_many_tries(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, handled: bool
+) -> None:
+    app = await place.app(clock=clock)
+    if handled:
+        watch = watched(app, place, ValueError("never"), raised=True, tries=2)
+    else:
+        watch = app.watch(place.source(tries=2), retry=Fixed("1m", tries=9))
+    told: list[DeadRow] = []
+    watch.on_dead(told.append)
+    loop = await place.loop(app)
+    await place.add(1, START - 5, title="cursed")
+    await loop.run_once()
+    assert watch.dead == []
+    clock.advance(60_000)
+    with caplog.at_level(logging.ERROR, "bide.table"):
+        await loop.run_once()
+    assert "row 1 is given up" in caplog.text
+    assert (told, loop.stats.dead) == (watch.dead, 1)
+    assert [(row.id, row.due, row.tries) for row in told] == [(1, START - 5, 2)]
+    for _ in range(3):  # it is due still: that is seen, and it is left alone
+        clock.advance(HOUR)
+        await loop.run_once()
+    assert (len(told), len(watch.dead), loop.stats.dead) == (1, 1, 1)
+    await loop.stop(0)
+
+
+async def test_a_row_that_was_given_up_can_be_tried_again(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(tries=1))
+    loop = await place.loop(app)
+    await place.add(1, START - 5, title="cursed")
+    await place.add(2, START - 5, title="cursed")
+    await loop.run_once()
+    assert len(watch.dead) == 2
+    await place.run(f"UPDATE {place.table} SET title = 'blessed'")
+    assert (await loop.run_once())[0] == 0
+    assert watch.redrive(1)
+    assert not watch.redrive(3)
+    assert (await loop.run_once())[0] == 1
+    assert await place.states() == {1: (3, 1), 2: (2, 0)}
+    await place.run(f"UPDATE {place.table} SET due = $1 WHERE id = 2", place.time(START - 4))
+    clock.advance(HOUR)
+    assert (await loop.run_once())[0] == 1, "another time is another life"
+    assert watch.dead == []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_what_becomes_of_a_dead_row_stands_in_its_own_columns(
+    place: Place, clock: ManualClock, refused: bool
+) -> None:
+    app = await place.app(clock=clock)
+    watch = watched(app, place, Dead("no such post"), dead={"status": 9 if not refused else 2})
+    told: list[DeadRow] = []
+    watch.on_dead(told.append)
+    loop = await place.loop(app)
+    await place.add(1, START)
+    await loop.run_once()
+    assert [row.why for row in told] == ["no such post"]
+    assert await place.states() == {1: (2 if refused else 9, 0)}
+    assert await place.run(f"SELECT id FROM {place.table.replace('posts', 'log')}") == []
+    assert [row.id for row in watch.dead] == ([1] if refused else [])
+
+
+async def test_a_hook_that_fails_stops_nothing(place: Place, clock: ManualClock) -> None:
+    app = await place.app(clock=clock)
+    watch = watched(app, place, Dead("never"))
+
+    @watch.on_dead
+    async def tell(row: DeadRow) -> None:
+        raise ValueError("nobody is there")
+
+    loop = await place.loop(app)
+    await place.add(1, START)
+    await place.add(2, START)
+    assert (await loop.run_once())[0] == 1
+    assert await place.states() == {1: (2, 0), 2: (3, 1)}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tries": 0}, {"tries": True}, {"dead": {}}, {"dead": {"id": 3}}, {"dead": 9}, {"id": []}, {"id": 3}]
+)
+def test_what_a_source_cannot_mean(wrong: dict[str, Any]) -> None:
+    from bide import TableSource
+
+    given: dict[str, Any] = {"table": "posts", "due": "due", "where": "status = 2", "changes": {"status": 3}}
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        TableSource(**given | wrong)
+
+
+async def test_rows_that_were_given_up_end_the_wait_for_an_empty_table(place: Place) -> None:
+    app = await place.app()
+    watched(app, place, Dead("never"))
+    await place.add(1, START - 10 * 365 * 24 * HOUR)
+    async with app.worker() as worker:
+        await worker.until_empty()
+    assert await place.states() == {1: (2, 0)}
+
+
+async def test_a_database_that_is_away_at_the_start_is_tried_again(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app's own topics are worked on meanwhile."""
+    app = await place.app()
+    delivered = asyncio.Event()
+
+    @app.handler("other")
+    async def other(task: Any) -> None:
+        delivered.set()
+
+    app.watch(place.source(look_every="20ms"))
+    loops = app.table_loops()
+    monkeypatch.setattr(app, "table_loops", lambda: loops)
+    opened = loops[0]._table.open
+    away = True
+
+    async def open_() -> Any:
+        if away:
+            raise StoreUnavailable("it is away")
+        return await opened()
+
+    monkeypatch.setattr(loops[0]._table, "open", open_)
+    await place.add(1, 0)
+    async with app.worker() as worker:
+        await app.schedule("other", key="1", delay="0s")
+        await asyncio.wait_for(delivered.wait(), 60)
+        away = False
+        await worker.until_empty()
+    assert await place.states() == {1: (3, 1)}
+    assert caplog.text.count("it is away") == 1
