@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,6 +30,8 @@ class Known:
         """Verbs side by side go one after another: a connection does one thing at a time."""
         self.ours = False
         """Whether it was found to be to this very database."""
+        self.gone = False
+        """Whether the server has undone the caller's transaction, and the caller has not yet rolled it back."""
 
 
 class ThreadTurn:
@@ -49,9 +51,20 @@ class ThreadTurn:
 class Whole:
     """The block of one verb. `committing` says whether its end was a commit of its own, and was sent."""
 
-    def __init__(self, driver: Driver, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:
-        """`first`: what is set within it; `last`: what takes that back, in a transaction of the caller's."""
+    def __init__(
+        self,
+        driver: Driver,
+        first: Sequence[str] = (),
+        last: Sequence[str] = (),
+        *,
+        gone: Callable[[Exception], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`first`: what is set within it; `last`: what takes that back, in a transaction of the caller's.
+
+        `gone`: whether it cannot be undone since the server has undone all of the transaction, and what to do then.
+        """
         self._driver = driver
+        self._gone = gone
         self._alone = driver.alone
         self._first = first
         self._last = last
@@ -98,7 +111,12 @@ class Whole:
                     await self._driver.command(f"ROLLBACK TO {_NAME}", f"RELEASE SAVEPOINT {_NAME}")
             self._begun = False
         except BaseException as error:
-            await self._driver.close()
+            usable = False
+            try:
+                usable = isinstance(error, Exception) and self._gone is not None and await self._gone(error)
+            finally:
+                if not usable:
+                    await self._driver.close()
             if not isinstance(error, Exception):
                 raise
 

@@ -100,6 +100,30 @@ async def test_what_one_handler_sets_is_not_the_next_ones(url: str, open_store: 
     assert len(pids) == 1, "it is the same connection all along"
 
 
+async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
+    url: str, open_store: OpensStore, effects: Effects
+) -> None:
+    store = await open_store(url)
+    schema = effects.name.partition(".")[0]
+    await effects.connection.execute(
+        f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO pg_monitor"
+    )
+    async with store.transaction() as joined:
+        await joined.connection.execute(
+            "SET ROLE pg_monitor; SELECT pg_advisory_lock(77); CREATE TEMP TABLE mine (number integer)"
+        )
+        await joined.connection.add_listener("theirs", print)
+        pid = await joined.connection.fetchval("SELECT pg_backend_pid()")
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND pid = $1"
+    assert await effects.connection.fetchval(locks, pid) == 0, "while nobody uses it"
+    async with store.transaction() as joined:
+        assert await joined.connection.fetchval("SELECT pg_backend_pid()") == pid
+        assert await joined.connection.fetchval("SELECT current_user = session_user")
+        assert await joined.connection.fetchval("SELECT to_regclass('pg_temp.mine')") is None
+        assert await joined.connection.fetch("SELECT pg_listening_channels()") == []
+        assert await joined.connection.fetchval("SHOW tcp_keepalives_count") == "4"
+
+
 async def test_connections_that_nobody_needs_are_let_go(
     url: str, open_store: OpensStore, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

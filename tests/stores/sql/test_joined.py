@@ -19,10 +19,12 @@ from tests.stores.sql.callers import Caller, Makes, by_sqlalchemy
 from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.stores.sql.shop import Shop
+from tests.waiting import until
 
 from bide import BadInput, SetupError, StoreUnavailable, Task
 from bide.core.records import At
 from bide.stores.mysql import MySqlStore
+from bide.stores.postgres import joined as postgres_joined
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import NOW, done, lease, new, put
 
@@ -281,12 +283,18 @@ async def test_a_handlers_transaction_knows_nothing_of_the_one_before(shop: Shop
         assert isinstance(store, MySqlStore)
         async with store.transaction() as joined:
             await joined.connection.query("SET SESSION sql_mode = '', time_zone = '+03:00', @mine = 1")
+            await joined.connection.query("SELECT GET_LOCK('of a handler', 0)")
             first = joined.connection
+        assert shop.database.ask(shop.url, "SELECT IS_FREE_LOCK('of a handler')")[0][0] == 1, "while nobody uses it"
         async with store.transaction() as joined:
             assert joined.connection is first
             async with joined.connection.cursor() as cursor:
                 await cursor.execute("SELECT @@time_zone, @mine, 'ä'")
                 assert await cursor.fetchall() == (("+00:00", None, "ä"),)
+            await joined.connection.query("USE information_schema")
+        async with store.transaction() as joined, joined.connection.cursor() as cursor:
+            await cursor.execute("SELECT DATABASE()")
+            assert await cursor.fetchall() != (("information_schema",),)
         with pytest.raises(SetupError, match="inside its block"):
             async with store.transaction() as joined:
                 await joined.connection.commit()
@@ -326,3 +334,67 @@ async def test_a_commit_that_was_cut_is_known_to_be_done_or_not(
     assert (False, True) in outcomes
     if act is Act.LOSE_REPLY:
         assert (True, True) in outcomes, "a commit whose answer was lost was found to be done"
+
+
+# --- what somebody else holds, or undoes
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+async def test_a_verb_waits_so_long_for_a_lock_and_the_transaction_goes_on(
+    shop: Shop, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_joined, "_FIRST", [one.replace("10", "1") for one in postgres_joined._FIRST])
+    await shop.others.schedule("order.close", key="1", delay="1h")
+    async with shop.app, database.somebody(shop.url) as holder, database.somebody(shop.url) as caller:
+        await holder.verb(shop.app, "reschedule", "order.close", "1", delay="2h")
+        await caller.execute("SET LOCAL lock_timeout = 0")
+        with pytest.raises(StoreUnavailable, match="another transaction holds the task"):
+            await caller.verb(shop.app, "cancel", "order.close", "1")
+        assert [tuple(row) for row in await caller.execute("SHOW lock_timeout")] == [("0",)]
+        await caller.verb(shop.app, "schedule", "order.close", key="2", delay="1h")
+        await caller.commit()
+        await holder.rollback()
+    assert await shop.keys() == ["1", "2"]
+
+
+@pytest.mark.parametrize("database", ["mysql"], indirect=True)
+@pytest.mark.parametrize("kind", ["asyncmy", "aiomysql"])
+async def test_after_a_deadlock_the_caller_has_to_roll_back(shop: Shop, database: Database, kind: str) -> None:
+    for key in ("1", "2"):
+        await shop.others.schedule("order.close", key=key, delay="1h")
+    async with shop.app, database.kinds[kind](shop.url) as victim, database.somebody(shop.url) as winner:
+        await victim.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+        await victim.verb(shop.app, "cancel", "order.close", "1")
+        for number in range(10, 30):  # the server undoes who has written less
+            await winner.execute(f"INSERT INTO {shop.orders} VALUES ({number})")
+        await winner.verb(shop.app, "cancel", "order.close", "2")
+        waiting = asyncio.create_task(winner.verb(shop.app, "cancel", "order.close", "1"))
+        locked = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        await until(lambda: shop.database.ask(shop.url, locked)[0][0], "the winner to wait for the victim")
+        with pytest.raises(StoreUnavailable, match="Deadlock"):
+            await victim.verb(shop.app, "cancel", "order.close", "2")
+        await waiting
+        await winner.rollback()
+        await victim.execute(f"INSERT INTO {shop.orders} VALUES (2)")
+        for _ in range(2):
+            with pytest.raises(SetupError, match="roll back"):
+                await victim.verb(shop.app, "schedule", "order.close", key="3", delay="1h")
+        await victim.rollback()
+        await victim.execute(f"INSERT INTO {shop.orders} VALUES (3)")
+        await victim.verb(shop.app, "schedule", "order.close", key="3", delay="1h")
+        await victim.commit()
+    assert (await shop.rows(), await shop.keys()) == (1, ["1", "2", "3"])
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+async def test_threads_may_share_a_connection(shop: Shop, database: Database) -> None:
+    async with database.kinds["psycopg"](shop.url) as caller:
+
+        def schedule(number: int) -> None:
+            for place in range(10):
+                key = f"{number}-{place}"
+                shop.app.sync.using(caller.given).schedule("order.close", key=key, delay="1h")
+
+        await asyncio.gather(*[asyncio.to_thread(schedule, number) for number in range(4)])
+        await caller.commit()
+    assert len(await shop.keys()) == 40

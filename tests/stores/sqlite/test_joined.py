@@ -65,6 +65,21 @@ async def test_an_error_undoes_both(store: SqliteStore, path: str, error: type[B
     assert await settle(store, done(held)), "the lease is still ours"
 
 
+async def test_what_a_handler_sets_in_its_session_is_not_the_next_ones(store: SqliteStore) -> None:
+    async with store.transaction() as open_one:
+        first = open_one.connection
+        first.execute("SELECT count(*) FROM bide_task").fetchone()
+    async with store.transaction() as open_one:
+        assert open_one.connection is first, "what is of the transaction alone leaves nothing behind"
+        first.execute("CREATE TEMP TABLE bide_task (number)")
+        first.execute("PRAGMA query_only = ON")
+        first.isolation_level = "DEFERRED"
+    async with store.transaction() as open_one:
+        await open_one.add([new("k")], now=NOW)
+        assert open_one.connection.isolation_level is None
+    assert [task.key for task in await listed(store, Filter())] == ["k"]
+
+
 async def test_a_cancelled_handler_leaves_nothing_behind(store: SqliteStore) -> None:
     inside = asyncio.Event()
 

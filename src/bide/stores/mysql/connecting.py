@@ -40,6 +40,8 @@ AFRESH = (
     "time_zone = '+00:00'"
 )
 """For a connection that a handler is given: what an earlier one has set is not the next one's."""
+_PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
+"""What a reset leaves as it is."""
 _QUERY, _RESET = 0x03, 0x1F
 _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 
@@ -47,7 +49,7 @@ _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 class Connection:
     """One connection of the driver's."""
 
-    __slots__ = ("driver", "largest", "made_at", "mariadb", "read_only")
+    __slots__ = ("driver", "largest", "made_at", "mariadb", "place", "read_only")
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -57,6 +59,7 @@ class Connection:
         self.read_only = False
         """Whether it was, when the connection was made: then it is a replica, and may be behind."""
         self.mariadb = True
+        self.place: Sequence[Any] = ()
 
     async def ask(self, packet: bytes | str, meanwhile: Callable[[], None] | None = None) -> list[Rows]:
         """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.
@@ -102,8 +105,16 @@ class Connection:
             raise Broken(f"the answer cannot be read: {said(error)}") from error
         return done, None
 
+    async def begin(self) -> None:
+        """A transaction for a handler, on a connection that is new or was reset. Raises Broken where one left it
+        elsewhere: in another database, or role."""
+        [[place]] = await self.ask(f"{AFRESH}; {_PLACE}; BEGIN")
+        if place != (self.place or place):
+            raise Broken("an earlier transaction has left it in another database or role")
+        self.place = place
+
     async def reset(self) -> None:
-        """Forget whatever was set on this connection, without making a new one."""
+        """What a handler has set, locked or made in its session is not the next one's. One round trip."""
         try:
             await self.driver._execute_command(_RESET, b"")
             await self.driver._read_ok_packet()

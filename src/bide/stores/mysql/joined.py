@@ -21,7 +21,7 @@ from bide.stores.batches import Conflicts, merge_earliest
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
-from bide.stores.mysql.errors import Again, Fewer, Lost, NotSent, Taken, by_code, meaning, said
+from bide.stores.mysql.errors import Again, Fewer, Locked, Lost, NotSent, Taken, by_code, meaning, said
 from bide.stores.mysql.lane import Call, Repeated, Runs, Work
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.sizes import slices
@@ -32,6 +32,9 @@ T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
 _SAMPLES = (b"\x00\xff", 1 << 62)
 _READ_ONLY = 1792
+_NO_SAVEPOINT = 1305
+_MARK = "bide_gone"
+"""A savepoint in a transaction that was begun for one that the server has undone: there until the caller ends that."""
 _AT_ONCE = 500
 """Names in one statement: MariaDB makes a table of a list of 1000, unless the connection was told not to."""
 ACCEPTED = (
@@ -218,7 +221,9 @@ class JoinedVerbs:
             driver = await self._driver()
             known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
             async with known.turn:
-                whole = Whole(driver)
+                if known.gone:
+                    await self._check_ended(driver, known)
+                whole = Whole(driver, gone=partial(self._was_undone, driver, known))
                 async with whole:
                     if not known.ours:
                         await self._look(driver)
@@ -232,6 +237,29 @@ class JoinedVerbs:
 
     async def _driver(self) -> Driver:
         raise NotImplementedError
+
+    async def _was_undone(self, driver: Driver, known: Known, error: Exception) -> bool:
+        """Whether the server has undone all of the caller's transaction, as by a deadlock. Nobody has told the caller
+        or the driver, so another one is begun: what comes is not committed statement by statement."""
+        if code_of(error) != _NO_SAVEPOINT:
+            return False
+        known.gone = True
+        await driver.command("ROLLBACK", "BEGIN", f"SAVEPOINT {_MARK}")
+        return True
+
+    async def _check_ended(self, driver: Driver, known: Known) -> None:
+        """Raises SetupError while the caller has not ended a transaction that the server has undone."""
+        try:
+            await driver.command(f"RELEASE SAVEPOINT {_MARK}", f"SAVEPOINT {_MARK}")
+        except Exception as error:
+            if code_of(error) != _NO_SAVEPOINT:
+                raise
+            known.gone = False
+        else:
+            raise SetupError(
+                f"{self._joins.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
+                "back, and begin anew"
+            )
 
     async def _look(self, driver: Driver) -> None:
         """Whether it is a connection to the store's own server, and gives what our statements take. BadInput."""
@@ -260,6 +288,8 @@ class JoinedVerbs:
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
+        if isinstance(found, Locked):
+            return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
         if isinstance(found, Again | NotSent):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from asyncmy.errors import MySQLError
 
-from bide.core.errors import StoreUnavailable
+from bide.core.errors import BideError, StoreUnavailable
 from bide.stores.migrations import Migration, check_version, read_migrations, version_of
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.connecting import Connection, connect
-from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
+from bide.stores.mysql.errors import Broken, Lost, NotSent, meaning
 from bide.stores.mysql.queries import Names, queries_of
 from bide.stores.mysql.statements import Template
 from bide.stores.named_queries import read_statements
@@ -141,4 +141,4 @@ def _without_database(address: Address) -> Address:
 
 
 def _plain(found: Exception) -> Exception:
-    return StoreUnavailable(str(found)) if isinstance(found, NotSent | Lost | Again) else found
+    return found if isinstance(found, BideError) else StoreUnavailable(str(found))

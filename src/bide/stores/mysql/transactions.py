@@ -20,7 +20,7 @@ from bide.core.instants import Millis
 from bide.core.records import Settlement, Topic
 from bide.stores.borrowed import Driver, driver_of
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import AFRESH, Connection, connect
+from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning
 from bide.stores.mysql.joined import JoinedVerbs, Joins
 from bide.stores.mysql.lane import Call, Lane
@@ -119,7 +119,8 @@ class Transactions:
             lent = await self._begun()
             driver = lent.connection.driver
             joined = OwnTransaction(self._joins, driver, self._leased)
-            self._joins.known.setdefault(driver, Known()).ours = True
+            known = self._joins.known.setdefault(driver, Known())
+            known.ours, known.gone = True, False
             try:
                 yield joined
                 joined.over = True
@@ -128,10 +129,10 @@ class Transactions:
                 joined.over = True
                 await self._undo(lent)
                 raise
-            self._give_back(lent)
             self._leased.settled(joined.settled)
             if joined.wakes:
                 self._committed(joined.wakes)
+            await self._give_back(lent)
 
     async def _begun(self) -> Lent:
         """A connection with a transaction that has just begun. Raises StoreUnavailable."""
@@ -145,8 +146,7 @@ class Transactions:
                 lent.connection.check_writable(self._address.shown)
                 lent.number += 1
                 async with asyncio.timeout(self._silence):
-                    await lent.connection.reset()
-                    await lent.connection.ask(f"{AFRESH}; BEGIN")
+                    await lent.connection.begin()
                 return lent
             except (NotSent, MySQLError, Broken, OSError, TimeoutError) as error:
                 if lent is not None:
@@ -204,14 +204,23 @@ class Transactions:
             if connection.usable:
                 async with asyncio.timeout(self._silence):
                     await connection.ask("ROLLBACK")
-                self._give_back(lent)
+                await self._give_back(lent)
         except (MySQLError, Broken, OSError, TimeoutError):
             connection.drop()
         except BaseException:
             connection.drop()
             raise
 
-    def _give_back(self, lent: Lent) -> None:
+    async def _give_back(self, lent: Lent) -> None:
+        """To who comes next, as if nobody had used it; else it is dropped."""
+        try:
+            async with asyncio.timeout(self._silence):
+                await lent.connection.reset()
+        except (MySQLError, Broken, OSError, TimeoutError):
+            lent.connection.drop()
+        except BaseException:
+            lent.connection.drop()
+            raise
         now = time.monotonic()
         if self._closed or not lent.connection.usable:
             lent.connection.drop()

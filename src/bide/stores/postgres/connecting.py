@@ -31,6 +31,10 @@ SESSION = {
 AFRESH = "RESET ALL; RESET ROLE; RESET SESSION AUTHORIZATION; SELECT pg_advisory_unlock_all(); UNLISTEN *; "
 """For a connection that comes back from a handler: what that has set, become or locked is not the next one's."""
 
+_FORGET = (
+    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); UNLISTEN *; CLOSE ALL; "
+    "DISCARD TEMP; DISCARD SEQUENCES; "
+)
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""
 _ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
@@ -51,6 +55,12 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     """
 
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
+    settings = ""
+    """Statements that make those that it was opened with."""
+
+    def get_reset_query(self) -> str:
+        """For `reset`: what a handler has set, locked or made in its session is not the next one's. One round trip."""
+        return _FORGET + self.settings
 
     async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:
         known, found = self._known
@@ -74,9 +84,9 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         )
         if session and not address.pooled:  # else the next client would have these settings
             # in a statement of their own, and not as the connection begins, where proxies refuse them
-            settings = "".join(f"SET {name} = {value};" for name, value in session.items())
+            connection.settings = "".join(f"SET {name} = {value};" for name, value in session.items())
             try:
-                await connection.execute(settings, timeout=within)
+                await connection.execute(connection.settings, timeout=within)
             except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
                 connection.terminate()
                 raise

@@ -21,7 +21,7 @@ from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref,
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.postgres import adding, operations, reading
-from bide.stores.postgres.errors import Lost, by_code, meaning, said
+from bide.stores.postgres.errors import Locked, Lost, by_code, meaning, said
 from bide.stores.postgres.lane import Call, Row, Work
 from bide.stores.whole import Known, Whole
 
@@ -36,11 +36,18 @@ _UNUSABLE = {
     "25P02": "an earlier statement of its transaction failed: roll that back",
     "25006": "its transaction is read-only",
 }
-_PLAN_ANEW = (
-    "SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true)",
+_FIRST = (
+    "SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true), "
+    "set_config('bide.patience', current_setting('lock_timeout'), true)",
     "SET LOCAL plan_cache_mode = force_custom_plan",
+    "SELECT set_config('lock_timeout', '10s', true) "
+    "WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'",
 )
-_PLAN_AS_BEFORE = "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true)"
+"""What holds for a verb: its plans, and that it waits for a lock so long at most; the caller may have said less."""
+_LAST = (
+    "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true), "
+    "set_config('lock_timeout', current_setting('bide.patience'), true)",
+)
 ACCEPTED = (
     "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
     "synchronous or not, over one of these two) or Django (over psycopg 3)"
@@ -174,7 +181,7 @@ class JoinedVerbs:
             driver = await self._driver()
             known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
             async with known.turn:
-                whole = Whole(driver, first=_PLAN_ANEW, last=(_PLAN_AS_BEFORE,))
+                whole = Whole(driver, first=_FIRST, last=_LAST)
                 async with whole:
                     if not known.ours:
                         await self._look(driver)
@@ -227,6 +234,8 @@ class JoinedVerbs:
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
+        if isinstance(found, Locked):
+            return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
         if found is not error and not isinstance(found, BideError):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from bide.core.errors import StoreUnavailable
+from bide.core.errors import BideError, StoreUnavailable
 from bide.stores.migrations import Migration, check_version, read_migrations, version_of
 from bide.stores.named_queries import read_statements
 from bide.stores.postgres.address import Address, address_of
@@ -69,7 +69,7 @@ def statements(address: Address, since: int = 0) -> list[str]:
 async def apply(connection: Any, address: Address) -> list[str]:
     """Bring the schema to what this code wants, in one transaction under an advisory lock; the names of the steps."""
     async with connection.transaction():
-        lock = Names(address.schema, address.prefix).lock - 1
+        lock = Names(address.schema, "").lock - 1  # one for all prefixes, since the first of them makes the schema
         await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
         version = await found_version(connection, address)  # now that nobody else is about to change it
         for statement in await _missing(connection, address, version):
@@ -129,4 +129,4 @@ async def _connected(url: str, work: Callable[[Any, Address], Awaitable[T]]) -> 
 
 
 def _plain(found: Exception) -> Exception:
-    return StoreUnavailable(str(found)) if isinstance(found, NotSent | Lost) else found
+    return found if isinstance(found, BideError) else StoreUnavailable(str(found))

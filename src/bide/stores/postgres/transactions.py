@@ -36,8 +36,6 @@ _SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
-_AFRESH = "RESET ALL; " + "".join(f"SET {name} = {value}; " for name, value in _SESSION.items())
-"""What an earlier handler has set is not the next one's."""
 
 
 class Lent:
@@ -92,7 +90,6 @@ class Transactions:
         self._keep = keep
         self._committed = committed
         self._silence = silence
-        self._afresh = "" if address.pooled else _AFRESH
         self._places = asyncio.Semaphore(MOST)
         self._owners: set[asyncio.Task[Any] | None] = set()
         self._idle: list[Lent] = []
@@ -121,9 +118,9 @@ class Transactions:
                 raise
             finally:
                 self._owners.discard(own)
-            self._give_back(lent)
             if joined.wakes:
                 self._committed(joined.wakes)
+            await self._give_back(lent)
 
     async def _begun(self) -> Lent:
         """A connection with a transaction that has just begun. Raises StoreUnavailable."""
@@ -152,14 +149,14 @@ class Transactions:
             lent.transaction = lent.connection.transaction(isolation="read_committed")
             async with asyncio.timeout(self._silence):
                 await lent.transaction.start()
-                await lent.connection.execute(f"{self._afresh}SET LOCAL bide.transaction = '{lent.number}'")
+                await lent.connection.execute(f"SET LOCAL bide.transaction = '{lent.number}'")
         except BaseException:
             lent.connection.terminate()
             raise
 
     async def _made_new(self) -> Lent:
         self._made += 1
-        connection = await connect(self._address, within=self._silence, session={})
+        connection = await connect(self._address, within=self._silence, session=_SESSION)
         return Lent(connection, f"{self._name}:transaction{self._made}")
 
     async def _commit(self, lent: Lent) -> None:
@@ -212,7 +209,7 @@ class Transactions:
             if connection.is_in_transaction():
                 async with asyncio.timeout(self._silence):
                     await lent.transaction.rollback()
-                self._give_back(lent)
+                await self._give_back(lent)
             else:  # somebody ended it, and the driver does not know
                 connection.terminate()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
@@ -221,9 +218,19 @@ class Transactions:
             connection.terminate()
             raise
 
-    def _give_back(self, lent: Lent) -> None:
-        if self._closed or lent.connection.is_closed():
-            lent.connection.terminate()
+    async def _give_back(self, lent: Lent) -> None:
+        """To who comes next, as if nobody had used it; else it is closed."""
+        connection = lent.connection
+        try:
+            if not self._address.pooled:  # there the session is nobody's
+                await connection.reset(timeout=self._silence)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            connection.terminate()
+        except BaseException:
+            connection.terminate()
+            raise
+        if self._closed or connection.is_closed():
+            connection.terminate()
             return
         lent.idle_since = time.monotonic()
         self._idle.append(lent)

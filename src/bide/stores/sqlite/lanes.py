@@ -26,10 +26,26 @@ T = TypeVar("T")
 _MARK = "bide_joined"
 """A savepoint that the transaction begins with: it is gone if somebody ended that one, even if they began another."""
 CACHE_KIB = 1024
+_OF_A_SESSION = frozenset({
+    sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+})  # fmt: skip
+"""What outlives a transaction, and is not the next one's."""
 
 
 class LentConnection(sqlite3.Connection):
     """A connection inside a transaction that is not the borrower's to end."""
+
+    spent = False
+    """Whether something was done that is the session's: then nobody else gets it."""
+
+    def watch(self) -> None:
+        def note(action: int, *_: object) -> int:
+            if action in _OF_A_SESSION:
+                self.spent = True
+            return sqlite3.SQLITE_OK
+
+        self.set_authorizer(note)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SetupError(
@@ -96,6 +112,7 @@ class Lane:
             assert isinstance(connection, LentConnection)
             connection.execute("PRAGMA busy_timeout = 0")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.watch()
             self.connection = connection
         self._lock.acquire()
         self._locked = True
@@ -113,14 +130,25 @@ class Lane:
 
     def leave(self) -> None:
         """Roll back what was not committed, and let others write."""
-        if self.connection is not None:
-            self.connection.row_factory = None
-            self.connection.text_factory = str
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-        if self._locked:
-            self._locked = False
-            self._lock.release()
+        connection = self.connection
+        try:
+            if connection is not None:
+                connection.row_factory = None
+                connection.text_factory = str
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                connection.isolation_level = None
+        except BaseException:
+            assert connection is not None
+            connection.spent = True
+            raise
+        finally:
+            if connection is not None and connection.spent:
+                self.connection = None
+                sqlite3.Connection.close(connection)
+            if self._locked:
+                self._locked = False
+                self._lock.release()
 
     def close(self) -> None:
         """End the thread. Blocks; a transaction that is open comes to nothing."""
