@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.waiting import elapse
+from tests.engine.conftest import stores
+from tests.waiting import block, elapse, forever, pause, until
 
-from bide import Task
+from bide import Bide, StoreUnavailable, Task
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -64,3 +66,131 @@ def test_a_loop_that_stood_still_longer_than_a_lease_says_so(virtual: Tell, capl
         virtual(story)
     assert "blocked for 17.0 s" in caplog.text
     assert "plain function" in caplog.text
+
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_a_loop_that_stood_still_settles_and_extends_before_it_leases(store_url: str) -> None:
+    """One process: nobody else could have taken what it holds, so it must not take it itself."""
+    app, runs = Bide(store_url, lease="500ms"), list[str]()
+    blocked = asyncio.Event()
+
+    @app.handler("work", concurrency=8)
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        if task.key == "waits":
+            await blocked.wait()
+            await pause(0.1, why="it is still held when the worker looks again")
+        else:
+            block(1.2, why="a handler that computes without awaiting, for longer than its lease")
+            blocked.set()
+
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="waits", delay="0s")
+        await until(lambda: runs, "the one that waits to begin")
+        await work.schedule(None, key="blocks", delay="0s")
+        await worker.until_empty()
+        assert worker.stats.done == 2
+    assert sorted(runs) == ["blocks", "waits"]
+
+
+def test_what_waited_for_its_turn_behind_those_who_block_is_not_lost(virtual: Tell) -> None:
+    """Nothing dies that never ran."""
+
+    async def story(world: World) -> None:
+        app, runs = world.app(lease="1s"), list[str]()
+
+        @app.handler("work", losses=2)
+        async def work(task: Task[Any]) -> None:
+            runs.append(task.key)
+            world.loop._jumping.now += 0.9
+
+        async with app, app.worker() as worker:
+            await app.schedule_many([work.new(None, key=f"{number:02}", delay="0s") for number in range(20)])
+            await worker.until_empty()
+            assert (worker.stats.done, worker.stats.dead) == (20, 0)
+        assert sorted(runs) == [f"{number:02}" for number in range(20)]
+
+    virtual(story)
+
+
+def test_an_outcome_that_the_store_could_not_take_goes_before_a_lease_of_its_task(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, runs = world.app(lease="3s"), list[str]()
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            runs.append(task.key)
+            world.store.fault = away
+
+        def away(point: str) -> BaseException | None:
+            settles = point == "settle:before" and world.elapsed < 2_950
+            return StoreUnavailable("away") if settles else None
+
+        async with app, app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await world.until(lambda: worker.stats.done == 1)
+        assert runs == ["k"]
+
+    virtual(story)
+
+
+@pytest.mark.parametrize("verb", ["extend", "purge", "announce", "get"])
+def test_a_defect_of_the_store_ends_nothing_and_is_logged(
+    virtual: Tell, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    """As leasing goes on: loudly."""
+
+    async def story(world: World) -> None:
+        app, runs = world.app(lease="3s"), list[str]()
+        done, failed = getattr(world.memory, verb, None), 0
+
+        async def defective(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failed
+            failed += 1
+            if failed == 2:
+                raise ValueError("a defect")
+            return await done(*args, **kwargs) if done else {}
+
+        setattr(world.memory, verb, defective)
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            runs.append(task.key)
+            if verb == "get":
+                await task.extend("1h")
+            await elapse(200)
+
+        async with app, app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await worker.until_empty()
+        assert (runs, worker.stats.lost) == (["k"], 0)
+        assert failed > 2
+
+    virtual(story)
+    assert "a defect" in caplog.text
+
+
+def test_the_keeper_never_shortens_what_a_handler_has_extended(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, told = world.app(lease="3s"), list[int]()
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            assert await task.extend("1h")
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                told.append(world.elapsed)
+                raise
+
+        async with app, app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await world.pause(60)
+            task = await app.get("work", "k")
+            assert task is not None
+            assert (task.record.wake_at, worker.stats.lost) == (world.start + 3_600_000, 0)
+            await app.cancel("work", "k")
+            await world.until(lambda: bool(told))
+        assert told[0] <= 61_100, "a cancel is told within a lease all the same"
+
+    virtual(story)

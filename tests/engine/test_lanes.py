@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.waiting import PATIENCE, forever, until
+from tests.waiting import PATIENCE, elapse, forever, until
 
 from bide import Bide, Task
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Tell, World
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])
@@ -55,3 +58,31 @@ async def test_lanes_that_somebody_cancels_are_replaced() -> None:
             for lane in list(worker._lanes["work"]._lanes):
                 lane.cancel()
     assert seen == ["0", "1", "2", "3", "4"]
+
+
+def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(virtual: Tell, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        app, cancels, may_end = world.app(grace="1s"), list[int](), False
+
+        @app.handler("deaf")
+        async def deaf(task: Task[Any]) -> None:
+            while not may_end:
+                try:
+                    await elapse(0.5)
+                except asyncio.CancelledError:
+                    cancels.append(world.elapsed)
+
+        async with app:
+            async with app.worker() as worker:
+                await deaf.schedule(None, key="k", delay="0s")
+                await world.until(lambda: worker.stats.leased == 1)
+            assert world.elapsed < 10_000
+            may_end = True
+            await elapse(1)
+            task = await app.get("deaf", "k")
+            assert task is not None
+            assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
+        assert cancels
+
+    virtual(story)
+    assert "deaf/k goes on although it was cancelled" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ async def test_who_is_away_holds_back_nobody_else() -> None:
 async def test_it_can_be_drained_after_its_task_was_cancelled(*, begun: bool) -> None:
     """As asyncio.run does with every task once. What was on its way is delivered again, what comes after is settled."""
     told, calls = list[str](), asyncio.Event()
-    delivery: Any = None
+    delivery: Any = SimpleNamespace(expires=1.0)
 
     async def settle(outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         if not calls.is_set():

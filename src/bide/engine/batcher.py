@@ -45,29 +45,28 @@ class Batcher(Generic[Asked, Got]):
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """However it ended: also if it was cancelled before its first step."""
+        """However it ended, also if it was cancelled before its first step: what came meanwhile goes now."""
         self._task = None
         if self._asked:
             self._start()
 
     async def _flush(self) -> None:
-        while self._asked:
-            asked, futures = self._asked[: self._limit], self._futures[: self._limit]
-            del self._asked[: self._limit], self._futures[: self._limit]
-            try:
-                got = await self._send(asked)
-                if len(got) != len(asked):
-                    raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
-            except PartlyFailed as partly:
-                self._tell(futures, partly.answers)
-            except Exception as error:  # noqa: BLE001 - every caller of the batch is told
-                self._tell(futures, [error] * len(futures))
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
-            else:
-                self._tell(futures, got)
+        asked, futures = self._asked[: self._limit], self._futures[: self._limit]
+        del self._asked[: self._limit], self._futures[: self._limit]
+        try:
+            got = await self._send(asked)
+            if len(got) != len(asked):
+                raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
+        except PartlyFailed as partly:
+            self._tell(futures, partly.answers)
+        except Exception as error:  # noqa: BLE001 - every caller of the batch is told
+            self._tell(futures, [error] * len(futures))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        else:
+            self._tell(futures, got)
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
         """Each its own answer, or the error that befell it."""

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from bide.core.errors import StoreError
-from bide.core.events import EventKind, event_of
+from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.records import Lease, Record, Settlement, Topic
 from bide.engine.history import History
@@ -300,8 +300,7 @@ class Desk:
         task.add_done_callback(self._afterwards.discard)
 
     def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
-        began = None if kind is EventKind.LOSS else record.started_at
-        self._recorder.note(event_of(record, kind, at=self._clock.now(), who=who, what=what, was=began))
+        self._recorder.delivered(record, kind, what, at=self._clock.now(), who=who, wake=None)
 
     # --- wake-ups
 

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
+from bide.core.lifecycle import holds
 from bide.engine.delivery import Delivery
+from bide.engine.settler import Settler
 from bide.ports import Clock, Store
 
 _log = logging.getLogger("bide.keeper")
+_LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
 
 
 class Keeper:
@@ -30,8 +33,21 @@ class Keeper:
         self._lease = lease
         self._held = held
         self._lost = lost
+        self._asked_at = asyncio.get_running_loop().time()
         self.blocked = 0
         """How often the event loop was found blocked for longer than a lease."""
+
+    async def catch_up(self, settler: Settler) -> None:
+        """Before a lease: settle what has ended and extend what is held, where a lease may have run out by now.
+
+        Else a worker whose event loop stood still would lease its own tasks, and run them again. Costs nothing as long
+        as all that comes in time by itself.
+        """
+        now, third = asyncio.get_running_loop().time(), self._lease / 3000
+        if settler.behind(now + third):
+            await settler.catch_up(now + third)
+        if now - self._asked_at > 2 * third:
+            await self.extend()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -47,14 +63,26 @@ class Keeper:
                     "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
                     "make it a plain function, so that it runs in a thread", behind,
                 )  # fmt: skip
-            await self.extend()
+            try:
+                await self.extend()
+            except Exception:  # noqa: BLE001 - a keeper outlives its defects, loudly
+                _log.exception("a defect stopped the extension of leases; trying again in %.2f s", pause)
 
     async def extend(self) -> None:
-        """One call for everything that is held now."""
-        held = [delivery for delivery in self._held() if not delivery.over]
-        if not held:
-            return
+        """One call for everything that is held now; and one look at what its handler has extended for longer."""
         asked_at = asyncio.get_running_loop().time()
+        expires = asked_at + self._lease / 1000
+        held, longer = list[Delivery](), list[Delivery]()
+        for delivery in self._held():
+            if not delivery.over:
+                (held if delivery.expires < expires else longer).append(delivery)
+        if held:
+            await self._keep(held, expires)
+        self._asked_at = asked_at
+        if longer:
+            await self._look_at(longer)
+
+    async def _keep(self, held: list[Delivery], expires: float) -> None:
         now = self._clock.now()
         kept: Sequence[object]
         try:
@@ -71,6 +99,17 @@ class Keeper:
             if isinstance(ok, StoreError):
                 continue
             if ok:
-                delivery.expires = asked_at + self._lease / 1000
+                delivery.expires = max(delivery.expires, expires)
             elif not delivery.over:
-                self._lost(delivery, "the lease was refused: cancelled, replaced, or held by somebody else now")
+                self._lost(delivery, _LOST)
+
+    async def _look_at(self, longer: list[Delivery]) -> None:
+        """An extension would make these leases shorter; but they may have been lost all the same."""
+        try:
+            found = await self._store.get([delivery.record.ref for delivery in longer])
+        except StoreError as error:
+            _log.warning("%d leases could not be looked at: %s", len(longer), error)
+            return
+        for delivery, record in zip(longer, found, strict=True):
+            if not delivery.over and not holds(record, delivery.token):
+                self._lost(delivery, _LOST)

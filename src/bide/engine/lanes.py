@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
 """Seconds that a lane may run handlers without letting the event loop breathe."""
+_LAST_WAIT = 5.0
+"""Seconds that a handler has to end after it was cancelled as its worker stops."""
 
 Ended = Callable[["Delivery", Outcome | BaseException | None], None]
 
@@ -41,6 +43,7 @@ class Lanes:
         ended: Ended,
         freed: Callable[[Lanes], None],
         timed_out: Callable[[Delivery], None],
+        hand_back: Callable[[list[Delivery]], None],
     ) -> None:
         self.route = route
         self.hungry = False
@@ -52,6 +55,7 @@ class Lanes:
         self._ended = ended
         self._freed = freed
         self._timed_out = timed_out
+        self._hand_back = hand_back
         self._loop = asyncio.get_running_loop()
         self._deliver = route.sink.deliver
         self._timeout = None if route.timeout is None else route.timeout / 1000
@@ -110,6 +114,8 @@ class Lanes:
                         self._wake_one()
                     now = loop.time()
                     if delivery.over or now >= delivery.expires:
+                        if not delivery.over:
+                            self._hand_back([delivery])  # no handler has seen it, so it must not count as lost
                         self._done_with(delivery)
                         continue
                     if not await self._run(delivery, me) or copy_context() != base:
@@ -141,7 +147,7 @@ class Lanes:
         try:
             ended = await self._deliver(delivery)
         except GeneratorExit as raised:
-            if self._loop.is_closed():  # it is not the handler's: this coroutine itself is thrown away
+            if not _is_current(me):  # it is not the handler's: this coroutine itself is thrown away
                 self._closing = True
                 raise
             ended = raised
@@ -183,12 +189,23 @@ class Lanes:
         return not self.occupied
 
     async def close(self) -> None:
-        """End the lanes; whatever still runs is cancelled."""
+        """End the lanes; whatever still runs is cancelled. What goes on all the same is named, and left behind."""
         self._closing = True
         for lane in list(self._lanes):
             lane.cancel()
         if self._lanes:
-            await asyncio.wait(self._lanes)
+            await asyncio.wait(self._lanes, timeout=_LAST_WAIT)
+        for delivery in self.running:
+            _log.error("%s/%s goes on although it was cancelled: nobody waits for it any more, and it is delivered "
+                       "again when its lease has ended", delivery.topic, delivery.key)  # fmt: skip
+            delivery.over = True
+
+
+def _is_current(task: asyncio.Task[Any]) -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs
+        return False
 
 
 def log_defect(task: asyncio.Task[Any]) -> None:

@@ -117,6 +117,8 @@ class HeldBack:
                 await self._look()
             except StoreError as error:
                 _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
+            except Exception:  # noqa: BLE001 - who leases outlives their defects, loudly
+                _log.exception("a defect stopped a look at pauses; trying again in %.0f s", EVERY)
 
     async def _look(self) -> None:
         async with self._turn:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -27,6 +28,8 @@ _LIMIT = 1_000
 _GATHER = 0.01
 """Seconds that outcomes gather while a backlog is worked off."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_CATCHING_UP = 1.0
+"""Seconds that a lease waits at most for outcomes whose own leases have run out."""
 
 Told = Callable[[Delivery, Settlement, bool], None]
 
@@ -45,6 +48,26 @@ class Settler:
         if outbox is None:
             outbox = self._outboxes[part] = self._make()
         outbox.put(delivery, settlement)
+
+    def behind(self, by: float) -> list[_Outbox]:
+        """Those with outcomes whose leases end before `by`; but none that waits for one part of the store among many.
+
+        Such a task would be leased again by its own worker, and run again, before it is settled.
+        """
+        return [
+            outbox
+            for outbox in self._outboxes.values()
+            if outbox.earliest < by and (self._part_of is None or not outbox.failing)
+        ]
+
+    async def catch_up(self, by: float) -> None:
+        """Before a lease: see that those outcomes are told first, as long as the store takes them."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + _CATCHING_UP
+        while (late := self.behind(by)) and loop.time() < ends:
+            await asyncio.wait([outbox.hurry() for outbox in late], timeout=_CATCHING_UP)
+            if any(outbox.failing for outbox in late):
+                return
 
     async def drain(self) -> None:
         """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
@@ -66,9 +89,21 @@ class _Outbox:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._earliest = self._sending = math.inf
+        """When the first of the leases ends whose outcomes wait, and of those that are on their way."""
+        self._answered: asyncio.Future[None] | None = None
+        self._pausing: asyncio.Future[None] | None = None
+        self.failing = False
+        """Whether the store did not take what was sent last."""
+
+    @property
+    def earliest(self) -> float:
+        return min(self._earliest, self._sending)
 
     def put(self, delivery: Delivery, settlement: Settlement) -> None:
         self._outbox.append((delivery, settlement))
+        if delivery.expires < self._earliest:
+            self._earliest = delivery.expires
         if not self._busy:
             self._busy = True
             self._later()
@@ -84,13 +119,17 @@ class _Outbox:
         self._timer = None
         batch = self._outbox[:_LIMIT]
         del self._outbox[:_LIMIT]
+        self._sending = self._earliest
+        if not self._outbox:
+            self._earliest = math.inf
         self._task = self._loop.create_task(self._send(batch), name="bide settler")
         self._task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         """However it ended: also if it was cancelled before its first step."""
         log_defect(task)
-        self._task = None
+        self._task, self._sending = None, math.inf
+        self._told_all(failing=False)
         if self._outbox:
             self._later()
         else:
@@ -109,14 +148,33 @@ class _Outbox:
             failed = [ok for ok in accepted if isinstance(ok, StoreError)]
             if not failed:
                 return
+            self._told_all(failing=True)
             batch = [one for one, ok in zip(batch, accepted, strict=True) if isinstance(ok, StoreError)]
             if self._closing:
                 _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
                            len(batch), failed[0])  # fmt: skip
                 return
             _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(batch), pause, failed[0])
-            await asyncio.sleep(pause)
+            self._pausing = self._loop.create_future()
+            await asyncio.wait([self._pausing], timeout=pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def hurry(self) -> asyncio.Future[None]:
+        """Send now what waits for a moment; what is returned is done when the store has answered, whatever it said."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._start()
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
+        if self._answered is None:
+            self._answered = self._loop.create_future()
+        return self._answered
+
+    def _told_all(self, *, failing: bool) -> None:
+        self.failing = failing
+        if self._answered is not None:
+            self._answered.set_result(None)
+            self._answered = None
 
     async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
         """The store's answers, with an error in the place of what failed. A defect falls on each outcome alone."""
@@ -161,14 +219,9 @@ class _Outbox:
 
     async def drain(self) -> None:
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._start()
         while self._busy or self._late:
-            if self._task is not None:
-                await asyncio.wait([self._task])
-            elif self._late:
-                await asyncio.wait(self._late)
+            if self._busy:
+                await asyncio.wait([self.hurry()])
             else:
-                await asyncio.sleep(0)
+                await asyncio.wait(self._late)
         self._closing = False

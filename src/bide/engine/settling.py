@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bide.core.events import EventKind, event_of
+from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
@@ -77,11 +77,8 @@ class Settling:
         return await self._store.extend(leases, now=now, until=now + self._clock.span(length))
 
     def _note(self, record: Record, told: Settlement, who: str) -> None:
-        now = self._clock.now()
         kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
-        wake = None if told.wake is None else told.wake.resolve(now)
-        began = record.started_at
-        self._recorder.note(event_of(record, kind, at=now, who=who, what=told.error or "", was=began, wake_at=wake))
+        self._recorder.delivered(record, kind, told.error or "", at=self._clock.now(), who=who, wake=told.wake)
 
 
 def _plain(outcome: Outcome) -> bool:

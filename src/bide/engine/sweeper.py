@@ -37,6 +37,8 @@ class Sweeper:
                     purged = await self._store.purge(now=self._clock.now(), limit=PAGE)
             except StoreError as error:
                 _log.warning("purging failed, trying again in %.0f s: %s", PURGE_EVERY, error)
+            except Exception:  # noqa: BLE001 - it outlives its defects, loudly
+                _log.exception("a defect stopped a purge; trying again in %.0f s", PURGE_EVERY)
             await asyncio.sleep(PURGE_EVERY)
 
     async def announce_for_ever(self) -> None:
@@ -46,6 +48,8 @@ class Sweeper:
                 await self._store.announce(self._holder, self._topics, now + PRESENCE, now=now)
             except StoreError as error:
                 _log.warning("presence could not be announced: %s", error)
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("a defect stopped an announcement")
             await asyncio.sleep(ANNOUNCE_EVERY)
 
     async def leave(self) -> None:

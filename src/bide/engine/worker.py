@@ -17,17 +17,17 @@ from typing import Self
 from msgspec import Struct
 
 from bide.core.errors import StoreError
-from bide.core.events import EventKind, event_of
+from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Leased, Record, Settlement, Topic, Verdict
+from bide.core.records import Due, Leased, Record, Settlement, Topic, Verdict
 from bide.engine.capacity import wants
 from bide.engine.delivery import Delivery
 from bide.engine.history import History
 from bide.engine.hooks import Hooks, as_dead
 from bide.engine.keeper import Keeper
-from bide.engine.lanes import Lanes
+from bide.engine.lanes import Lanes, log_defect
 from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.engine.settler import Settler
@@ -89,7 +89,10 @@ class Worker:
         self._waker = Waker(clock, terms.cap)
         self.wakes = self._waker.wakes
         self._settler = Settler(store, clock, self._told, self._has_backlog)
-        self._lanes = {topic: Lanes(route, self._ended, self._freed, self._time_out) for topic, route in routes.items()}
+        self._lanes = {
+            topic: Lanes(route, self._ended, self._freed, self._time_out, self._hand_back)
+            for topic, route in routes.items()
+        }
         self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
         self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
         self.held_back = HeldBack(store, clock, self._waker.kick, of=self._lanes)
@@ -122,11 +125,10 @@ class Worker:
             ("keeper", self._keeper.run()),
             ("purge", self._sweeper.purge_for_ever()),
             ("presence", self._sweeper.announce_for_ever()),
+            *([("pauses", self.held_back.look_for_ever())] if self._lanes else []),
         ):
             self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
-        if self._lanes:
-            pauses = asyncio.get_running_loop().create_task(self.held_back.look_for_ever(), name="bide pauses")
-            self._tasks.append(pauses)
+            self._tasks[-1].add_done_callback(log_defect)
 
     async def stop(self, *, grace: Millis | None = None) -> None:
         """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
@@ -145,8 +147,7 @@ class Worker:
         self._give_back()
         ends = (self.terms.grace if grace is None else grace) / 1000
         await asyncio.gather(self.tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
-        for lanes in self._lanes.values():
-            await lanes.close()
+        await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
         await self._settler.drain()
         for emptied in self._emptied:
             if not emptied.done():
@@ -206,6 +207,7 @@ class Worker:
                 self._waker.forget()
                 try:
                     await self.held_back.first()
+                    await self._keeper.catch_up(self._settler)
                     wake = await self._lease(self._wanted())
                 except StoreError as error:
                     _log.warning("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
@@ -367,7 +369,7 @@ class Worker:
         elif verdict is Verdict.RETRY:
             self.stats.retried += 1
             _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.error)
-            self._note(EventKind.RETRY, record, told.error or "", self._wake(told))
+            self._note(EventKind.RETRY, record, told.error or "", told.wake)
         elif verdict is Verdict.DEFER:
             self.stats.deferred += 1
         else:
@@ -381,13 +383,8 @@ class Worker:
         if self._emptied:
             self._waker.kick()
 
-    def _wake(self, told: Settlement) -> Millis | None:
-        return None if told.wake is None else told.wake.resolve(self.clock.now())
-
-    def _note(self, kind: EventKind, record: Record, what: str, wake_at: Millis | None = None) -> None:
-        now = self.clock.now()
-        began = None if kind is EventKind.LOSS else record.started_at
-        self._recorder.note(event_of(record, kind, at=now, who=self.holder, what=what, was=began, wake_at=wake_at))
+    def _note(self, kind: EventKind, record: Record, what: str, wake: Due | None = None) -> None:
+        self._recorder.delivered(record, kind, what, at=self.clock.now(), who=self.holder, wake=wake)
 
     def _give_back(self) -> None:
         for lanes in self._lanes.values():

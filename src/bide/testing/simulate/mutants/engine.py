@@ -56,7 +56,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "keeper-never-extends", "P3", "The leases of handlers that run are not extended.",
-        Keeper.run, "await self.extend()", "await asyncio.sleep(0)",
+        Keeper.extend, "await self._keep(held, expires)", "pass",
     ),
     Mutant(
         "reschedule-is-cancel-and-schedule", "P4", "Rescheduling reads the task, cancels it, and schedules it anew.",
@@ -78,7 +78,7 @@ OF_THE_ENGINE = (
         verdicts.unfit, "now > record.deadline", "now < 0",
     ),
     Mutant(
-        "batch-forgets-who-came-meanwhile", "P4", "What is asked as a batch ends waits for another call.",
+        "batch-forgets-who-came-meanwhile", "P4", "What is asked while a batch is under way waits for another call.",
         Batcher._ended, "if self._asked:", "if False:",
     ),
     Mutant(
