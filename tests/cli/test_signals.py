@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -208,7 +209,7 @@ def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: i
 def test_what_does_not_end_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch, payload: str, processes: str
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.work\nbide.cli.work.SETTLING = 0.1\n")
+    write("shop.py", SHOP + "\nimport bide.cli.stopping\nbide.cli.stopping.SETTLING = 0.1\n")
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     ground.schedule(1, payload)
     process = begin("work", "shop:app", "--processes", processes)
@@ -221,7 +222,7 @@ def test_what_does_not_end_is_bounded_by_the_grace(
 def test_a_frozen_process_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.work\nbide.cli.work.SETTLING = 0.1\n")
+    write("shop.py", SHOP + "\nimport bide.cli.stopping\nbide.cli.stopping.SETTLING = 0.1\n")
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     process = begin("work", "shop:app", "--processes", "2")
     [*_, frozen] = ground.told("loaded", 2)
@@ -229,6 +230,57 @@ def test_a_frozen_process_is_bounded_by_the_grace(
     process.terminate()
     assert process.wait(60) == Exit.DEFECT
     ground.said("not drained in time")
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that is connected to, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
+        yield listening
+
+
+@stops
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_serve_drains_its_webhooks(
+    begin: Begin, ground: Ground, silent: socket.socket, number: signal.Signals, again: bool
+) -> None:
+    place = f"127.0.0.1:{silent.getsockname()[1]}"
+    process = begin("serve", "--port", "0", "--webhook", f"work=http://{place}", "--allow", place)
+    ground.schedule(1)
+    webhook, _ = silent.accept()
+    with webhook:
+        process.send_signal(number)
+        ground.said("draining")
+        assert process.poll() is None
+        if again:
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+            ground.said(f"{number.name} again: ending at once")
+        else:
+            webhook.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+            assert process.wait(60) == Exit.DONE
+            ground.said("has stopped")
+
+
+@stops
+def test_serve_at_rest_ends(begin: Begin, ground: Ground, number: signal.Signals) -> None:
+    process = begin("serve", "--port", "0")
+    ground.said("bide serve: http://127.0.0.1:")
+    process.send_signal(number)
+    assert process.wait(60) == Exit.DONE
+
+
+@stops
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["work", "shop:app"]], ids=["serve", "work"])
+def test_a_signal_while_the_store_is_opened_ends_at_once(
+    begin: Begin, silent: socket.socket, number: signal.Signals, command: list[str]
+) -> None:
+    process = begin(*command, "--store", f"redis://127.0.0.1:{silent.getsockname()[1]}")
+    connection, _ = silent.accept()
+    with connection:
+        process.send_signal(number)
+        assert process.wait(60) == Exit.DONE
 
 
 def test_nohup_is_heeded(begin: Begin, ground: Ground) -> None:

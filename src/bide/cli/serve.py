@@ -10,6 +10,7 @@ import click
 from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.loops import run_loop
+from bide.cli.stopping import Stopping
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
@@ -50,7 +51,7 @@ def serve(
     """Serve the timeline over HTTP: schedule from any language, receive by webhook, or lease and settle.
 
     Anybody on this machine may call as long as there is no token (bide token add). Listening beyond this machine needs
-    one, or --insecure. The first SIGTERM or Ctrl-C drains, as `bide work` does; the second ends at once.
+    one, or --insecure. The first SIGTERM, SIGHUP or Ctrl-C drains, as `bide work` does; the second ends at once.
 
     With --demo the console at http://127.0.0.1:8420 has something to show: people who order, pay and change their minds
     in the same process, on bide-console-demo.db in this directory, or on --store, if that is empty.
@@ -80,8 +81,9 @@ def serve(
     else:
         app = Bide(settings=_settings(store))
     serving = running.serve(
-        app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company
-    )
+        app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company,
+        begin=Stopping().begin,
+    )  # fmt: skip
     run_loop(serving, uvloop=uvloop)
     return Exit.DONE
 

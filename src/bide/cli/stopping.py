@@ -6,12 +6,15 @@ the main thread, so it only takes note and hands over to the loop.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from bide.cli.exits import Exit
+from bide.core.instants import Millis
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SETTLING = 10.0
@@ -36,24 +39,27 @@ class Stopping:
 
     def __init__(self, *, only_drains: bool = False) -> None:
         self._only_drains = only_drains
-        self._begin: Callable[[str], object] | None = None
+        self._drain: Callable[[str], object] | None = None
         self._told = False
 
-    def begin(self, drain: Callable[[str], object], longest: float) -> None:
-        """From now on `drain` is called with the reason, and the process ends `longest` seconds later in any case."""
-        self._longest = longest
-        self._begin = drain
+    def begin(self, drain: Callable[[str], object], grace: Millis) -> float:
+        """From now on `drain` is called in this loop with the reason; the seconds after which the process then ends."""
+        self._loop = asyncio.get_running_loop()
+        self._longest = grace / 1000 + SETTLING
+        self._drain = drain
         signal.signal(signal.SIGALRM, self._overdue)
         on_signals(lambda number, frame: self.tell(signal.Signals(number).name, 128 + number))
+        return self._longest
 
     def tell(self, why: str, code: int = Exit.DONE) -> None:
         """May be called from any thread, at any time."""
-        if self._begin is None:
+        if self._drain is None:
             os._exit(Exit.DONE)
         elif not self._told:
             self._told = True
             signal.setitimer(signal.ITIMER_REAL, self._longest)  # a loop that a handler blocks has no timers
-            self._begin(why)
+            with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
+                self._loop.call_soon_threadsafe(self._drain, why)
         elif not self._only_drains:
             _end(f"{why} again: ending at once", code)
 

@@ -16,7 +16,7 @@ from bide.app import Bide
 from bide.cli.exits import Exit
 from bide.cli.loading import load_app
 from bide.cli.loops import run_loop
-from bide.cli.stopping import SETTLING, Stopping
+from bide.cli.stopping import Stopping
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import duration_text
@@ -82,23 +82,18 @@ def work(
 
 async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: socket.socket | None) -> None:
     told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    longest = app.settings.grace / 1000 + SETTLING
 
     def drain(why: str) -> None:
         _log.info("%s: draining, at most %s; a second one ends at once", why, duration_text(app.settings.grace))
         told.set()
 
-    def hand_over(why: str) -> None:
-        with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
-            loop.call_soon_threadsafe(drain, why)
-
-    stopping.begin(hand_over, longest)
-    async with app.worker(topics=topics or None, observe=_observe):
-        if line is not None:
-            with suppress(OSError):
-                line.send(f"{longest}\n".encode())
-        await told.wait()
+    async with app:
+        longest = stopping.begin(drain, app.settings.grace)
+        async with app.worker(topics=topics or None, observe=_observe):
+            if line is not None:
+                with suppress(OSError):
+                    line.send(f"{longest}\n".encode())
+            await told.wait()
 
 
 def _observe(record: Record, told: Settlement) -> None:

@@ -6,18 +6,17 @@ import asyncio
 import errno
 import logging
 import os
-import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from math import ceil
-from types import FrameType
 from typing import Protocol
 
 import uvicorn
 
 from bide.app import Bide
 from bide.core.errors import BadInput, SetupError
+from bide.core.instants import Millis
 from bide.service.config import MOST_CONNECTIONS, ServeConfig, TopicConfig, read_config
 from bide.service.heads import BoundedHeads
 from bide.service.server import Service
@@ -43,40 +42,52 @@ class Beside(Protocol):
 
 async def serve(
     app: Bide, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str,
-    company: Beside | None = None,
+    begin: Callable[[Callable[[str], object], Millis], object], company: Beside | None = None,
 ) -> None:  # fmt: skip
-    """Serve until told to stop. Raises BadInput, SetupError, StoreError."""
+    """Serve until told to stop: `begin` is given what drains, and the grace, before anything is begun.
+
+    Raises BadInput, SetupError, StoreError.
+    """
+    told = asyncio.Event()
+
+    def drain(why: str) -> None:
+        _log.info("%s: draining; a second one ends at once", why)
+        told.set()
+
     listening = _bind(host, port)
     try:
         if company is not None:
             await company.ready()
-        async with Serving(app, config, host=host, insecure=insecure) as serving:
+        serving = Serving(app, config, host=host, insecure=insecure)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(app)
+            begin(drain, app.terms.grace)
+            await stack.enter_async_context(serving)
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.anonymous:
                 _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
             if company is None:
-                await _run_server(serving, listening)
+                await _run_server(serving, listening, told)
             else:
                 listening.listen(_BACKLOG)  # who is told where it is may call at once
                 async with company.beside(where):
-                    await _run_server(serving, listening)
+                    await _run_server(serving, listening, told)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())
 
 
-async def _run_server(serving: Serving, listening: socket.socket) -> None:
+async def _run_server(serving: Serving, listening: socket.socket, told: asyncio.Event) -> None:
     """Webhooks and connections have one grace, which begins for both with the first signal."""
-    told = asyncio.Event()
     loop = asyncio.get_running_loop()
     grace = serving.app.terms.grace / 1000
-    config = under_uvicorn(serving.service, grace, serving.config.connections)
-    server = _Server(config, lambda: loop.call_soon_threadsafe(told.set))
+    server = _Server(under_uvicorn(serving.service, grace, serving.config.connections))
 
     async def let_go() -> None:
         await told.wait()
+        server.should_exit = True
         cutting = loop.call_later(grace, server.cut)
         try:
             await serving.let_go()
@@ -108,11 +119,11 @@ def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNEC
 
 
 class _Server(uvicorn.Server):
-    """Tells when it is told to stop, so that those who wait for something are answered before it is waited for them."""
+    """Leaves the signals to the command, from before it starts until everything is closed."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._stopping = stopping
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     def cut(self) -> None:
         """End the connections whose client neither reads nor sends: each has had the whole grace."""
@@ -121,15 +132,6 @@ class _Server(uvicorn.Server):
             _log.warning("%d connections were open after the grace, and are cut", len(connections))
         for connection in connections:
             connection.transport.abort()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            _log.warning("%s again: ending at once; what was running is delivered again", signal.Signals(sig).name)
-            logging.shutdown()
-            os._exit(128 + sig)
-        _log.info("%s: draining; a second one ends at once", signal.Signals(sig).name)
-        self.should_exit = True
-        self._stopping()
 
 
 def config_of(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
