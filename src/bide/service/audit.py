@@ -88,8 +88,8 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._all = _Bucket(*self.IN_ALL, clock())
-        self._peers: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+        self._all = Bucket(*self.IN_ALL, clock())
+        self._peers: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
         self._left_out = 0
 
     def note(self, error: AccessRefused, peer: str) -> None:
@@ -99,7 +99,7 @@ class Refusals:
         place = (network_of(peer), who)
         bucket = self._peers.get(place)
         if bucket is None:
-            bucket = self._peers[place] = _Bucket(*self.OF_ONE, now)
+            bucket = self._peers[place] = Bucket(*self.OF_ONE, now)
             if len(self._peers) > self.MOST_PEERS:
                 self._peers.popitem(last=False)
         else:
@@ -118,7 +118,7 @@ class Refusals:
         )  # fmt: skip
 
 
-class _Bucket:
+class Bucket:
     """A token bucket."""
 
     __slots__ = ("_at", "_left", "_most", "_rate")
@@ -129,13 +129,13 @@ class _Bucket:
         self._left = float(most)
         self._at = now
 
-    def take(self, now: float) -> bool:
-        self._left = min(self._most, self._left + (now - self._at) * self._rate)
+    def take(self, now: float, wanted: int = 1) -> int:
+        """How many of the wanted there are."""
+        self._left = min(self._most, self._left + max(0.0, now - self._at) * self._rate)
         self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+        taken = min(wanted, int(self._left))
+        self._left -= taken
+        return taken
 
 
 def network_of(peer: str) -> str:

@@ -24,7 +24,7 @@ from bide.engine.pauses import HeldBack
 from bide.ports import wire
 from bide.ports.wire import Call, Failure
 from bide.service import store_checks as checks
-from bide.service.callers import AccessRefused, Caller, Verb
+from bide.service.callers import ALL_VERBS, AccessRefused, Caller, Verb
 from bide.service.store_operations import Act, Operations
 from bide.service.store_repeats import Answered, PassedOver, Repeats
 from bide.service.store_tidings import Streams, tidings
@@ -34,6 +34,8 @@ __all__ = ["Answered", "StoreCalls"]
 _log = logging.getLogger("bide.service")
 BODY_LIMIT = 8 << 20
 _HEADERS = {"content-type": wire.CONTENT_TYPE}
+_WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
+"""With any of these a caller has something to do in a session."""
 _AWAY = {**_HEADERS, "retry-after": "1"}
 
 
@@ -74,7 +76,7 @@ class StoreCalls:
             act = prepare(call.asked, caller, self._now(call))
             if operation not in wire.ONCE:
                 return await self._do(act, call, caller)
-            session = self._repeats.session(call.session, caller.name)
+            session = self._repeats.session(call.session, _who(caller))
             if session is None:
                 if self._repeats.began(call.session):
                     return _failed(409, Failure(wire.SESSION, "this session has ended; begin another"))
@@ -120,7 +122,7 @@ class StoreCalls:
         if hello.wire == wire.WIRE:
             if hello.clock != "server" and not self._trusting:
                 raise BadInput("clock", hello.clock, '"server": the service goes by its own')
-            session = self._repeats.begin(caller.name)
+            session = self._repeats.begin(_who(caller), writes=not _WRITING.isdisjoint(caller.verbs))
         welcome = wire.Welcome(
             service=wire.SERVICE, wire=wire.WIRE, version=__version__, session=session, micros=self._micros(),
             body_limit=self._body_limit,
@@ -155,6 +157,10 @@ class StoreCalls:
             _log.error("a defect in %s of the store calls", operation, exc_info=error)
         status, failure = wire.failure_of(error)
         return _failed(status, failure, _AWAY if status in (503, 507) else _HEADERS)
+
+
+def _who(caller: Caller) -> str:
+    return caller.id or caller.name
 
 
 def _failed(status: int, failure: Failure, headers: dict[str, str] = _HEADERS) -> Answered:

@@ -36,6 +36,7 @@ from bide.core.records import (
 )
 from bide.core.retry import FOREVER
 from bide.ports.wire import MOST
+from bide.service.asks import LONGEST_LEASE, SHORTEST_LEASE
 
 LONGEST_ERROR = 65_536
 """Characters that the error of an outcome, or of an event, may have."""
@@ -204,6 +205,14 @@ def check_lasts(lasts: Millis) -> None:
     """How long a lease is held, or a worker is taken to live."""
     if not 0 <= lasts <= LAST_INSTANT:
         raise BadInput("lasts", lasts, _LENGTH)
+
+
+def lease_length(lasts: Millis) -> Millis:
+    """How long a lease is held: as over the calls for other languages, at least a second. Raises BadInput."""
+    check_lasts(lasts)
+    if lasts > 1_000 * LONGEST_LEASE:
+        raise BadInput("lasts", lasts, f"milliseconds: at most {1_000 * LONGEST_LEASE}, which are 24 hours")
+    return max(lasts, 1_000 * SHORTEST_LEASE)
 
 
 def check_text(field: str, text: str, longest: int = LONGEST_ERROR) -> None:

@@ -3,16 +3,17 @@
 Nothing that comes in is trusted: every field is checked, every topic by what the caller may do, and the clock is that
 of the service's own store. Who may what:
 
-add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once; a cancel CANCEL, a redrive REDRIVE; get and find READ
-(find without a topic over all topics); tally shows the topics that one may READ; lease, extend, settle, announce and
-listen WORK; events EVENTS; pause and resume ADMIN (see `store_pauses`). A worker records what befell its tasks with
-WORK or EVENTS. Purge forgets only what has passed its time; whoever may not WORK on all topics is told that there was
-nothing to forget.
+add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once and keeps its deadline; a cancel CANCEL, a redrive
+REDRIVE; get and find READ (find without a topic over all topics); tally shows the topics that one may READ; lease,
+extend, settle, announce, listen and record WORK (changes are noted here, as they are made); events EVENTS; pause and
+resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; whoever may not WORK on all topics is
+told that there was nothing to forget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -44,10 +45,16 @@ from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
 from bide.service import store_checks as checks
+from bide.service.audit import Bucket
 from bide.service.callers import Caller, Verb
 from bide.service.store_items import Reply, each, merged, seen, sifted
-from bide.service.store_pauses import StorePauses, in_the_name_of
+from bide.service.store_pauses import StorePauses, held_by, in_the_name_of
 
+_PRESENCE: Millis = 60_000
+"""How long a worker is taken to live after it last said so, at most."""
+_MOST_HOLDERS = 10_000
+_RECORDED = (2_000, 20.0)
+"""Events that one caller may write at once, and so many more a second: the log holds some 10,000."""
 _PAGE_BYTES = 8 << 20
 """Of payloads, in one page: a page that would have more is read again with a lower limit."""
 
@@ -68,6 +75,8 @@ class Operations:
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
         """Who announced here, and until when they are taken to live."""
+        self._rates: dict[str, Bucket] = {}
+        """How much each caller may still write into the log of events."""
         self.all: Mapping[str, Prepare] = {
             "add": self._add,
             "change": self._change,
@@ -206,13 +215,13 @@ class Operations:
     def _lease(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         ask = wire.read_lease(asked)
         checks.check_wants(ask.wants)
-        checks.check_lasts(ask.lasts)
-        check_name("holder", ask.holder)
+        lasts = ask.lasts if self._trusting else checks.lease_length(ask.lasts)
+        holder = check_name("holder", ask.holder) if self._trusting else held_by(caller, ask.holder)
         caller.check_all(Verb.WORK, ask.wants)
 
         async def act(now: Millis) -> Reply:
-            until = _until(now, ask.lasts)
-            leased = await self._pauses.lease(ask.wants, now=now, until=until, holder=ask.holder)
+            until = _until(now, lasts)
+            leased = await self._pauses.lease(ask.wants, now=now, until=until, holder=holder)
             for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
                 self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
             return leased, {}
@@ -221,7 +230,7 @@ class Operations:
 
     def _extend(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         ask = wire.read_extend(asked)
-        checks.check_lasts(ask.lasts)
+        lasts = ask.lasts if self._trusting else checks.lease_length(ask.lasts)
 
         def check(leases: Sequence[Lease]) -> None:
             checks.check_leases(leases)
@@ -230,7 +239,7 @@ class Operations:
         good, wrong = sifted(ask.leases, check)
 
         async def act(now: Millis) -> Reply:
-            return merged(await each(self._client.store.extend(good, now=now, until=_until(now, ask.lasts))), wrong)
+            return merged(await each(self._client.store.extend(good, now=now, until=_until(now, lasts))), wrong)
 
         return act
 
@@ -263,7 +272,7 @@ class Operations:
 
     def _announce(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         ask = wire.read_announce(asked)
-        check_name("holder", ask.holder)
+        holder = check_name("holder", ask.holder) if self._trusting else held_by(caller, ask.holder)
         checks.check_count("topics", ask.topics)
         checks.check_topics(ask.topics)
         checks.check_lasts(ask.lasts)
@@ -275,12 +284,14 @@ class Operations:
             store = self._client.store
             if not isinstance(store, Shares):
                 return {}, {}
-            until = _until(now, ask.lasts)
-            live = await store.announce(ask.holder, ask.topics, until, now=now)
+            until = _until(now, ask.lasts if self._trusting else min(ask.lasts, _PRESENCE))
+            if ask.topics and holder not in self._holders and len(self._holders) >= _MOST_HOLDERS:
+                raise BadInput("holder", ask.holder, f"one of at most {_MOST_HOLDERS} workers at once")
+            live = await store.announce(holder, ask.topics, until, now=now)
             if ask.topics:
-                self._holders[ask.holder] = until
+                self._holders[holder] = until
             else:
-                self._holders.pop(ask.holder, None)
+                self._holders.pop(holder, None)
             for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
                 del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
                 live = await store.announce(gone, [], now, now=now)
@@ -317,15 +328,16 @@ class Operations:
     def _record(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         events = wire.read_events(asked)
         checks.check_events(events)
-        for change, topic in {(event.kind is EventKind.CHANGE, event.topic) for event in events}:
-            if change or not caller.may(Verb.WORK, topic):
-                caller.check(Verb.EVENTS, topic)
-        if not self._trusting:
-            events = [replace(event, who=in_the_name_of(caller, event.who)) for event in events]
+        caller.check_all(Verb.WORK, {event.topic for event in events})
+        if not self._trusting:  # changes are noted here as they are made, and by nobody else
+            rate = self._rates.setdefault(caller.id, Bucket(*_RECORDED, now / 1000))
+            fresh = [event for event in events if event.kind is not EventKind.CHANGE]
+            who = partial(in_the_name_of, caller)
+            events = [replace(one, who=who(one.who), at=now) for one in fresh[: rate.take(now / 1000, len(fresh))]]
 
         async def act(now: Millis) -> Reply:
             store = self._client.store
-            if isinstance(store, KeepsEvents):
+            if isinstance(store, KeepsEvents) and events:
                 await store.record(events)
             return None, {}
 
@@ -364,7 +376,7 @@ def _needed(change: Change) -> Verb:
     if isinstance(change, Cancel):
         return Verb.CANCEL
     if isinstance(change, Move):
-        return Verb.FIRE if change.due == In(0) else Verb.RESCHEDULE
+        return Verb.FIRE if change.due == In(0) and change.deadline is None else Verb.RESCHEDULE
     return Verb.REDRIVE
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from bide.core.instants import Millis
-from bide.core.names import LONGEST_NAME, check_topic
+from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.pause import Pause
 from bide.core.records import Leased, Topic
 from bide.engine.client import Client
@@ -68,3 +68,11 @@ class StorePauses:
 def in_the_name_of(caller: Caller, who: str | None) -> str:
     """Who is named: the caller, whoever else they say that it was."""
     return caller.name if who is None else f"{caller.name}/{who}"
+
+
+def held_by(caller: Caller, holder: str) -> str:
+    """Who holds a lease, or works: behind the caller's name, so that nobody is taken for a worker of another's.
+
+    Raises BadInput.
+    """
+    return f"{caller.name[:64]}@{check_name('holder', holder)}".encode()[:LONGEST_NAME].decode(errors="ignore")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ ANSWER_LASTS = CALL_LASTS + 15.0
 SESSION_LASTS = 600.0
 """Seconds that a session lasts without a call."""
 MOST_SESSIONS = 10_000
-"""Beyond these the one that has been silent for longest is forgotten."""
+"""Beyond these, of the caller who has most of them, the one that has been silent for longest is forgotten."""
 MOST_BYTES = 64 << 20
-"""Of answers that are kept; beyond them the oldest are forgotten."""
+"""Of answers that are kept; beyond them the oldest of the caller who has most of them are forgotten."""
 
 
 class Answered(NamedTuple):
@@ -47,10 +47,11 @@ class PassedOver(Exception):
 class _Lane:
     """One operation of one session."""
 
-    __slots__ = ("number", "work")
+    __slots__ = ("number", "who", "work")
 
-    def __init__(self) -> None:
+    def __init__(self, who: str) -> None:
         self.number = -1
+        self.who = who
         self.work: asyncio.Task[Answered] | None = None
 
 
@@ -81,18 +82,30 @@ class Repeats:
         self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
         """Answers, the oldest first: when each was given, and where it is remembered."""
         self._bytes = 0
+        self._sessions_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
         self._under_way: set[asyncio.Task[Answered]] = set()
         self._most_bytes = most_bytes
         self._most_sessions = most_sessions
 
-    def begin(self, who: str) -> str:
-        """A new session, for the caller of this name alone."""
+    def begin(self, who: str, *, writes: bool = True) -> str:
+        """A new session, for this caller alone; nothing is kept of that of one who only reads."""
         self._forget()
-        while len(self._sessions) >= self._most_sessions:
-            self._sessions.popitem(last=False)
         name = self._prefix + secrets.token_urlsafe(16)
+        if not writes:
+            return name
+        while len(self._sessions) >= self._most_sessions:
+            [(greedy, _)] = self._sessions_of.most_common(1)
+            self._end(next(name for name, session in self._sessions.items() if session.who == greedy))
         self._sessions[name] = Session(who, self._clock())
+        self._sessions_of[who] += 1
         return name
+
+    def _end(self, name: str) -> None:
+        who = self._sessions.pop(name).who
+        self._sessions_of[who] -= 1
+        if not self._sessions_of[who]:
+            del self._sessions_of[who]
 
     def began(self, name: str) -> bool:
         """Whether a session of this name began here."""
@@ -114,7 +127,7 @@ class Repeats:
         """
         lane = session.lanes.get(operation)
         if lane is None:
-            lane = session.lanes[operation] = _Lane()
+            lane = session.lanes[operation] = _Lane(session.who)
         if number < lane.number or (number == lane.number and lane.work is None):
             raise PassedOver
         if number > lane.number:
@@ -138,18 +151,26 @@ class Repeats:
         if lane.work is done and not done.cancelled() and done.exception() is None:
             self._kept[done] = (self._clock(), lane)
             self._bytes += len(done.result().body)
+            self._bytes_of[lane.who] += len(done.result().body)
 
     def _drop(self, done: asyncio.Task[Answered] | None) -> None:
-        if done is not None and self._kept.pop(done, None) is not None:
+        kept = None if done is None else self._kept.pop(done, None)
+        if done is not None and kept is not None:
             self._bytes -= len(done.result().body)
+            self._bytes_of[kept[1].who] -= len(done.result().body)
+            if not self._bytes_of[kept[1].who]:
+                del self._bytes_of[kept[1].who]
 
     def _forget(self) -> None:
         """What is older than it need be."""
         now = self._clock()
         while self._kept:
             oldest, (given, lane) = next(iter(self._kept.items()))
-            if self._bytes <= self._most_bytes and now - given < ANSWER_LASTS:
-                break
+            if now - given < ANSWER_LASTS:
+                if self._bytes <= self._most_bytes:
+                    break
+                [(greedy, _)] = self._bytes_of.most_common(1)
+                oldest, lane = next((done, lane) for done, (_, lane) in self._kept.items() if lane.who == greedy)
             self._drop(oldest)
             if lane.work is oldest:
                 lane.work = None
@@ -157,7 +178,7 @@ class Repeats:
             name, session = next(iter(self._sessions.items()))
             if now - session.used < SESSION_LASTS:
                 break
-            del self._sessions[name]
+            self._end(name)
 
     async def close(self) -> None:
         """Wait for what is under way."""

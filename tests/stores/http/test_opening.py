@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
 from tests.stores.http.serving import HOST, Service, only, serving
 
@@ -14,7 +16,7 @@ from bide import Bide, SetupError
 from bide.core.errors import BadInput, MissingExtra, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.names import RESERVED_TOPIC
-from bide.core.records import Cancel, Filter, In, Move, NewTask, Page, Ref, State
+from bide.core.records import Cancel, Filter, In, Lease, Move, NewTask, Page, Ref, State
 from bide.ports import wire
 from bide.service.callers import Caller, Verb
 from bide.stores.http import HttpStore, calls
@@ -342,4 +344,88 @@ async def test_the_presence_of_a_worker_that_died_is_taken_back() -> None:
         assert said[-1] == ("dies", [])
         await store.announce("lives", ["t"], NOW + 9_000, now=NOW + 2_000)
         assert said.count(("dies", [])) == 1
+        await store.close()
+
+
+# --- what a token that may do a little cannot do
+
+
+async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate() -> None:
+    memory = MemoryStore()
+    callers = {
+        "Bearer w": Caller("w", frozenset({Verb.WORK}), ("t.*",)),
+        "Bearer e": Caller("e", frozenset({Verb.EVENTS})),
+    }
+    async with serving(Service(lambda: memory, caller_of=lambda header: callers[header or ""])) as service:
+        worker, reader = HttpStore(service.url, token="w"), HttpStore(service.url, token="e")
+        await worker.open()
+        await reader.open()
+        forged = Event(at=NOW, topic="t.a", key="k", id="", kind=EventKind.CHANGE, what="cancel: cancelled")
+        with pytest.raises(SetupError, match="may not work"):
+            await reader.record([forged])
+        with pytest.raises(SetupError, match="may not work"):
+            await worker.record([replace(forged, topic="u", kind=EventKind.DEAD)])
+        await memory.record([replace(forged, who="ann")])
+        for _ in range(3):
+            await worker.record([forged, *(replace(forged, kind=EventKind.RETRY, what=f"{n}") for n in range(9_000))])
+        found = await reader.events(limit=10_000)
+        assert [event.who for event in found if event.kind is EventKind.CHANGE] == ["ann"], (
+            "nobody pushes it out, or makes one"
+        )
+        assert 2_000 <= len(found) < 5_000
+        assert all(
+            abs(event.at - int(time.time() * 1_000)) < 600_000 for event in found if event.kind is EventKind.RETRY
+        )
+        await worker.close()
+        await reader.close()
+
+
+async def test_fire_changes_no_deadline() -> None:
+    memory = MemoryStore()
+    caller = Caller("f", frozenset({Verb.FIRE}))
+    async with serving(Service(lambda: memory, caller_of=only("f", caller))) as service:
+        store = HttpStore(service.url, token="f")
+        await store.open()
+        await memory.add([new()], now=NOW)
+        with pytest.raises(SetupError, match="may not reschedule"):
+            await store.change([Move("t", "k", In(0), deadline=NOW + 1)], now=NOW)
+        [answer] = await store.change([Move("t", "k", In(0))], now=NOW)
+        assert answer.result == "moved"
+        await store.close()
+
+
+async def test_a_lease_is_bounded_and_held_in_the_name_of_its_caller() -> None:
+    memory = MemoryStore()
+    async with serving(Service(lambda: memory, caller_of=only(TOKEN, Caller("shop")))) as service:
+        store = HttpStore(service.url, token=TOKEN)
+        await store.open()
+        now = await store.time()
+        with pytest.raises(BadInput, match="24 hours"):
+            await store.lease({"t": 1}, now=now, until=now + 86_400_001, holder="root@prod")
+        await store.add([new(due=In(0))], now=now)
+        [task] = (await store.lease({"t": 1}, now=now, until=now + 1, holder="root@prod")).tasks
+        assert task.holder == "shop@root@prod"
+        assert task.wake_at >= now + 900, "at least a second"
+        held = [Lease("t", "k", task.token)]
+        assert await store.extend(held, now=now, until=now + 86_400_001) == [False]
+        assert await store.extend(held, now=now, until=now + 60_000) == [True]
+        await store.close()
+
+
+async def test_nobody_announces_anothers_worker_away() -> None:
+    memory = MemoryStore()
+    await memory.open()
+    now = int(time.time() * 1_000)
+    await memory.announce("prod-worker", ["zz.pay"], now + 60_000, now=now)
+    narrow = Caller("narrow", frozenset({Verb.WORK}), ("b.*",))
+    async with serving(Service(lambda: memory, caller_of=only("n", narrow))) as service:
+        store = HttpStore(service.url, token="n")
+        await store.open()
+        await store.announce("prod-worker", [], now, now=now)
+        await store.announce("prod-worker", ["b.mail"], now + 10**12, now=now)
+        live = await memory.announce("looks", [], now, now=now)
+        assert live["prod-worker"] == ["zz.pay"]
+        assert live["narrow@prod-worker"] == ["b.mail"]
+        live = await memory.announce("looks", [], now, now=now + 120_000)
+        assert "narrow@prod-worker" not in live, "for a minute at most"
         await store.close()

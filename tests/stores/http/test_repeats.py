@@ -104,3 +104,21 @@ async def test_sessions_are_forgotten_when_they_are_silent_or_too_many() -> None
     time.now += SESSION_LASTS
     repeats.begin("shop")
     assert repeats.session(first, "shop") is None
+
+
+async def test_a_caller_pushes_out_its_own_sessions_and_answers_alone() -> None:
+    repeats, done = Repeats(most_sessions=10, most_bytes=1_000), list[int]()
+    mine = repeats.begin("shop")
+    session = repeats.session(mine, "shop")
+    assert session is not None
+    await repeats.once(session, "add", 1, work_of(100, done))
+    for number in range(100):
+        greedy = repeats.session(repeats.begin("greedy"), "greedy")
+        assert greedy is not None
+        await repeats.once(greedy, "add", number, work_of(200, done))
+    assert repeats.session(mine, "shop") is session
+    await repeats.once(session, "add", 1, work_of(0, done))
+    assert done.count(100) == 1, "the answer is still known"
+    assert len(repeats._sessions) <= 10
+    assert repeats._bytes <= 1_200
+    assert repeats.session(repeats.begin("reader", writes=False), "reader") is None
