@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from tests.waiting import PATIENCE
@@ -81,18 +84,20 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     store = SqliteStore(path, disk_reserve=1_000_000)
     await store.open()
     await put_one(store)
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 999_999)
+    monkeypatch.setattr(room, "free_bytes", lambda folder: 1_000_000)
     monkeypatch.setattr(room, "_EVERY", 0.0)
     assert store._database is not None
     store._database.room._look_again = 0.0
-    with pytest.raises(StoreFull, match="999999 bytes free, 1000000 are kept"):
+    with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
         await store.add([new("more")], now=NOW)
     with pytest.raises(StoreFull):
         async with store.transaction() as joined:
             await joined.add([new("more")], now=NOW)
     assert await settle(store, done(await take(store)))
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(room, "free_bytes", lambda folder: 10_000_000)
     await put_one(store, new("more"))
+    with pytest.raises(StoreFull):
+        await store.add([new("as large as the disk", payload=bytes(5_000_000))], now=NOW)
     await store.close()
 
 
@@ -103,14 +108,75 @@ def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pyt
         looks.append(folder)
         if len(looks) == 1:
             watched.check()  # another thread comes meanwhile
-        return 1_000_000
+        return 1 << 60
 
     monkeypatch.setattr(room, "free_bytes", slowly)
+    monkeypatch.setattr(room, "kept_bytes", lambda path, reserve: reserve)
     monkeypatch.setattr(room, "_EVERY", PATIENCE)
     watched = room.Room("/the/file", 1_000_000)
     watched.check()
     watched.check()
     assert looks == ["/the"] * 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder of 24 MiB."""
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+async def test_a_disk_smaller_than_the_reserve_drains_to_the_last_task(small_disk: Path, size: int) -> None:
+    store, full = SqliteStore(str(small_disk / "tasks.db")), False
+    stored: list[str] = []
+    await store.open()
+    try:
+        while not full:
+            names = [str(len(stored) + more) for more in range(100)]
+            try:
+                await put(store, *(new(name, payload=bytes(size)) for name in names))
+                stored += names
+            except StoreFull:
+                full = True
+        assert len(stored) >= 200
+        for name in stored[:2000]:
+            assert (await do(store, Cancel("t", name))).ok
+    finally:
+        await store.close()
+
+
+async def test_a_file_that_was_removed_takes_no_new_work(
+    store: SqliteStore, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_EVERY", 0.0)
+    os.rename(path, f"{path}.away")
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        await store.add([new("lost")], now=NOW)
+    os.rename(f"{path}.away", path)
+    await put_one(store)
+
+
+async def test_a_rollback_that_fails_is_an_error_and_not_the_end_of_the_writer(store: SqliteStore) -> None:
+    database = store._database
+    assert database is not None
+
+    def deny(action: int, what: str | None, *_: object) -> int:
+        refused = action == sqlite3.SQLITE_TRANSACTION and what == "ROLLBACK"
+        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+    def fail(work: object) -> None:
+        raise ZeroDivisionError
+
+    database._connections[0].set_authorizer(deny)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await database.writer.submit(fail, durable=False)
+    database._connections[0].set_authorizer(None)
+    await put_one(store)
 
 
 @contextmanager

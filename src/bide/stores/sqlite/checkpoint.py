@@ -23,9 +23,12 @@ from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, patiently
 from bide.stores.sqlite.errors import is_busy
 from bide.stores.sqlite.libraries import resets_safely
 from bide.stores.sqlite.queries import QUERIES
+from bide.stores.sqlite.room import disk_bytes
 
 KICK_PAGES = 1024
-"""Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure."""
+"""Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure. Fewer on a small disk."""
+_OF_A_COMMIT = 3
+"""Pages of a commit, however few rows it writes: a row and its places in two indexes."""
 
 
 class Checkpointer:
@@ -36,6 +39,9 @@ class Checkpointer:
     ) -> None:
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA synchronous = NORMAL")
+        size = disk_bytes(path)
+        self._kick_pages = max(32, min(KICK_PAGES, size // (24 * PAGE)))
+        self._stop_bytes = min(STOP_BYTES, size // 8)
         self._lock = lock
         self._mark_first = not resets_safely() if mark_first is None else mark_first
         self._connection = connection
@@ -58,9 +64,9 @@ class Checkpointer:
             return False
         self._changes += changes
         self._commits += 1
-        if self._busy or self._changes * self._pages_per_change + self._commits < KICK_PAGES:
+        if self._busy or self._changes * self._pages_per_change + _OF_A_COMMIT * self._commits < self._kick_pages:
             return False
-        if self._behind and self._wal_pages * PAGE > STOP_BYTES:
+        if self._behind and self._wal_pages * PAGE > self._stop_bytes:
             # What the other thread has just left over is little: a stop of milliseconds.
             self._behind = False
             self._changes = self._commits = self._wal_pages = 0
@@ -113,7 +119,7 @@ class Checkpointer:
         busy, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         new = pages - self._wal_pages if pages >= self._wal_pages else pages
         if changes:
-            measured = max(new - commits, 0) / changes
+            measured = max(new - _OF_A_COMMIT * commits, 0) / changes
             self._pages_per_change = max(0.01, (self._pages_per_change + measured) / 2)
         self._wal_pages = pages
         self._behind = bool(busy) or written < pages or self._changes > changes

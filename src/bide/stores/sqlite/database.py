@@ -87,6 +87,7 @@ class Database:
                 f"{self.path}: SQLite cannot keep a write-ahead log there (it says {mode!r}); use a local disk"
             )
         status = os.stat(self.path)
+        self.room.identity = status.st_dev, status.st_ino
         identity = (self._process, status.st_dev, status.st_ino)
         self._file = enter(identity, self.path, {"synchronous": settings.synchronous})
         lock = self._file.lock

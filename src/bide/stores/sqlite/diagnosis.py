@@ -9,7 +9,7 @@ import stat
 from bide.ports import Finding
 from bide.stores.sqlite.connection import STOP_BYTES
 from bide.stores.sqlite.libraries import mapped_libraries, opened_by_apsw, resets_safely
-from bide.stores.sqlite.room import free_bytes
+from bide.stores.sqlite.room import free_bytes, kept_bytes
 from bide.stores.sqlite.schema import VERSION, found_version
 
 QUICK_CHECK_BYTES = 256 * 1024 * 1024
@@ -86,9 +86,9 @@ def _readers(path: str) -> Finding:
 
 
 def _disk(path: str, reserve: int) -> Finding:
-    free = free_bytes(os.path.dirname(path))
-    room = free >= 4 * reserve
-    return Finding(room, f"{free} bytes free on the disk", "" if room else f"new tasks are refused below {reserve}")
+    free, kept = free_bytes(os.path.dirname(path)), kept_bytes(path, reserve)
+    room = free >= 2 * kept
+    return Finding(room, f"{free} bytes free on the disk", "" if room else f"new tasks are refused below {kept}")
 
 
 def _file_system(path: str) -> Finding:

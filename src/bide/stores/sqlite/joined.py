@@ -46,7 +46,7 @@ class JoinedVerbs:
         return self._connection
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        self._room.check()
+        self._room.check(tasks)
         return await self._write(partial(operations.add, tasks=tasks, now=now), adding=True) if tasks else []
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:

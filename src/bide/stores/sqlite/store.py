@@ -108,7 +108,7 @@ class SqliteStore:
         database = self._open()
         if not tasks:
             return []
-        database.room.check()
+        database.room.check(tasks)
         return await self._write(partial(operations.add, tasks=tasks, now=now), adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:

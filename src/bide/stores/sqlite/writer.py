@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
-from bide.core.errors import StoreUnavailable
+from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.sqlite.connection import WriteLock, patiently
@@ -125,7 +125,11 @@ class Writer:
                     group.append(more)
             if group:
                 before = self._connection.total_changes
-                self._commit(group)
+                try:
+                    self._commit(group)
+                except Exception as error:  # noqa: BLE001 - nobody else writes, so this thread goes on
+                    for operation in group:
+                        operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
                 if self._need_stop(self._connection.total_changes - before):
                     self._make_stop()
@@ -152,6 +156,8 @@ class Writer:
             return _NotBegun(error)
         try:
             try:
+                if connection.in_transaction:  # it could not be rolled back
+                    connection.execute("ROLLBACK")
                 self._be_durable(any(operation.durable for operation in group))
                 patiently(connection, "BEGIN IMMEDIATE")
             except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
