@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, elapse
 
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
-from bide.core.records import Lease, State
+from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
 from bide.engine.settling import Settling
 from bide.engine.verdicts import TopicPolicy
@@ -162,7 +162,7 @@ async def test_store_calls_are_timed_and_their_errors_counted(measured: Measured
     measured.store.fault = lambda _: None
     await measured.scrape()
     assert measured("bide_store_call_seconds_count", operation="add") == 3
-    assert measured("bide_store_call_seconds_count", operation="get") == 1
+    assert measured("bide_store_call_seconds_count", operation="get") == 3, "and a look by each scrape"
     assert measured("bide_store_errors_total", operation="add", error="StoreFull") == 1
     assert measured("bide_store_errors_total", operation="add", error="defect") == 1
     assert measured("bide_store_errors_total", operation="get", error="StoreUnavailable") == 0
@@ -244,7 +244,7 @@ def test_a_store_that_is_away_costs_its_counts_and_nothing_else(what: str) -> No
                 made.store.latency = lambda _: 3_600.0
             else:
                 error = StoreUnavailable("away") if what == "dead" else RuntimeError("a defect")
-                made.store.fault = lambda point: error if point.startswith("tally:") else None
+                made.store.fault = lambda point: error if point.startswith(("get:", "tally:")) else None
             await made.scrape()
             assert made("bide_store_up") == 0
             assert made("bide_tasks", topic="post", state="waiting") is None, "old counts are not passed off as new"
@@ -257,6 +257,57 @@ def test_a_store_that_is_away_costs_its_counts_and_nothing_else(what: str) -> No
         assert made("bide_store_up") == 0, "the app is closed"
 
     run_virtual(story)
+
+
+def test_a_store_that_answers_and_takes_too_long_to_count_is_up_and_its_last_counts_stay() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        made = Measured()
+        async with made.app as app:
+            await app.schedule("post", key="a", delay="1h")
+            await made.scrape()
+            assert (made("bide_store_counted"), made("bide_counts_age_seconds")) == (1, 0)
+            made.store.latency = lambda operation: 60.0 if operation == "tally" else 0.0
+            await elapse(30)
+            await made.scrape()
+            assert (made("bide_store_up"), made("bide_store_counted")) == (1, 0)
+            assert made("bide_tasks", topic="post", state="waiting") == 1
+            assert made("bide_counts_age_seconds") == 30 + PATIENCE
+            await elapse(60)
+            await made.scrape()
+            assert made("bide_store_counted") == 1, "the count went on, and is the next one's"
+
+    run_virtual(story)
+
+
+async def test_topics_with_a_route_keep_their_series_and_others_make_room() -> None:
+    clock = [0.0]
+    few = Few(3, clock=lambda: clock[0])
+    few.reserve("order.close")
+    assert [few.label(value) for value in ("a", "b", "c")] == ["a", "b", "other"]
+    clock[0] = 3_599
+    assert (few.label("b"), few.free()) == ("b", [])
+    clock[0] = 3_600
+    assert (few.free(), few.label("c"), few.given("order.close"), few.given("a")) == (
+        ["a"], "c", "order.close", "other",
+    )  # fmt: skip
+
+
+async def test_a_topic_that_is_gone_for_an_hour_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Measured(topics=1)
+    async with made.app as app:
+        await app.schedule("old", key="a", delay="1h")
+        made.metrics.settled("old", Verdict.DONE)
+        await app.schedule("new", key="a", delay="1h")
+        await app.schedule("new", key="b", delay="1h")
+        await made.scrape()
+        assert (made("bide_topics_in_other"), made("bide_tasks", topic="old", state="waiting")) == (1, 1)
+        await app.cancel("old", "a")
+        monkeypatch.setitem(made.metrics._topics.known, "old", -3_600.0)
+        monkeypatch.setattr(made.metrics._topics, "_clock", lambda: 1.0)
+        await made.scrape()
+        await made.scrape()
+        assert made("bide_tasks", topic="new", state="waiting") == 2
+        assert made("bide_outcomes_total", topic="old", verdict="done") is None
 
 
 async def test_many_scrapes_are_one_tally() -> None:

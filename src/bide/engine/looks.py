@@ -50,7 +50,7 @@ class Look(Generic[T]):
         A caller that stops waiting does not stop the look for others that wait.
         """
         if self._loop.time() >= self._again_at:
-            if self._looks is None:
+            if self._looks is None or self._looks.done():
                 self._looks = self._loop.create_task(self._look(), name="bide look")
                 self._looks.add_done_callback(self._over)
             looks = self._looks
@@ -59,8 +59,9 @@ class Look(Generic[T]):
                 await asyncio.shield(looks)
             finally:
                 self._waiting -= 1
-                if not self._waiting and not self._lasting:
+                if not self._waiting and not self._lasting and not looks.done():
                     looks.cancel()
+                    self._looks = None  # who comes next begins another
         return self._value
 
     async def fresh(self) -> T:
@@ -79,7 +80,8 @@ class Look(Generic[T]):
         self._again_at = began + max(self._every, min(self._took) / self._share)
 
     def _over(self, looks: asyncio.Task[None]) -> None:
-        self._looks = None
+        if self._looks is looks:
+            self._looks = None
         if not looks.cancelled():
             looks.exception()  # whoever waited has it
 

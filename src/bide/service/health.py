@@ -105,7 +105,7 @@ class Health:
             found = Readiness((Check("store", Level.FAILED, "not open yet, or closed"),))
         else:
             store = client.store
-            checks = [self._check("store", lambda: _reach(store, self._patience))]
+            checks = [self._check("store", lambda: reach(store, self._patience))]
             if isinstance(store, HasSchema):
                 checks.append(self._check("schema", lambda: self._look_at_schema(store)))
             if isinstance(store, TellsTime):
@@ -156,7 +156,7 @@ async def ready(client: Client, *, patience: float = 2.0, wall: Clock | None = N
     return await Health(client, patience=patience, wall=wall).ready()
 
 
-async def _reach(store: Store, patience: float) -> Check:
+async def reach(store: Store, patience: float) -> Check:
     """The cheapest call there is: get a task that does not exist, in several parts of the store where it has some."""
     refs = [Ref(_PROBE, "probe")]
     if isinstance(store, Parted):

@@ -34,11 +34,12 @@ def _note(who: str, verb: str, topic: Topic, answer: str) -> None:
     )  # fmt: skip
 
 
-async def topics_of(client: Client) -> list[TopicShape]:
-    """Every topic that has tasks or is paused, with its counts. O(topics) and some index entries. Raises StoreError."""
+async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
+    """Every topic that has tasks or is paused, or this one, with its counts. O(topics). Raises StoreError."""
     now = client.clock.now()
-    tally = await client.tally([as_datetime(0), as_datetime(now + 1)])
-    pauses = await client.paused()
+    asked = None if only is None else [only]
+    tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
+    pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
     names = sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys())
 
     def count(topic: Topic, state: State) -> CountShape:

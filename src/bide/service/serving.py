@@ -70,6 +70,7 @@ class Serving:
                 plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
             )  # fmt: skip
         for topic, one in config.topics.items():
+            self.metrics.reserve(topic)
             where = f"topics.{topic}"
             retry = one.policy(where)
             self._policies[topic] = TopicPolicy(retry, one.losses or app.settings.losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, Self
 
@@ -21,7 +22,7 @@ from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.ports import Clock, Instrument, Route, Sink, Store, Wakes
 from bide.service.metrics.families import OTHER, Families, Family, Few, Gauge, Series
-from bide.service.metrics.looking import Looking, by_label
+from bide.service.metrics.looking import Looked, Looking, by_label
 from bide.service.metrics.store_calls import DEFECT, ERRORS, OPERATIONS, Failed, Took, kind_of, time_calls
 
 _LATENESS = (
@@ -51,8 +52,9 @@ class Metrics(Instrument):
 
     By that, store calls, the lateness and outcome of the app's own deliveries and the wake-ups of its workers are
     counted. What else there is, whoever does it tells: `started`, `settled`, `webhook`, `request`, and `with` one of
-    `polls` and `streams` around it. `topics`: so many topics have series of their own, all others are "other". The
-    store is counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
+    `polls` and `streams` around it. `topics`: so many topics have series of their own, those with a route or `reserve`d
+    first, then the fullest, until they have been absent for an hour; all others are "other". The store is counted at
+    most once in `tally_every` seconds. Belongs to one event loop; no method raises.
     """
 
     def __init__(
@@ -88,7 +90,11 @@ class Metrics(Instrument):
         made.gauge("bide_build_info", "Always 1; what runs.", ["version", "python"]).set(
             __version__, platform.python_version(), to=1
         )
-        self._up = made.gauge("bide_store_up", "1 if the store could be counted at the last look, else 0.")
+        self._up = made.gauge("bide_store_up", "1 if the store answered at the last look, else 0.")
+        self._counted = made.gauge(
+            "bide_store_counted", "1 if the counts below are of the last look, 0 if they are older."
+        )
+        self._age = made.gauge("bide_counts_age_seconds", "How old the counts below are; not there without any.")
         self._tasks = made.gauge(
             "bide_tasks", "Tasks in the store; waiting are those that are pending, due or not.", ["topic", "state"]
         )
@@ -100,6 +106,7 @@ class Metrics(Instrument):
         self._at_limit = made.gauge(
             "bide_counts_at_limit", "Counts above that stopped at the store's limit: there are at least so many."
         )
+        self._in_other = made.gauge("bide_topics_in_other", "Topics in the store that share the label other.")
         self._skew = made.gauge(
             "bide_clock_skew_seconds",
             "How far this machine's clock is ahead of the store's; not there for a store without a clock.",
@@ -170,7 +177,12 @@ class Metrics(Instrument):
 
     def route(self, route: Route) -> Route:
         """`route`, whose deliveries' lateness is measured."""
+        self._topics.reserve(route.topic)
         return replace(route, sink=_Measured(route.sink, self))
+
+    def reserve(self, topic: Topic) -> None:
+        """This topic has series of its own, however many there are."""
+        self._topics.reserve(topic)
 
     def working(self, wakes: Wakes) -> None:
         """Count the wake-ups of one more loop."""
@@ -217,14 +229,28 @@ class Metrics(Instrument):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     async def _look(self) -> None:
-        seen = None if self._client.open_in is None else await self._looking.look()
-        self._up.set(to=0 if seen is None else 1)
-        label = self._topics.label
+        looked = Looked(up=False) if self._client.open_in is None else await self._looking.look()
+        seen = looked.seen
+        self._up.set(to=int(looked.up))
+        self._counted.set(to=int(looked.counted))
+        of_store = (self._tasks, self._due, self._oldest, self._paused, self._at_limit, self._skew)
         if seen is None:
-            for gauge in (self._tasks, self._due, self._oldest, self._paused, self._at_limit, self._skew):
+            for gauge in (*of_store, self._age, self._in_other):
                 gauge.replace({})
             return
-        topics = sorted({topic for topic, _ in seen.tasks} | self._topics.known)
+        self._age.set(to=looked.age)
+        present: Counter[Topic] = Counter()
+        for (topic, _), number in seen.tasks.items():
+            present[topic] += number
+        for topic in sorted(present, key=lambda topic: (-present[topic], topic)):  # the fullest first
+            self._topics.label(topic)
+        for gone in self._topics.free():
+            self._late.pop(gone, None)
+            for family in self.families:
+                family.forget(gone)
+        label = self._topics.given
+        self._in_other.set(to=sum(label(topic) != topic for topic in present))
+        topics = sorted(present.keys() | self._topics.known.keys())
         counts: dict[tuple[str, ...], float] = {}
         for state in State:
             numbers = {topic: float(seen.tasks.get((topic, state), 0)) for topic in topics}

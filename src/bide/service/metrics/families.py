@@ -7,10 +7,11 @@ library does what it is good at, the exposition. Not for use from other threads.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -33,6 +34,15 @@ class Family:
     def exposed(self) -> Metric:
         raise NotImplementedError
 
+    def forget(self, topic: str) -> None:
+        """Drop the series of this topic, where it has any."""
+        if self.labels[:1] == ("topic",):
+            for values in [values for values in self._all() if values[0] == topic]:
+                del self._all()[values]
+
+    def _all(self) -> dict[Values, Any]:
+        raise NotImplementedError
+
 
 class Numbers(Family):
     """One number for each series."""
@@ -40,6 +50,9 @@ class Numbers(Family):
     def __init__(self, name: str, about: str, labels: Sequence[str] = ()) -> None:
         super().__init__(name, about, labels)
         self.values: dict[Values, float] = {}
+
+    def _all(self) -> dict[Values, Any]:
+        return self.values
 
 
 class Counter(Numbers):
@@ -102,6 +115,9 @@ class Histogram(Family):
         self.bounds = tuple(bounds)
         self._series: dict[Values, Series] = {}
 
+    def _all(self) -> dict[Values, Any]:
+        return self._series
+
     def series(self, *values: str) -> Series:
         found = self._series.get(values)
         if found is None:
@@ -143,21 +159,43 @@ class Families(Collector):
 
 
 class Few:
-    """Keeps the values of one label few: the first so many are themselves, all others are "other"."""
+    """Keeps the values of one label few: so many are themselves, all others are "other".
 
-    __slots__ = ("_most", "known")
+    Those that are `reserved` always are; the first of the others, until they have been absent for `absent` seconds.
+    """
 
-    def __init__(self, most: int) -> None:
+    __slots__ = ("_absent", "_clock", "_most", "_reserved", "known")
+
+    def __init__(self, most: int, *, absent: float = 3_600.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
-        self.known: set[str] = set()
+        self._absent = absent
+        self._clock = clock
+        self._reserved: set[str] = set()
+        self.known: dict[str, float] = {}
+        """Each with the time at which it was there."""
+
+    def reserve(self, value: str) -> None:
+        self._reserved.add(value)
+        self.known.setdefault(value, self._clock())
 
     def label(self, value: str) -> str:
-        if value in self.known:
-            return value
-        if len(self.known) < self._most:
-            self.known.add(value)
+        """Of a value that is there now."""
+        if value in self.known or len(self.known) < self._most:
+            self.known[value] = self._clock()
             return value
         return OTHER
+
+    def given(self, value: str) -> str:
+        """Of a value that need not be there."""
+        return value if value in self.known else OTHER
+
+    def free(self) -> list[str]:
+        """Those that have been absent for long enough, which are known no more."""
+        before = self._clock() - self._absent
+        gone = [one for one, at in self.known.items() if at <= before and one not in self._reserved]
+        for one in gone:
+            del self.known[one]
+        return gone
 
 
 def _number(bound: float) -> str:

@@ -1,12 +1,12 @@
-"""What the store says of itself when somebody asks for the metrics: one tally, one look at its clock."""
+"""What the store says of itself when somebody asks for the metrics: that it is there, one tally, and its clock."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -14,11 +14,15 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
+from bide.engine.looks import Look
 from bide.engine.oldest import oldest_due
 from bide.ports import Clock, TellsTime
+from bide.service.health import reach
 
 _log = logging.getLogger("bide.metrics")
 _LONG: Millis = 60_000
+_SHARE = 0.1
+"""Of one processor that counting may take: where a count takes half a second, it is not begun anew for five."""
 _MOST_OLDEST = 50
 """Topics whose oldest due task is looked for: those with any that is overdue by a minute first, then the fullest."""
 
@@ -37,11 +41,23 @@ class Seen(Struct, frozen=True):
     paused: Collection[Topic]
 
 
-class Looking:
-    """Looks at most every `every` seconds, however many ask, and for no longer than `patience`; then nothing is known.
+class Looked(Struct, frozen=True):
+    """What is known now."""
 
-    Cost: a tally with two intervals (O(topics) on most stores, never O(tasks)), a page of one for each topic that has
-    due tasks, and the store's time.
+    up: bool
+    """Whether the store answers at all."""
+    counted: bool = False
+    """Whether it could be counted in time; else what was seen is of an earlier look."""
+    seen: Seen | None = None
+    age: float = 0.0
+    """Seconds since what was seen was asked for."""
+
+
+class Looking:
+    """Looks at most every `every` seconds, however many ask, who wait for no longer than `patience`.
+
+    Cost: a task that does not exist, and a tally with two intervals (O(topics) on most stores, never O(tasks)), a page
+    of one for each topic that has due tasks, and the store's time. A tally that takes longer goes on for the next.
     """
 
     def __init__(self, client: Client, *, every: float, patience: float, wall: Clock) -> None:
@@ -50,30 +66,35 @@ class Looking:
         self._patience = patience
         self._wall = wall
         self._seen: Seen | None = None
-        self._looked = float("-inf")
-        self._looks: asyncio.Task[Seen | None] | None = None
+        self._reaching: Look[object]
+        self._counting: Look[Seen]
+        self._made = False
 
-    async def look(self) -> Seen | None:
-        """None: the store did not answer."""
-        if time.monotonic() - self._looked < self._every:
-            return self._seen
-        if self._looks is None or self._looks.done():
-            self._looks = asyncio.get_running_loop().create_task(self._look(), name="bide metrics")
-        return await asyncio.shield(self._looks)
+    async def look(self) -> Looked:
+        if not self._made:  # in the loop that asks
+            self._reaching = Look(self._reach, every=self._every, share=1.0, lasting=False)
+            self._counting = Look(self._ask, every=self._every, share=_SHARE)
+            self._made = True
+        if not await self._told("reached", self._reaching):
+            return Looked(up=False)
+        counted = await self._told("counted", self._counting)
+        return Looked(up=True, counted=counted, seen=self._seen, age=self._counting.age)
 
-    async def _look(self) -> Seen | None:
+    async def _reach(self) -> object:
+        return await reach(self._client.store, self._patience)
+
+    async def _told(self, what: str, look: Look[Any]) -> bool:
+        """Whether there was an answer in time."""
         try:
             async with asyncio.timeout(self._patience):
-                self._seen = await self._ask()
+                await look.get()
+            return True
         except (StoreError, TimeoutError) as error:
             why = "no answer in time" if isinstance(error, TimeoutError) else error
-            _log.warning("the store could not be counted for the metrics: %s", why)
-            self._seen = None
+            _log.warning("the store could not be %s for the metrics: %s", what, why)
         except Exception:  # noqa: BLE001 - a defect must not hide the metrics that there are, and is said
-            _log.exception("a defect kept the store from being counted for the metrics")
-            self._seen = None
-        self._looked = time.monotonic()
-        return self._seen
+            _log.exception("a defect kept the store from being %s for the metrics", what)
+        return False
 
     async def _ask(self) -> Seen:
         client = self._client
@@ -84,7 +105,7 @@ class Looking:
         due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
         worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
         oldest = await oldest_due(client, worst, now)
-        return Seen(
+        self._seen = Seen(
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
@@ -92,6 +113,7 @@ class Looking:
             await self._skew(),
             (await client.paused()).keys(),
         )
+        return self._seen
 
     async def _skew(self) -> float | None:
         store = self._client.store
