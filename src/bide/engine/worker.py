@@ -11,7 +11,9 @@ import asyncio
 import logging
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Self
 
 from msgspec import Struct
@@ -22,7 +24,7 @@ from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
 from bide.core.records import Due, Leased, Record, Settlement, Topic, Verdict
-from bide.engine.capacity import wants
+from bide.engine.capacity import lease_in_turn, wants
 from bide.engine.delivery import Delivery
 from bide.engine.history import History
 from bide.engine.hooks import Hooks, as_dead
@@ -104,7 +106,8 @@ class Worker:
         self._emptied: list[asyncio.Future[None]] = []
         """Who waits until there is nothing left."""
         self._short = False
-        """Whether the worker's slots, not a topic's own, were the limit at the last lease."""
+        """Whether the worker's slots, not a topic's own, are the limit for what may be due."""
+        self._turn = 0
 
     # --- start and stop
 
@@ -223,9 +226,12 @@ class Worker:
 
     def _wanted(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
-        asked, self._short = wants(self._lanes, self.terms.concurrency)
-        for topic in self.held_back.topics:
-            asked.pop(topic, None)
+        held = self.held_back.topics
+        asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._turn).items() if t not in held}
+        self._short = any(
+            (lane.hungry or not asked) and lane.free > asked.get(topic, 0) and topic not in held
+            for topic, lane in self._lanes.items()
+        )
         return asked
 
     async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
@@ -235,21 +241,16 @@ class Worker:
         asking = list(self._emptied) if self._emptied and self._idle else ()
         now = self.clock.now()
         until = now + self.clock.span(self.terms.lease)
-        leased = (
-            await self.store.lease(asked, now=now, until=until, holder=self.holder) if asked else Leased([], None, now)
-        )
+        ask = partial(self.store.lease, now=now, until=until, holder=self.holder)
+        leased = await lease_in_turn(ask, asked) if asked else Leased([], None, now)
+        self._turn += sum(map(bool, asked.values()))
         self.stats.leased += len(leased.tasks)
         if self._waker.capped and leased.tasks:
             self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
         self._flood = False
-        by_topic: dict[Topic, list[Delivery]] = {}
+        by_topic = defaultdict[Topic, list[Delivery]](list)
         for record in leased.tasks:
-            delivery = Delivery(record, self, expires)
-            deliveries = by_topic.get(record.topic)
-            if deliveries is None:
-                by_topic[record.topic] = [delivery]
-            else:
-                deliveries.append(delivery)
+            by_topic[record.topic].append(Delivery(record, self, expires))
         for topic in by_topic.keys() & self.held_back.topics.keys():  # paused while the lease was under way
             self._hand_back(by_topic.pop(topic))
         if self._history is not None:
@@ -258,14 +259,16 @@ class Worker:
         for topic, count in asked.items():
             lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
             fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
-            lanes.hungry = len(deliveries) >= count
+            if count or deliveries:
+                lanes.hungry = len(deliveries) >= count
             self._flood |= lanes.hungry and count >= _FLOOD
             lanes.start(fit)
-            if lanes.hungry and len(fit) < count:
-                self._waker.kick()  # the unfit left room, and there may be more
-        if asking and leased.next_wake is None and not leased.tasks and self._idle:
+        more = self._wanted() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
+        if any(count and self._lanes[topic].hungry for topic, count in more.items()):
+            self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
+        elif asking and leased.next_wake is None and not leased.tasks and self._idle:
             held = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}
-            if not held or (await self.store.lease(held, now=now, until=until, holder=self.holder)).next_wake is None:
+            if not held or (await ask(held)).next_wake is None:
                 for emptied in asking:
                     if not emptied.done():
                         emptied.set_result(None)

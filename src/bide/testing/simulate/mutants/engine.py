@@ -95,7 +95,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "prefetch", "P7", "A worker asks for as many as it may run, also of what it runs already.",
-        capacity.wants, "count = min(lane.free, kept[topic] + loose)", "count = lane.route.concurrency",
+        capacity._share, "more = min(part, left, rooms[topic].free - has)", "more = part",
     ),
     Mutant(
         "never-listens", "P8", "A worker does not subscribe to wake-ups.",
@@ -123,7 +123,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        capacity.wants, "if count > 0:", "if count >= 0:", minutes=1,
+        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",
