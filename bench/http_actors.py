@@ -270,7 +270,7 @@ class Wait(_Client):
     async def _poll(self, first: float) -> None:
         wait = first
         while True:
-            said = await self.post("/v1/lease", {"topics": {self.given["topic"]: 1}, "wait": round(wait, 3)})
+            said = await self.post("/v1/lease", {"topics": {self.given["topic"]: 1}, "wait": f"{wait:.3f}s"})
             wait = _LONGEST
             self.answered += 1
             self.found += said != b'{"tasks":[]}'

@@ -157,7 +157,9 @@ def test_the_consumer_consumes(served: str, environ: dict[str, str], tmp_path: P
     needed("curl"), needed("jq")
     [block] = [block for block in load_runner().blocks_of(text_of(DOCUMENT)) if block.text.startswith("# consumer.sh")]
     (tmp_path / "consumer.sh").write_text(block.text.replace(SHOWN, served), encoding="utf-8")
-    tasks = [{"topic": "mail.send", "delay": 0.5 * place, "payload": {"to": to}} for place, to in enumerate(PEOPLE)]
+    tasks = [
+        {"topic": "mail.send", "delay": f"{500 * place}ms", "payload": {"to": to}} for place, to in enumerate(PEOPLE)
+    ]
     api = Api(f"http://{served}")
     api.done("POST", "/v1/schedule", tasks)
     said = tmp_path / "said"

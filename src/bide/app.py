@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, Never, TypeVar, Unpack
 
 import msgspec
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import Length, When, duration
-from bide.core.names import check_topic
+from bide.core.names import check_topic, refuse_unknown
 from bide.core.outcomes import Outcome
 from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
@@ -145,6 +145,7 @@ class Bide(Client):
         keep_done: Length | None = None,
         keep_cancelled: Length | None = None,
         keep_dead: Length | None = None,
+        **unknown: Never,
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
@@ -153,6 +154,10 @@ class Bide(Client):
         `losses` bounds leases in a row that end unsettled; `keep_done`, `keep_cancelled` and `keep_dead` say how long
         ended tasks of this topic are remembered.
         """
+        if callable(topic):
+            raise SetupError(f'{topic!r}: write @app.handler("a.topic") above it, with the topic that it handles')
+        if unknown:
+            refuse_unknown(unknown, ["concurrency", *RouteOptions.__annotations__], "an option of app.handler")
         names = sys._getframe(1).f_locals
         route = self._route_of(
             topic, retry=retry, timeout=timeout, concurrency=concurrency, losses=losses, keep_done=keep_done,

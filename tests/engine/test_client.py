@@ -141,6 +141,14 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
         @app.handler("v")  # type: ignore[arg-type]
         async def wrong(task: int) -> None: ...
 
+    with pytest.raises(SetupError, match=r'lambda.*write @app\.handler\("a\.topic"\)'):
+        app.handler(lambda task: None)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"'retries' is not accepted; give an option of app\.handler; .* is retry$"):
+        app.handler("w", retries=3)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"'dealy' is not accepted; give an option of app\.schedule; .* is delay$"):
+        app.new("t", dealy="1h")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="at, delay: nothing was given; give one of the two"):
+        app.new("other")
     with pytest.raises(BadInput, match="timeout"):
         app.handler("w", timeout="0s")
     with pytest.raises(BadInput, match="topics"):
@@ -236,6 +244,20 @@ async def test_changes_by_a_person_are_noted_with_who_and_from_when_to_when() ->
         assert moved.record is not None
         assert (events[0].was, events[0].wake_at) == (created.record.wake_at, moved.record.wake_at)
         assert len(await app.events()) == 2
+
+
+async def test_a_change_is_noted_by_the_verb_that_was_called() -> None:
+    async with Bide("memory:", actor="ann@host") as app:
+        await app.schedule("t", key="k", group="g", delay="1h")
+        await app.reschedule("t", "k", delay="0s")
+        await app.fire_now("t", "k")
+        await app.reschedule_many([(("t", "k"), "0s")])
+        await app.fire_many([("t", "k")])
+        await app.shift("g", "1h")
+        assert [event.what for event in reversed(await app.events("t", "k"))] == [
+            "schedule: created", "reschedule: moved", "fire_now: moved", "reschedule: moved", "fire_now: moved",
+            "shift: moved",
+        ]  # fmt: skip
 
 
 async def test_tally_forecasts() -> None:

@@ -142,7 +142,7 @@ def test_shift_moves_the_waiting_of_a_group(api: Api, topic: str) -> None:
     for key, task in before.items():
         assert millis(api.get(topic, key)["wake_at"]) == millis(task["wake_at"]) - HOUR // 2
     assert api.get(f"{topic}.more", "c") == elsewhere
-    items = api.done("POST", "/v1/shift", {"group": group, "by": 90})
+    items = api.done("POST", "/v1/shift", {"group": group, "by": "90s"})
     assert sorted(words(items)) == ["moved", "moved", "moved", "under_way"]
     assert millis(api.get(f"{topic}.more", "c")["wake_at"]) == millis(elsewhere["wake_at"]) + 90_000
 
@@ -172,7 +172,7 @@ def test_cancel_a_group(api: Api, topic: str) -> None:
         ({"by": "1h"}, "body"),
         ({"group": "", "by": "1h"}, "group"),
         ({"group": "a", "by": "soon"}, "by"),
-        ({"group": "a", "by": 1e30}, "by"),
+        ({"group": "a", "by": 5}, "by"),
         ({"group": "a", "by": "1h", "deadlines": "yes"}, "deadlines"),
     ],
     ids=str,
@@ -220,7 +220,7 @@ def test_find_by_each_filter(api: Api, topic: str) -> None:
 
 def test_pages_have_every_task_once(api: Api, topic: str) -> None:
     keys = [f"{number:03}" for number in range(57)]
-    asked = [{**ref, "delay": 3600 + place, "group": topic} for place, ref in enumerate(refs(topic, *keys))]
+    asked = [{**ref, "delay": f"{3600 + place}s", "group": topic} for place, ref in enumerate(refs(topic, *keys))]
     api.done("POST", "/v1/schedule", asked)
     for query in ({"topic": topic}, {"group": topic}, {"topic": topic, "state": "waiting"}):
         assert sorted(found(api, limit="10", **query)) == keys

@@ -100,7 +100,7 @@ def test_lease_takes_as_many_of_each_topic_as_there_is_room_for(api: Api, topic:
 
 
 async def test_a_wait_ends_when_something_is_due(many: Many, topic: str, service: Running) -> None:
-    await many.put(topic, "42", delay=SOON)
+    await many.put(topic, "42", delay=f"{SOON}s")
     [task] = await many.lease(topic, wait="60s")
     not_before(time.time() * 1000 + 50, millis(task["due_at"]), "the task")
 
@@ -116,12 +116,12 @@ async def test_a_wait_ends_when_somebody_schedules(many: Many, topic: str, servi
 async def test_a_wait_that_runs_out(many: Many, topic: str) -> None:
     await many.put(topic, "42", delay="1h")
     began = time.monotonic()
-    assert await many.lease(topic, wait=SOON) == []
+    assert await many.lease(topic, wait=f"{SOON}s") == []
     not_before(time.monotonic(), began + SOON - 0.05, "the end of the wait")
 
 
 async def test_a_wait_sees_another_topic_too(many: Many, topic: str, service: Running) -> None:
-    leasing = asyncio.ensure_future(many.post("/v1/lease", {"topics": {topic: 1, f"{topic}.b": 1}, "wait": 60}))
+    leasing = asyncio.ensure_future(many.post("/v1/lease", {"topics": {topic: 1, f"{topic}.b": 1}, "wait": "60s"}))
     await waiting(service, 1)
     await many.put(f"{topic}.b", "42", delay="0s")
     assert [task["topic"] for task in (await leasing)["tasks"]] == [f"{topic}.b"]
@@ -221,7 +221,7 @@ async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_no
             small = asyncio.ensure_future(many.lease(topic, wait="60s"))
             await waiting(service, 13)
             before = store.calls["lease"]
-            await many.put(topic, "42", delay=SOON)
+            await many.put(topic, "42", delay=f"{SOON}s")
             assert [task["key"] for task in await small] == ["42"]
             assert store.calls["lease"] - before < 100, "one that spins asks a thousand times"
             for leasing in big:
@@ -267,7 +267,7 @@ def test_each_outcome(api: Api, topic: str) -> None:
         {"outcome": "retry", "key": "retry", "delay": "10m", "error": "out of paper"},
         {"outcome": "defer", "key": "defer", "at": "2031-01-01T00:00:00Z"},
         {"outcome": "dead", "key": "dead", "error": "no such order"},
-        {"outcome": "done", "key": "again", "delay": 3600},
+        {"outcome": "done", "key": "again", "delay": "1h"},
         {"outcome": "done", "key": "none", "token": 7},
     ]
     batch = [{"topic": topic, "token": leased.get(one["key"], {}).get("token"), **one} for one in batch]
@@ -302,7 +302,7 @@ def test_a_token_that_is_old_changes_nothing(api: Api, topic: str) -> None:
 
 def test_a_lease_of_who_died_comes_back(api: Api, topic: str) -> None:
     api.put(topic, "42", delay="0s")
-    [lost] = api.lease(topic, lease_for=1)
+    [lost] = api.lease(topic, lease_for="1s")
     [task] = api.lease(topic, wait="60s")
     assert task["attempt"] == 2
     assert task["token"] > lost["token"]
@@ -340,11 +340,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("lease", {"topics": ["a"]}, "topics"),
     ("lease", {"topics": {str(number): 1 for number in range(101)}}, "topics"),
     ("lease", {"topics": {"a": 1}, "wait": "61s"}, "wait"),
-    ("lease", {"topics": {"a": 1}, "wait": -1}, "wait"),
+    ("lease", {"topics": {"a": 1}, "wait": "-1s"}, "wait"),
     ("lease", {"topics": {"a": 1}, "wait": "long"}, "wait"),
     ("lease", {"topics": {"a": 1}, "lease_for": "0s"}, "lease_for"),
     ("lease", {"topics": {"a": 1}, "lease_for": "2d"}, "lease_for"),
-    ("lease", {"topics": {"a": 1}, "lease_for": 0.5}, "lease_for"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "500ms"}, "lease_for"),
     ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "failed"}], "[0].outcome"),
     ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "defer"}], "[0].delay"),
     ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "dead", "delay": "1h"}], "[0].at, delay"),

@@ -35,7 +35,8 @@ class BadInput(BideError, ValueError):
         self.field = field
         self.value = value
         self.accepted = accepted
-        super().__init__(f"{field}: {_shorten(value)} is not accepted; give {accepted}")
+        given = "nothing was given" if value is None else f"{_shorten(value)} is not accepted"
+        super().__init__(f"{field}: {given}; give {accepted}")
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.accepted)

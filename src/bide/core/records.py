@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -139,7 +139,7 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class Move(Struct, frozen=True, gc=False, tag="move"):
-    """Make a waiting task due at another time; `In(0)` fires it now."""
+    """Make a waiting task due at another time."""
 
     topic: Topic
     key: str
@@ -147,6 +147,8 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
     if_token: Token | None = None
     deadline: Millis | None = None
     """A new deadline, too; None keeps the one that there is."""
+    verb: Literal["reschedule", "fire_now", "shift"] = "reschedule"
+    """What the caller asked for, for the logs: no store looks at it."""
 
 
 class Cancel(Struct, frozen=True, gc=False, tag="cancel"):

@@ -27,7 +27,7 @@ def new_move(
 
 def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
     """Now."""
-    return Move(check_topic(topic), check_name("key", key), In(0), if_token)
+    return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
 
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
@@ -42,7 +42,7 @@ def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -
     deadline = None
     if deadlines and record.deadline is not None:
         deadline = shifted(record.deadline, by)
-    return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline)
+    return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline, "shift")
 
 
 def shifted(at: Millis, by: Millis) -> Millis:

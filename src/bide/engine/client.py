@@ -7,16 +7,15 @@ one store call. Inside a joined transaction they go straight to it. An answer co
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
-from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
+from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id, refuse_unknown
 from bide.core.payloads import encode_payload
 from bide.core.records import (
     Cancel,
@@ -150,6 +149,7 @@ class Client(PauseVerbs):
         retry: RetryPolicy | str | None = None,
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
+        **unknown: Never,
     ) -> NewTask:
         """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
 
@@ -158,6 +158,8 @@ class Client(PauseVerbs):
         of one `group` are found, shifted and cancelled together. `retry` goes before the handler's own policy. A
         `deadline` (an instant, or a length from now) means: not after. `headers` travel with it.
         """
+        if unknown:
+            refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
         self._check_payload(topic, payload)
         due = one_due_of(at, delay, self.clock.grain)
@@ -270,7 +272,7 @@ class Client(PauseVerbs):
         def move(record: Record) -> Change:
             return new_shift(record, delta, deadlines=deadlines, if_token=record.token)
 
-        return await self._over_group("shift", group, topic, move)
+        return await self._over_group(group, topic, move)
 
     async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
         """Cancel every live task of `group` (of one topic of it)."""
@@ -278,7 +280,7 @@ class Client(PauseVerbs):
         def cancel(record: Record) -> Change:
             return self._cancel(record.topic, record.key, record.token)
 
-        return await self._over_group("cancel", group, topic, cancel)
+        return await self._over_group(group, topic, cancel)
 
     # --- look
 
@@ -362,15 +364,12 @@ class Client(PauseVerbs):
 
     # --- inside
 
-    async def _over_group(
-        self, verb: str, group: str, topic: str | None, make: Callable[[Record], Change]
-    ) -> list[Answer]:
+    async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
         check_name("group", group)
         if topic is not None:
             check_topic(topic)
         session = self._session
-        send = functools.partial(session.change_many, verb=verb)  # noted page by page: the next may fail
-        return await over_group(session.verbs, Filter(group=group, topic=topic), make, send)
+        return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
 
     def _check_payload(self, topic: str, payload: object) -> None:
         """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""

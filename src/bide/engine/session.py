@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from bide.core.answers import Answer
 from bide.core.errors import NotOpen, PartlyFailed, SetupError
 from bide.core.events import EventKind, event_of
-from bide.core.records import Cancel, Change, In, Move, NewTask, Record, Redrive, Ref, Result
+from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
 from bide.engine.history import History
@@ -81,10 +81,9 @@ class Session:
             return self._noted(verb_of(change), await joined.change([change], now=self._clock.now()))[0]
         return await self._told(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
 
-    async def change_many(self, changes: Sequence[Change], *, verb: str | None = None) -> list[Answer]:
-        """All in one store call; `verb` is the caller's word for it where the changes do not tell."""
-        if verb is None:
-            verb = _verb_of_all(changes)
+    async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
+        """All, which are of one verb, in one store call."""
+        verb = verb_of(changes[0]) if changes else ""
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
     async def plural(self, verb: str, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
@@ -253,14 +252,6 @@ class Home:
 
 def verb_of(change: Change) -> str:
     """The caller's word for `change`."""
-    if type(change) is Cancel:
-        return "cancel"
-    if type(change) is Redrive:
-        return "redrive"
-    return "fire_now" if type(change) is Move and change.due == In(0) else "reschedule"
-
-
-def _verb_of_all(changes: Sequence[Change]) -> str:
-    """The caller's word for a batch: who reschedules many, some of them to now, reschedules."""
-    verbs = {verb_of(change) for change in changes}
-    return verbs.pop() if len(verbs) == 1 else "reschedule"
+    if type(change) is Move:
+        return change.verb
+    return "cancel" if type(change) is Cancel else "redrive"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import timedelta
 from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from bide.core.errors import BadInput
-from bide.core.instants import Length
 from bide.core.retry import FOREVER, Exponential, Fixed, Ladder, RetryPolicy, policy
 
 MOST_AT_ONCE = 10_000
@@ -40,18 +38,13 @@ Instant: TypeAlias = Annotated[
         },
     ),
 ]
-LengthText: TypeAlias = Annotated[
+Span: TypeAlias = Annotated[
     str,
     Meta(
         description="A length of time such as 15m, 1h30m, 250ms, 2d or PT15M",
         extra_json_schema={"pattern": r"^[0-9]{1,6}(ms|s|m|h|d)$", "example": "15m"},
     ),
 ]
-MOST_SECONDS = 31_536_000_000
-"""A thousand years."""
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
-Span: TypeAlias = LengthText | Seconds
-"""A length of time as text, or as a number of seconds."""
 TokenNumber: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rungs: TypeAlias = Annotated[list[Span], Meta(min_length=1, max_length=100)]
 Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
@@ -158,10 +151,7 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """Move every waiting task of a group by a length, which may be negative."""
 
     group: Name
-    by: (
-        Annotated[str, Meta(extra_json_schema={"pattern": r"^-?[0-9]{1,6}(ms|s|m|h|d)$", "example": "-2h"})]
-        | Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
-    )
+    by: Annotated[str, Meta(extra_json_schema={"pattern": r"^-?[0-9]{1,6}(ms|s|m|h|d)$", "example": "-2h"})]
     topic: Name | None = None
     deadlines: bool = False
 
@@ -170,16 +160,12 @@ LONGEST_WAIT = 60
 """Seconds that a lease may wait."""
 SHORTEST_LEASE, LONGEST_LEASE = 1, 86_400
 """Seconds."""
-WaitSpan: TypeAlias = (
-    Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})]
-    | Annotated[float, Meta(ge=0, le=LONGEST_WAIT)]
-)
-LeaseSpan: TypeAlias = (
-    Annotated[
-        str, Meta(extra_json_schema={"pattern": "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|[1-9]h)$", "example": "30s"})
-    ]
-    | Annotated[float, Meta(ge=SHORTEST_LEASE, le=LONGEST_LEASE)]
-)
+WaitSpan: TypeAlias = Annotated[
+    str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})
+]
+LeaseSpan: TypeAlias = Annotated[
+    str, Meta(extra_json_schema={"pattern": "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|[1-9]h)$", "example": "30s"})
+]
 Room: TypeAlias = Annotated[int, Meta(ge=1, le=1_000)]
 
 
@@ -187,7 +173,7 @@ class LeaseAsk(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """So many tasks of each topic as can be started now. With `wait` the answer comes when something is due."""
 
     topics: Annotated[dict[Name, Room], Meta(min_length=1, max_length=100)]
-    wait: WaitSpan = 0.0
+    wait: WaitSpan = "0s"
     lease_for: LeaseSpan | None = None
 
 
@@ -219,21 +205,6 @@ class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     lease_for: LeaseSpan | None = None
 
 
-def length(value: str | float | None, field: str) -> Length | None:
-    """What the verbs take for a length: text as it is, a number as so many seconds. Raises BadInput."""
-    return None if value is None else span(value, field)
-
-
-def span(value: str | float, field: str) -> Length:
-    """The same of one that is given."""
-    if isinstance(value, str):
-        return value
-    try:
-        return timedelta(seconds=value)
-    except (OverflowError, ValueError):
-        raise BadInput(field, value, "a number of seconds that ends before the year 10000") from None
-
-
 def payload(ask: Schedule) -> bytes:
     """The bytes of the payload; null where none is given. Raises BadInput."""
     if ask.payload_base64 is UNSET:
@@ -246,17 +217,16 @@ def payload(ask: Schedule) -> bytes:
         raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
-def retries(value: str | list[str | float] | Terms | None, field: str = "retry") -> RetryPolicy | None:
+def retries(value: str | list[str] | Terms | None) -> RetryPolicy | None:
     """The policy that is meant. Raises BadInput."""
     if value is None or isinstance(value, str):
         return None if value is None else policy(value)
     if isinstance(value, list):
-        return Ladder(*[span(rung, f"{field}[{place}]") for place, rung in enumerate(value)])
+        return Ladder(*value)
     if isinstance(value, LadderTerms):
-        return retries(value.rungs, f"{field}.rungs")
+        return Ladder(*value.rungs)
     if isinstance(value, FixedTerms):
-        return Fixed(span(value.pause, f"{field}.pause"), tries=value.tries)
+        return Fixed(value.pause, tries=value.tries)
     return Exponential(
-        span(value.first, f"{field}.first"), factor=value.factor, longest=span(value.longest, f"{field}.longest"),
-        tries=value.tries, jitter=value.jitter,
-    )  # fmt: skip
+        value.first, factor=value.factor, longest=value.longest, tries=value.tries, jitter=value.jitter
+    )

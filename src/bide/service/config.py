@@ -55,9 +55,10 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
     def policy(self, where: str) -> RetryPolicy:
         """When to try again. Raises BadInput."""
-        given = self.retry
-        found = retries(given if not isinstance(given, list) else [*given], f"{where}.retry")
-        return policy(found)
+        try:
+            return policy(retries(self.retry))
+        except BadInput as error:
+            raise BadInput(f"{where}.retry", error.value, error.accepted) from None
 
     def secrets(self, where: str) -> list[str]:
         """What webhooks are signed with. Raises BadInput."""

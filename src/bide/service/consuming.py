@@ -12,7 +12,7 @@ from bide.core.records import Lease
 from bide.engine.desk import Desk
 from bide.engine.settling import Settling
 from bide.service import asks
-from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE, length, span
+from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE
 from bide.service.callers import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
 from bide.service.problems import bad_input
@@ -65,12 +65,12 @@ class Consuming:
         leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
         return reply(ExtendedShape(await self._settling.extend(leases, self._length(ask.lease_for))))
 
-    def _length(self, given: str | float | None) -> Millis:
+    def _length(self, given: str | None) -> Millis:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
 
 
-def _bounded(given: str | float, field: str, least: int, most: int) -> Millis:
-    millis = duration(span(given, field), field=field)
+def _bounded(given: str, field: str, least: int, most: int) -> Millis:
+    millis = duration(given, field=field)
     if not 1_000 * least <= millis <= 1_000 * most:
         raise BadInput(field, given, f"from {least} to {most} seconds")
     return millis
@@ -78,7 +78,7 @@ def _bounded(given: str | float, field: str, least: int, most: int) -> Millis:
 
 def _outcome(ask: asks.Settle) -> Outcome:
     """Raises BadInput."""
-    at, delay = ask.at, length(ask.delay, "delay")
+    at, delay = ask.at, ask.delay
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)
     if ask.outcome == "retry":

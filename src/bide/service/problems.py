@@ -81,6 +81,7 @@ def shown_value(value: object, limit: int = 200) -> str | int | float | bool | N
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+_LENGTHS = frozenset({"by", "deadline", "delay", "lease_for", "wait"})
 _PLACE = re.compile(r" - at `(?:key in )?\$(.*)`$", re.DOTALL)
 
 
@@ -93,6 +94,8 @@ def bad_body(error: Exception, accepted: str) -> Problem:
     found = _PLACE.search(text)
     field = found[1].removeprefix(".") if found else "body"
     said = text[: found.start()] if found else text
+    if field in _LENGTHS and said.endswith(("got `int`", "got `float`")):
+        said = 'a length of time as text, such as "15m", "1h30m" or "1.5s"'
     return Problem(
         422, "bad-input", "A value is not accepted", f"{field or 'body'}: {said}", field=field or "body", accepted=said
     )

@@ -372,11 +372,12 @@ def _until(now: Millis, lasts: Millis) -> Millis:
 
 
 def _needed(change: Change) -> Verb:
-    """What one must be allowed to do for this change."""
+    """What one must be allowed to do for this change. A move to another time than now is no firing, whatever it says."""
     if isinstance(change, Cancel):
         return Verb.CANCEL
     if isinstance(change, Move):
-        return Verb.FIRE if change.due == In(0) and change.deadline is None else Verb.RESCHEDULE
+        fires = change.verb == "fire_now" and change.due == In(0) and change.deadline is None
+        return Verb.FIRE if fires else Verb.RESCHEDULE
     return Verb.REDRIVE
 
 

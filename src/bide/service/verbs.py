@@ -17,7 +17,7 @@ from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.service import asks
-from bide.service.asks import length, payload, retries, span
+from bide.service.asks import payload, retries
 from bide.service.callers import Caller, Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
 from bide.service.pausing import pause_by, resume_by, topics_of
@@ -117,7 +117,7 @@ class Verbs:
         ask: asks.Move = asked(request, "reschedule")
         token, condition = self._condition(request, ask.if_token)
         answer = await self._client.reschedule(
-            topic, key, delay=length(ask.delay, "delay"), at=ask.at, deadline=length(ask.deadline, "deadline"),
+            topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline,
             if_token=token,
         )  # fmt: skip
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
@@ -171,7 +171,7 @@ class Verbs:
             lambda ask: new_redrive(
                 ask.topic,
                 ask.key,
-                delay="0s" if ask.delay is None else span(ask.delay, "delay"),
+                delay="0s" if ask.delay is None else ask.delay,
                 if_token=ask.if_token,
                 clock=self._client.clock,
             ),
@@ -181,7 +181,7 @@ class Verbs:
     async def shift(self, request: Request) -> Reply:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
-        by = span(ask.by, "by")
+        by = ask.by
         shifted = self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
         return await self._answered(request, shifted, paused=self._client.known_pauses)
 
@@ -200,15 +200,15 @@ class Verbs:
     def _new(self, topic: str, key: str | None, ask: asks.Schedule) -> NewTask:
         """The task that is asked for. Raises BadInput."""
         return self._client.new(
-            topic, payload(ask), key=key, group=ask.group, delay=length(ask.delay, "delay"), at=ask.at,
-            on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=length(ask.deadline, "deadline"),
+            topic, payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
+            on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers,
         )  # fmt: skip
 
     def _move(self, ask: asks.MoveItem) -> Move:
         return new_move(
-            ask.topic, ask.key, delay=length(ask.delay, "delay"), at=ask.at,
-            deadline=length(ask.deadline, "deadline"), if_token=ask.if_token, clock=self._client.clock,
+            ask.topic, ask.key, delay=ask.delay, at=ask.at,
+            deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
         )  # fmt: skip
 
     def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Result | None]:

@@ -174,8 +174,8 @@ async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> N
         with pytest.raises(NotAllowed, match="'shop' may not schedule on topic 'mail'"):
             await store.add([new(topic="mail")], now=NOW)
         with pytest.raises(NotAllowed, match="may not fire on topic"):
-            await store.change([Move("order.close", "k", In(0))], now=NOW)
-        assert len(await store.change([Move("order.close", "k", In(1))], now=NOW)) == 1
+            await store.change([Move("order.close", "k", In(0), verb="fire_now")], now=NOW)
+        assert len(await store.change([Move("order.close", "k", In(0))], now=NOW)) == 1
         with pytest.raises(NotAllowed, match="work on topic"):
             await store.lease({"order.close": 1}, now=NOW, until=NOW + 1, holder="w")
         with pytest.raises(NotAllowed, match="work on topic"):
@@ -188,6 +188,21 @@ async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> N
         await memory.add([new(topic="mail")], now=NOW)
         assert {topic for topic, _ in (await store.tally()).counts} == {"order.close"}
         assert await store.purge(now=NOW, limit=10) == 0
+        await store.close()
+
+
+async def test_to_fire_is_not_to_reschedule_under_its_name() -> None:
+    memory, caller = MemoryStore(), Caller("shop", frozenset({Verb.FIRE}))
+    async with serving(Service(lambda: memory, caller_of=only(TOKEN, caller))) as service:
+        await memory.add([new()], now=NOW)
+        store = HttpStore(service.url, token=TOKEN)
+        await store.open()
+        with pytest.raises(NotAllowed, match="may not reschedule on topic"):
+            await store.change([Move("t", "k", In(5), verb="fire_now")], now=NOW)
+        with pytest.raises(NotAllowed, match="may not reschedule on topic"):
+            await store.change([Move("t", "k", In(0))], now=NOW)
+        [answer] = await store.change([Move("t", "k", In(0), verb="fire_now")], now=NOW)
+        assert answer.result == "moved"
         await store.close()
 
 

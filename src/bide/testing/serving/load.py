@@ -161,13 +161,13 @@ class Load:
 
     async def _schedule(self, key: str, delay: float) -> Answered:
         """First wins, so that sending it again is the same life: also when it is done already."""
-        ask = b'{"payload":%s,"delay":%.3f,"on_conflict":"keep"}' % (payload_of(key), delay)
+        ask = b'{"payload":%s,"delay":"%.3fs","on_conflict":"keep"}' % (payload_of(key), delay)
         return await self._ask("schedule", key, "PUT", _path(key), ask)
 
     async def _replace(self, key: str) -> Answered:
         """Each sending is a life of its own. A POST, which the client never sends again by itself."""
         delay = self._chance.uniform(0, LONGEST)
-        ask = b'[{"topic":"%s","key":"%s","payload":%s,"delay":%.3f}]'
+        ask = b'[{"topic":"%s","key":"%s","payload":%s,"delay":"%.3fs"}]'
         return await self._ask(
             "replace", key, "POST", "/v1/schedule", ask % (TOPIC.encode(), key.encode(), payload_of(key), delay)
         )
@@ -180,7 +180,7 @@ class Load:
         if self._chance.random() < 0.5:
             ask: dict[str, object] = {"at": instant_text(earliest)}
         else:
-            ask = {"delay": round(delay, 3), "if_token": said.token}
+            ask = {"delay": f"{delay:.3f}s", "if_token": said.token}
         return await self._ask("move", said.key, "PATCH", _path(said.key), msgspec.json.encode(ask), earliest)
 
     async def _cancel(self, said: Answered) -> None:

@@ -157,10 +157,10 @@ def sound_bodies(token: int) -> dict[str, Any]:
         "schedule_many": [{**ref, **task}, {**task, "topic": "t"}],
         "reschedule_many": [{**ref, "at": "2030-01-01T00:00:00Z"}], "fire_many": [ref],
         "cancel_many": [{**ref, "if_token": 1}],
-        "redrive_many": [{**ref, "delay": 5}], "shift": {"group": "g", "by": "-2h", "topic": "t", "deadlines": True},
-        "lease": {"topics": {"t": 2}, "wait": 0, "lease_for": "30s"},
+        "redrive_many": [{**ref, "delay": "5s"}], "shift": {"group": "g", "by": "-2h", "topic": "t", "deadlines": True},
+        "lease": {"topics": {"t": 2}, "wait": "0s", "lease_for": "30s"},
         "settle": [{**held, "outcome": "retry", "delay": "5s", "error": "bad"}],
-        "extend": {"leases": [held], "lease_for": 30},
+        "extend": {"leases": [held], "lease_for": "30s"},
     }  # fmt: skip
 
 
