@@ -12,14 +12,14 @@ import msgspec
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import Length, When, duration
-from bide.core.names import check_topic, refuse_unknown
+from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
 from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
 from bide.engine.app_worker import AppWorker
-from bide.engine.arguments import RouteOptions, TaskOptions
+from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.engine.sync import SyncClient

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from bide.core.errors import BadInput
 
@@ -36,15 +36,6 @@ def check_name(field: str, value: object) -> str:
     elif _FORBIDDEN.search(value) or len(value.encode()) > LONGEST_NAME:
         raise BadInput(field, value, _ACCEPTED)
     return value
-
-
-def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> None:
-    """Raises BadInput for the first of `options`, with the closest that is known; `of`: "an option of app.handler"."""
-    from difflib import get_close_matches  # here, since it is needed only for what is wrong
-
-    for name in options:
-        closest = get_close_matches(name, known, n=1, cutoff=0.0)
-        raise BadInput(of.rpartition(" ")[2], name, f"{of}; the closest name is {closest[0]}")
 
 
 def check_topic(value: object, field: str = "topic") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TypedDict
 
@@ -42,6 +42,15 @@ class RouteOptions(TypedDict, total=False):
 
 CONFLICTS = {choice.value: choice for choice in OnConflict}
 STATES = {state.value: state for state in State}
+
+
+def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> None:
+    """Raises BadInput for the first of `options`, with the closest that is known; `of`: "an option of app.handler"."""
+    from difflib import get_close_matches  # here, since it is needed only for what is wrong
+
+    for name in options:
+        closest = get_close_matches(name, known, n=1, cutoff=0.0)
+        raise BadInput(of.rpartition(" ")[2], name, f"{of}; the closest name is {closest[0]}")
 
 
 def conflict_of(choice: str) -> OnConflict:

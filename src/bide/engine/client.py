@@ -15,7 +15,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
-from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id, refuse_unknown
+from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.payloads import encode_payload
 from bide.core.records import (
     Cancel,
@@ -33,7 +33,17 @@ from bide.core.records import (
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.arguments import TaskOptions, conflict_of, deadline_of, due_of, filter_of, one_due_of, pair_of, ref_of
+from bide.engine.arguments import (
+    TaskOptions,
+    conflict_of,
+    deadline_of,
+    due_of,
+    filter_of,
+    one_due_of,
+    pair_of,
+    ref_of,
+    refuse_unknown,
+)
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive, new_shift
 from bide.engine.clock import SystemClock
 from bide.engine.groups import over_group

@@ -160,9 +160,7 @@ LONGEST_WAIT = 60
 """Seconds that a lease may wait."""
 SHORTEST_LEASE, LONGEST_LEASE = 1, 86_400
 """Seconds."""
-WaitSpan: TypeAlias = Annotated[
-    str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})
-]
+WaitSpan: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})]
 LeaseSpan: TypeAlias = Annotated[
     str, Meta(extra_json_schema={"pattern": "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|[1-9]h)$", "example": "30s"})
 ]
@@ -227,6 +225,4 @@ def retries(value: str | list[str] | Terms | None) -> RetryPolicy | None:
         return Ladder(*value.rungs)
     if isinstance(value, FixedTerms):
         return Fixed(value.pause, tries=value.tries)
-    return Exponential(
-        value.first, factor=value.factor, longest=value.longest, tries=value.tries, jitter=value.jitter
-    )
+    return Exponential(value.first, factor=value.factor, longest=value.longest, tries=value.tries, jitter=value.jitter)

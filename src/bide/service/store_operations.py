@@ -372,7 +372,7 @@ def _until(now: Millis, lasts: Millis) -> Millis:
 
 
 def _needed(change: Change) -> Verb:
-    """What one must be allowed to do for this change. A move to another time than now is no firing, whatever it says."""
+    """What one must be allowed to do for this change. To move to another time is not to fire, whatever it says."""
     if isinstance(change, Cancel):
         return Verb.CANCEL
     if isinstance(change, Move):
