@@ -191,17 +191,17 @@ async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> N
         await store.close()
 
 
-async def test_to_fire_is_not_to_reschedule_under_its_name() -> None:
+async def test_to_fire_is_not_to_reschedule_under_its_name_nor_to_change_a_deadline() -> None:
     memory, caller = MemoryStore(), Caller("shop", frozenset({Verb.FIRE}))
     async with serving(Service(lambda: memory, caller_of=only(TOKEN, caller))) as service:
         await memory.add([new()], now=NOW)
         store = HttpStore(service.url, token=TOKEN)
         await store.open()
-        with pytest.raises(NotAllowed, match="may not reschedule on topic"):
-            await store.change([Move("t", "k", In(5), verb="fire_now")], now=NOW)
-        with pytest.raises(NotAllowed, match="may not reschedule on topic"):
-            await store.change([Move("t", "k", In(0))], now=NOW)
-        [answer] = await store.change([Move("t", "k", In(0), verb="fire_now")], now=NOW)
+        fires = Move("t", "k", In(0), verb="fire_now")
+        for more in ({"due": In(5)}, {"verb": "reschedule"}, {"deadline": NOW + 1}):
+            with pytest.raises(NotAllowed, match="may not reschedule on topic"):
+                await store.change([replace(fires, **more)], now=NOW)
+        [answer] = await store.change([fires], now=NOW)
         assert answer.result == "moved"
         await store.close()
 
@@ -393,20 +393,6 @@ async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate() -> 
         )
         await worker.close()
         await reader.close()
-
-
-async def test_fire_changes_no_deadline() -> None:
-    memory = MemoryStore()
-    caller = Caller("f", frozenset({Verb.FIRE}))
-    async with serving(Service(lambda: memory, caller_of=only("f", caller))) as service:
-        store = HttpStore(service.url, token="f")
-        await store.open()
-        await memory.add([new()], now=NOW)
-        with pytest.raises(SetupError, match="may not reschedule"):
-            await store.change([Move("t", "k", In(0), deadline=NOW + 1)], now=NOW)
-        [answer] = await store.change([Move("t", "k", In(0))], now=NOW)
-        assert answer.result == "moved"
-        await store.close()
 
 
 async def test_a_lease_is_bounded_and_held_in_the_name_of_its_caller() -> None:
