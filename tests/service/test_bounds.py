@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,10 +14,12 @@ from tests.service.console.browsing import Browser
 from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
+from bide import Bide
 from bide.core.errors import BadInput
 from bide.service import heads, server
 from bide.service.config import ServeConfig
 from bide.service.origins import networks_of
+from bide.service.serving import Serving
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -168,3 +171,12 @@ def test_a_peer_is_an_address_that_a_proxy_of_ours_tells(
 def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
     with pytest.raises(BadInput, match="proxies"):
         networks_of([wrong])
+
+
+async def test_that_everybody_may_do_everything_is_said_only_where_they_may(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Serving(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
+        assert serving.open_to_all
+        await make(serving.app)
+    async with Serving(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
+        assert not serving.open_to_all

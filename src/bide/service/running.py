@@ -66,7 +66,7 @@ async def serve(
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
-            if serving.anonymous:
+            if serving.open_to_all:
                 _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
             if company is None:
                 await _run_server(serving, listening, told)

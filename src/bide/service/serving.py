@@ -51,8 +51,8 @@ class Serving:
         app.instruments.append(self._channel)
         self.service: Service
         self._proxies = networks_of(config.proxies)
-        self.anonymous = False
-        """Whether whoever shows no token may do everything, as long as there is none."""
+        self.open_to_all = False
+        """Whether callers who show no token may do everything, as long as there is none."""
         self._host = host
         self._insecure = insecure
         self._desk: Desk
@@ -101,7 +101,8 @@ class Serving:
         app, stack = self.app, self._stack
         await stack.enter_async_context(app)
         tokens = await Tokens(Kept(app.store, app.clock)).all(lambda _: None)
-        self.anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
+        anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
+        self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()
         if self._post is not None:
@@ -123,7 +124,7 @@ class Serving:
         self.metrics.streams.follow(lambda: self._following.listeners)
         stack.push_async_callback(self._following.close)
         beyond = self._insecure and not is_loopback(self._host)
-        access = Access(app, anonymous=self.anonymous, any_name=beyond)
+        access = Access(app, anonymous=anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
         self._stores = stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT, held_back=self._desk.held_back)
         stack.push_async_callback(stores.close)
