@@ -1,6 +1,4 @@
-"""Cursors, tokens, cookies and second values of sessions that somebody makes up: nothing of others' comes out of any door,
-nothing is done, and nothing breaks. On every store.
-"""
+"""Made-up cursors, tokens, cookies and second values of sessions: nothing of others' comes out of any door of any store."""
 
 from __future__ import annotations
 
