@@ -20,25 +20,28 @@ _BUSY = (429, 503)
 _GONE = 410
 
 
-def outcome_of(status: int, retry_after: str | None, location: str | None, excerpt: str, now: float) -> Outcome | None:
+def outcome_of(
+    status: int, retry_after: str | None, location: str | None, excerpt: str, now: float, date: str | None = None
+) -> Outcome | None:
     """None: done. A status is judged alone; an excerpt only explains it."""
     if 200 <= status < 300:
         return None
     why = _named(status)
     if 300 <= status < 400:
-        why += f": redirects are not followed (to {inert(location[:200].encode())})" if location else ": a redirect"
+        why += f": redirects are not followed (to {inert(location[:200])})" if location else ": a redirect"
     if excerpt:
         why = f"{why}: {excerpt}"
     if status == _GONE:
         return Dead(why)
-    wait = pause_asked_for(retry_after, now) if status in _BUSY else None
+    wait = pause_asked_for(retry_after, now, date) if status in _BUSY else None
     return Retry(why) if wait is None else Retry(f"{why} (asked to wait {wait.total_seconds():.0f} s)", delay=wait)
 
 
-def pause_asked_for(retry_after: str | None, now: float) -> timedelta | None:
+def pause_asked_for(retry_after: str | None, now: float, date: str | None = None) -> timedelta | None:
     """What a Retry-After header asks for: whole seconds, or a date. None: nothing that makes sense.
 
-    `now`: seconds since 1970. At most a day. Zero and a date that has passed ask for nothing: the retry policy decides.
+    A date is meant by the receiver's clock, which its `date` tells, else by ours: `now`, seconds since 1970. At most a
+    day. Zero and a date that has passed ask for nothing: the retry policy decides.
     """
     if retry_after is None:
         return None
@@ -46,23 +49,31 @@ def pause_asked_for(retry_after: str | None, now: float) -> timedelta | None:
     if _SECONDS.fullmatch(text):
         seconds = float(text)
     else:
-        try:
-            moment = parsedate_to_datetime(text)
-        except (ValueError, IndexError, TypeError, OverflowError):
+        moment = _moment(text)
+        if moment is None:
             return None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        seconds = (moment - datetime.fromtimestamp(now, UTC)).total_seconds()
+        there = _moment(date) or datetime.fromtimestamp(now, UTC)
+        seconds = (moment - there).total_seconds()
     if not 0 < seconds <= _ABSURD:
         return None
     return min(timedelta(seconds=seconds), LONGEST_WAIT)
 
 
-def inert(answered: bytes) -> str:
+def _moment(text: str | None) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text or "")
+    except (ValueError, IndexError, TypeError, OverflowError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def inert(answered: bytes | str) -> str:
     """The first bytes of an answer as text that does nothing where it is shown: no line ends, no control characters.
 
     That includes those that turn the direction of writing. It is not escaped for HTML: who shows it there does that.
     """
+    if isinstance(answered, str):  # a header, whose bytes that are no UTF-8 are lone surrogates
+        answered = answered.encode(errors="surrogateescape")
     text = answered[:EXCERPT].decode("utf-8", "replace")
     if text.isprintable():
         return text

@@ -101,7 +101,7 @@ class Guard:
         trusted = host in self._hosts
         allowed = trusted or self._check_host(name, shown, field)
         if scheme == "http" and not (allowed or self._plain_http):
-            raise BadInput(field, shown, f'https; for plain http allow the host by name: "{host}"')
+            raise BadInput(field, shown, f"https; for plain http allow the host: --allow {host}")
         return Target(url, host, trusted)
 
     def _check_host(self, name: str, shown: str, field: str) -> bool:
@@ -148,7 +148,7 @@ class Guard:
         return f"<Guard that allows {sorted(self._hosts)} and {[str(network) for network in self._networks]}>"
 
 
-_HOW_TO_ALLOW = " (an operator can allow its network, or its host and port)"
+_HOW_TO_ALLOW = " (to allow its network, or its host and port: bide serve --allow, or allow in bide.toml)"
 
 
 def _with_port(name: str, port: int) -> str:

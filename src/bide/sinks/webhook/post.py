@@ -21,6 +21,7 @@ from bide.sinks.webhook.guard import Guard
 from bide.sinks.webhook.hosts import Hosts
 from bide.sinks.webhook.lookup import Lookup
 from bide.sinks.webhook.results import Observe, WebhookResult
+from bide.sinks.webhook.sending import Connector, new_session
 from bide.sinks.webhook.sink import WebhookSink
 
 _log = logging.getLogger("bide.webhooks")
@@ -144,7 +145,7 @@ class WebhookPost:
         await self.close()
 
     def _new_session(self, resolver: AbstractResolver, *, guarded: bool) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
+        connector = Connector(
             limit=self._connections,
             ttl_dns_cache=_NAMES_KNOWN,
             keepalive_timeout=_KEEP_ALIVE,
@@ -152,12 +153,7 @@ class WebhookPost:
             ssl=True if self._tls is None else self._tls,
             socket_factory=self.guard.socket if guarded else None,
         )
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),  # what one receiver says is not told to the next
-            trust_env=False,  # a proxy of the environment would connect where the guard does not see it
-            auto_decompress=False,  # a few bytes may unpack to gigabytes
-        )
+        return new_session(connector)
 
 
 def _agent() -> str:

@@ -8,12 +8,15 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 
 from bide.core.errors import BadInput
 from bide.sinks.webhook.answers import EXCERPT, inert
@@ -35,7 +38,85 @@ _OURS = re.compile(
     r"|accept-encoding|cookie|traceparent|tracestate",
     re.IGNORECASE,
 )
+_LONGEST_FIELD = 65_536
+_MOST_FIELDS = 1_000
+_STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class _Handler(ResponseHandler):
+    """One connection, which remembers how the last answer on it began."""
+
+    heard = b""
+    used = False
+
+    def data_received(self, data: bytes) -> None:
+        if len(self.heard) < 16:
+            self.heard += data[:16]
+        super().data_received(data)
+
+
+class Way:
+    """What is known of one request, also where there is no answer that can be read."""
+
+    __slots__ = ("_handler", "fresh", "reused")
+
+    def __init__(self, *, fresh: bool = False) -> None:
+        self.fresh = fresh
+        """Whether it goes over a connection of its own."""
+        self.reused = False
+        self._handler: _Handler | None = None
+
+    def leads(self, handler: _Handler) -> None:
+        self._handler, self.reused, handler.used, handler.heard = handler, handler.used, True, b""
+
+    def follow(self, other: Way) -> None:
+        """It went there in the end."""
+        self._handler, self.reused = other._handler, other.reused
+
+    @property
+    def silent(self) -> bool:
+        """Whether not one byte of an answer came."""
+        return self._handler is not None and not self._handler.heard
+
+    @property
+    def status(self) -> int | None:
+        """What the first line says, however the rest of the answer reads."""
+        found = None if self._handler is None else _STATUS.match(self._handler.heard)
+        return None if found is None else int(found[1])
+
+
+WAY: ContextVar[Way] = ContextVar("bide_webhook_way")
+"""Of the request that is being sent."""
+
+
+class Connector(aiohttp.TCPConnector):
+    """Tells each request's `Way` of its connection."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._factory: Any = partial(_Handler, loop=self._loop)
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        assert isinstance(connection.protocol, _Handler)
+        WAY.get().leads(connection.protocol)
+        return connection
+
+    async def _get(self, key: Any, traces: Any) -> Connection | None:
+        return None if WAY.get().fresh else await super()._get(key, traces)
+
+
+def new_session(connector: Connector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),  # what one receiver says is not told to the next
+        trust_env=False,  # a proxy of the environment would connect where the guard does not see it
+        auto_decompress=False,  # a few bytes may unpack to gigabytes
+        max_line_size=_LONGEST_FIELD,
+        max_field_size=_LONGEST_FIELD,
+        max_headers=_MOST_FIELDS,
+    )
 
 
 def header_text(name: str) -> str:
@@ -122,7 +203,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
         case OSError():
             return f"the connection to {host} broke ({_said(error)})"
         case aiohttp.ClientResponseError():
-            return f"{host} did not answer in HTTP ({inert(error.message.encode())})"
+            return f"{host} did not answer in HTTP ({inert(error.message)})"
         case _:
             return f"the request to {host} failed ({type(error).__name__})"
 

@@ -22,6 +22,8 @@ from bide.sinks.webhook.answers import inert, outcome_of
 from bide.sinks.webhook.guard import Target
 from bide.sinks.webhook.results import WebhookResult
 from bide.sinks.webhook.sending import (
+    WAY,
+    Way,
     beginning_of,
     content_type,
     header_text,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 URL_HEADER = "webhook"
 """The header of a task that names its URL, where the route is per task."""
 _SLOTS_PER_HOST = 5
+_NOTHING_TOLD: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes; aiohttp wants larger bodies as a file, so that it can send them in parts."""
 
@@ -93,23 +96,30 @@ class WebhookSink:
             pause = timedelta(seconds=hosts.pause(target.host))
             return self._over(record, began, target, Defer(pause))
         answered: bool | None = None
+        status, told, begin, way = 0, _NOTHING_TOLD, b"", Way()
         try:
-            response = await self._send(task, target)
+            response = await self._send(task, target, way)
             answered = True
+            status, told = response.status, response.headers
             begin = await beginning_of(response)
+        except aiohttp.ClientResponseError as error:  # the status decides, also where the rest cannot be read
+            answered = way.status is not None
+            if way.status is None:
+                return self._over(record, began, target, Retry(what_failed(error, target.host, 0, 0)))
+            status = way.status
         except (aiohttp.ClientError, OSError) as error:
             answered = False
             why = what_failed(error, target.host, self._connect, self._total)
             return self._over(record, began, target, Retry(why))
         finally:
             place.leave(answered)
-        status = response.status
         if 200 <= status < 300:
             if post.observe is not None:
                 self._over(record, began, target, None, status, inert(begin))
             return None
-        excerpt, told = inert(begin), response.headers
-        outcome = outcome_of(status, told.get("Retry-After"), told.get("Location"), excerpt, post.now())
+        excerpt = inert(begin)
+        asked, where, date = told.get("Retry-After"), told.get("Location"), told.get("Date")
+        outcome = outcome_of(status, asked, where, excerpt, post.now(), date)
         return self._over(record, began, target, outcome, status, excerpt)
 
     def _own_target(self, record: Record) -> Target:
@@ -122,7 +132,41 @@ class WebhookSink:
             raise BadInput(field, None, "the URL that this task is to be posted to")
         return self._post.target(url, field)
 
-    async def _send(self, task: Task[Any], target: Target) -> aiohttp.ClientResponse:
+    async def _send(self, task: Task[Any], target: Target, way: Way) -> aiohttp.ClientResponse:
+        """Once more at once, on a new connection, where one that had been used before broke before any answer: the
+        receiver closed it as the request was on its way. What it does twice has the same `webhook-id`."""
+        began = perf_counter()
+        headers = self._headers(task)
+        try:
+            return await self._post_once(task, target, headers, way, self._timeout)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            left = self._total - (perf_counter() - began)
+            if not (way.reused and way.silent) or left <= 0:
+                raise
+        timeout = aiohttp.ClientTimeout(total=left, connect=self._connect)
+        again = Way(fresh=True)
+        try:
+            return await self._post_once(task, target, headers, again, timeout)
+        finally:
+            way.follow(again)
+
+    async def _post_once(
+        self, task: Task[Any], target: Target, headers: dict[str, str], way: Way, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        payload = task.record.payload
+        token = WAY.set(way)
+        try:
+            return await self._post.session(trusted=target.trusted).post(
+                target.url,
+                data=payload if len(payload) <= _LARGE else BytesIO(payload),
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            )
+        finally:
+            WAY.reset(token)
+
+    def _headers(self, task: Task[Any]) -> dict[str, str]:
         post, record = self._post, task.record
         payload = record.payload
         timestamp = str(int(post.now()))
@@ -137,14 +181,7 @@ class WebhookSink:
         }
         if self._signer:
             headers["webhook-signature"] = self._signer.signature(record.id, timestamp, payload)
-        headers |= well_formed(trace_headers(task))
-        return await post.session(trusted=target.trusted).post(
-            target.url,
-            data=payload if len(payload) <= _LARGE else BytesIO(payload),
-            headers=headers,
-            timeout=self._timeout,
-            allow_redirects=False,
-        )
+        return headers | well_formed(trace_headers(task))
 
     def _over(
         self,
