@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.engine.conftest import Tell, World
 from tests.waiting import until
 
 from bide import (
@@ -287,3 +288,21 @@ async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
         await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
         await until(died.is_set, "its death")
     assert ran == [1, 2, 3]
+
+
+def test_what_is_no_longer_remembered_is_gone_before_a_purge_comes_by(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        async with world.app(keep_cancelled="1h") as app:
+            await app.schedule("t", None, key="k", delay="1d")
+            await app.cancel("t", "k")
+            await world.pause(3_599.0)
+            assert (await app.cancel("t", "k")).result == "finished"
+            assert [one.key async for one in app.find(topic="t")] == ["k"]
+            await world.pause(1.0)
+            assert await app.get("t", "k") is None
+            assert await app.get_many([("t", "k")]) == [None]
+            assert [one async for one in app.find(topic="t")] == []
+            assert (await app.cancel("t", "k")).result == "not_found"
+            assert (await app.schedule("t", None, key="k", delay="1d", on_conflict="keep")).result == "created"
+
+    virtual(story)

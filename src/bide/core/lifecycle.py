@@ -134,10 +134,19 @@ def next_token(last: Token, now: Millis) -> Token:
     return max(last + 1, now * 1000)
 
 
+ADDED = frozenset({Result.CREATED, Result.REPLACED})
+"""Of `schedule`: the answer's record is to be stored, over what may be there."""
+
+
+def gone(old: Record, now: Millis) -> bool:
+    """Whether its retention has passed: for every verb it is as if it were not there; a purge only sweeps."""
+    return old.keep_until is not None and old.keep_until <= now
+
+
 def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Answer:
     """Schedule `new` where `old` may be. The answer's record is the one to store if it carries `new.id`."""
     due_at = _clamp(new.due.resolve(now))
-    if old is None:
+    if old is None or gone(old, now):
         return Answer(_CREATED, _born(new, due_at, now, token))
     verb = _SCHEDULE[new.on_conflict]
     word, _ = TABLE[verb][old.state]
@@ -153,7 +162,7 @@ def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Ans
 def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answer:
     """Move, cancel or redrive. The answer's record is the one to store if it carries `token`."""
     verb = Verb.MOVE if type(asked) is Move else Verb.CANCEL if type(asked) is Cancel else Verb.REDRIVE
-    if old is None:
+    if old is None or gone(old, now):
         return Answer(Result.NOT_FOUND)
     word, _ = TABLE[verb][old.state]
     if word == Result.FINISHED:

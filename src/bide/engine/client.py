@@ -15,6 +15,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
+from bide.core.lifecycle import gone
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.payloads import encode_payload
 from bide.core.records import (
@@ -297,11 +298,12 @@ class Client(PauseVerbs):
     async def get(self, topic: str, key: str) -> Task[Any] | None:
         """The task as it is; None if it never was, or is finished and forgotten."""
         record = await self._session.get(Ref(check_topic(topic), check_name("key", key)))
-        return None if record is None else Task(record)
+        return None if record is None or gone(record, self.clock.now()) else Task(record)
 
     async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
         records = await self._session.verbs.get([ref_of(ref) for ref in refs])
-        return [None if record is None else Task(record) for record in records]
+        now = self.clock.now()
+        return [None if record is None or gone(record, now) else Task(record) for record in records]
 
     async def find(
         self,
@@ -325,10 +327,16 @@ class Client(PauseVerbs):
                 return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
-        """One page of the tasks that `where` (of `filter_of`) means. Raises BadInput for a cursor from elsewhere."""
+        """One page of the tasks that `where` (of `filter_of`) means. Raises BadInput for a cursor from elsewhere.
+
+        Those whose retention has just passed are left out, so a page may be shorter than asked for and not the last.
+        """
         if where.topic is not None:
             check_topic(where.topic)
-        return await self._session.verbs.find(where, page)
+        found = await self._session.verbs.find(where, page)
+        now = self.clock.now()
+        left = [record for record in found.tasks if not gone(record, now)]
+        return found if len(left) == len(found.tasks) else Found(left, found.cursor)
 
     async def tally(
         self,

@@ -295,7 +295,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
                 token = max(old.record.token + 1, micros)
                 highest = max(highest, token)
                 answer = decided[place] = lifecycle.schedule(new, old.record, there, token)
-                if answer.result is Result.REPLACED and answer.record is not None:
+                if answer.result in lifecycle.ADDED and answer.record is not None:
                     writes.replace(old, answer.record)
             statements = writes.statements(call)
             if free:

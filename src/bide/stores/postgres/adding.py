@@ -9,7 +9,7 @@ from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, NewTask, Result, Topic
+from bide.core.records import At, NewTask, Topic
 from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.held import Held
 from bide.stores.postgres.errors import Taken
@@ -184,7 +184,7 @@ async def _add_again(
                         continue
                     new, old = asked[place], record_of(row, 3)
                     answer = decided[place] = lifecycle.schedule(new, old, row["now"], row["new_token"])
-                    if answer.result is Result.REPLACED and answer.record is not None:
+                    if answer.result in lifecycle.ADDED and answer.record is not None:
                         writes.put(answer.record)
                 await writes.flush(call)
                 left = free

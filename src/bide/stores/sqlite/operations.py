@@ -23,7 +23,6 @@ from bide.core.records import (
     Move,
     NewTask,
     Record,
-    Result,
     Settlement,
     State,
     Topic,
@@ -49,7 +48,6 @@ _EXTEND = QUERIES["extend_task"]
 _SETTLE_DONE = QUERIES["settle_done"]
 _PURGE = QUERIES["purge"]
 
-_ADDED = (Result.CREATED, Result.REPLACED)
 _by_at = itemgetter(AT)
 
 
@@ -78,7 +76,7 @@ def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
         _point(work, "add:decided")
     if work.wakes is not None:
         for answer in answers:
-            if answer.result in _ADDED and answer.record is not None:
+            if answer.result in lifecycle.ADDED and answer.record is not None:
                 work.wake(answer.record.topic, answer.record.wake_at)
     return answers
 
@@ -99,7 +97,7 @@ def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now:
             continue
         token = next_token(work.last_token(), now)
         answer = answers[position] = lifecycle.schedule(new, old, now, token)
-        if answer.result is Result.REPLACED and answer.record is not None:
+        if answer.result in lifecycle.ADDED and answer.record is not None:
             work.used_token(token)
             writes.put(row, answer.record)
     writes.flush()

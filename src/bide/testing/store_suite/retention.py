@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Redrive, Ref, Result, State
+from bide.core.records import At, Cancel, Change, Filter, In, Move, OnConflict, Redrive, Ref, Result, State
 from bide.ports import KeepsEvents, Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -25,6 +25,7 @@ from bide.testing.store_suite.acts import (
     new,
     put,
     put_one,
+    record_of,
     see,
     settle,
     take,
@@ -63,6 +64,34 @@ class Retention(SuiteBase):
         assert await see(store, record) == record
         assert await store.purge(now=NOW + HOUR, limit=10) == 1
         await self._nothing_left(store, Ref("t", "k"))
+
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_from_its_time_on_it_is_gone_for_every_verb_whether_or_not_it_was_purged(
+        self, store: Store, state: State
+    ) -> None:
+        ended = await bring(store, state, group="g", keep_until=NOW + HOUR)
+        assert ended is not None
+        asked: list[Change] = [Move("t", "k", In(0)), Cancel("t", "k"), Redrive("t", "k", new_id(), In(0))]
+        last, end = NOW + HOUR - 1, NOW + HOUR
+        words = {(await do(store, one, now=last)).result for one in asked if state is not State.DEAD}
+        assert words <= {Result.FINISHED}, "a moment before"
+        for one in asked:
+            answer = await do(store, one, now=end)
+            assert (answer.result, answer.record) == (Result.NOT_FOUND, None)
+        for number, mode in enumerate(OnConflict):
+            key = f"{mode}"
+            before = await bring(store, state, key, topic=key, group="g", keep_until=NOW + HOUR)
+            assert before is not None
+            task = new(key, topic=key, group="h", due=At(end + number), on_conflict=mode)
+            [answer] = await store.add([task], now=end)
+            assert (answer.result, answer.was) == (Result.CREATED, None), mode
+            after = record_of(answer)
+            assert after == await see(store, before)
+            assert after.token > before.token, "a new life is newer than what it lies over"
+        assert [one.topic for one in await listed(store, Filter(group="g"))] == ["t"]
+        assert {one.state for one in await listed(store, Filter(group="h"))} == {State.WAITING}
+        assert await store.purge(now=end, limit=100) == 1, "the one that was left, and none that lives again"
+        assert len(await listed(store, Filter(group="h"))) == len(OnConflict)
 
     async def test_purge_keeps_to_its_limit_and_takes_the_rest_next_time(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(10)))

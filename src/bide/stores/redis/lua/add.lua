@@ -30,11 +30,11 @@ local function meaning(how)
   return known
 end
 
--- The key is taken: whether the new task goes there all the same, and the state of the old one.
+-- The key is taken, or was until its retention had passed, which is told as if nothing were there: whether the new task goes there all the same, and the state of the old one.
 local function replace(topic, key, how, due, old, place, reply)
-  local state = has(byte(old), 7)
-  local put_it, word = taken(how, due, old)
-  local was = -1
+  local state, over = has(byte(old), 7), gone(old)
+  local put_it, word, was = true, nil, -1
+  if not over then put_it, word = taken(how, due, old) end
   if put_it then
     if state <= LEASED then was = unpack_bytes('>I6', old, 21) end
     if has(byte(old), GROUP) ~= 0 then
@@ -43,6 +43,7 @@ local function replace(topic, key, how, due, old, place, reply)
     end
     if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
   end
+  if over then return put_it, state end
   local count = #reply
   reply[count + 1] = place
   reply[count + 2] = word or 'p'

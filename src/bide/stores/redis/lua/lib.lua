@@ -218,6 +218,13 @@ local function ran(body)
   return place, planned, attempt, failures, losses, finished, keep, holder, size, error
 end
 
+-- Whether its retention has passed: for every verb it is as if it were not there, also where a purge still comes.
+local function gone(body)
+  if has(byte(body), 7) < DONE then return false end
+  local _, _, _, _, _, _, keep = ran(body)
+  return keep <= now
+end
+
 -- A body anew: `rest` is what follows RAN's part.
 local function body_of(flags, state, token, created, due, wake, planned, attempt, failures, losses, finished, keep,
                        holder, size, error, rest)
