@@ -15,6 +15,7 @@ from bide.core.outcomes import Dead, Defer, Done, Retry
 from bide.core.records import Token
 from bide.core.tasks import Task
 from bide.testing.history.recording import RecordedClient
+from bide.testing.misuse import misbehave
 from bide.testing.simulate.plan import Ask
 
 TIMEOUT: Millis = 3_000
@@ -29,7 +30,8 @@ async def behave(
     delivery: int,
     lease: Millis,
     die: Callable[[], bool],
-) -> Done | None:
+    block: Callable[[Millis], None],
+) -> Any:
     """What a handler does with `task` at this delivery of its life: the word of its payload, with its milliseconds."""
     does = task.payload["does"]
     word, _, number = does[min(delivery, len(does)) - 1].partition(":")
@@ -59,6 +61,12 @@ async def behave(
     elif word == "kill":
         if die():
             await asyncio.get_running_loop().create_future()
+    elif word == "block":
+        block(lease + lease // 2)
+        await asyncio.sleep(0)
+    elif word == "odd":
+        await asyncio.sleep(0.01)
+        return misbehave(int(number))
     elif word == "again":
         if again(task) <= _MOST_AGAIN:
             return Done(again_in=pause)

@@ -180,6 +180,8 @@ class Link:
         return await self._parted("extend", leases, extend, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        for outcome in outcomes:
+            (outcome.error or "").encode()  # what is sent is encoded
         return await self._parted("settle", outcomes, lambda store, mine, there: store.settle(mine, now=there), now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:

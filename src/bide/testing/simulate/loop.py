@@ -122,7 +122,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not handle._cancelled:
                 process = handle._context.get(_process)
                 if process is None or (process.alive and not process.stopped):
-                    handle._run()
+                    try:
+                        handle._run()
+                    except (SystemExit, KeyboardInterrupt) as error:
+                        self.call_exception_handler({"message": "it would end its process", "exception": error})
                 elif process.alive:
                     process.held.append(handle)
 

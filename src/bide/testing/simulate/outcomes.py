@@ -3,7 +3,8 @@
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
 - P4: nothing begins whose deadline has passed; whoever asks is answered, and in the calm at once.
-- P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives.
+- P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives; a worker does not
+  lease what its own handler has ended before it has settled that.
 - P7: nothing is asked for that there is no room for.
 - P11: nobody asks again and again while nothing happens.
 - P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
@@ -53,6 +54,7 @@ def owed(
     yield from _undone(history)
     yield from _given_up(history)
     yield from _lost(history, calm)
+    yield from _taken_from_itself(history)
     yield from _begun_too_late(history, lease)
     yield from _past_deadlines(history)
     yield from _waited(history, calm, room, late)
@@ -110,6 +112,30 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
                     what = f"{before[0]} lost its lease, though it lived and nothing was broken"
                     yield Violation("P3", held.topic, held.key, what, [before[1], event])
                 holders[held.topic, held.key] = who[event.call], event
+
+
+def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
+    """Leased again by the worker whose handler had ended it, though that worker had not told the store how."""
+    settled: set[Delivery] = set()
+    ended: dict[Delivery, Ended] = {}
+    leasings: dict[int, tuple[str, dict[Delivery, Ended]]] = {}
+    before: dict[tuple[Topic, str], Token] = {}
+    for event in history:
+        if isinstance(event, Settling):
+            settled.add((event.topic, event.key, event.token))
+            ended.pop((event.topic, event.key, event.token), None)
+        elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in settled:
+            ended[event.topic, event.key, event.token] = event
+        elif isinstance(event, Leasing):
+            leasings[event.call] = event.who, dict(ended)
+        elif isinstance(event, Leased):
+            who, unsettled = leasings.pop(event.call)
+            for held in event.tasks:
+                end = unsettled.get((held.topic, held.key, before.get((held.topic, held.key), 0)))
+                if end is not None and end.who == who and held.task.losses:
+                    what = f"{who} leased it again before it settled what its own handler had ended"
+                    yield Violation("P3", held.topic, held.key, what, [end, event])
+                before[held.topic, held.key] = held.task.token
 
 
 def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Violation]:

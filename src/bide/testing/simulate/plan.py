@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.instants import Millis
+from bide.testing.misuse import WAYS
 
 TOPICS = ("work", "flaky", "slow", "beat")
 """With a handler in every worker; `slow` has room for one delivery at a time."""
@@ -63,6 +65,8 @@ class Ask(Struct, frozen=True, tag="ask", omit_defaults=True):
     deadline: Millis | None = None
     known: bool = False
     """Whether it names the token that this client saw last."""
+    patience: Millis | None = None
+    """After so long whoever waits for the answer is cancelled."""
 
 
 class Kill(Struct, frozen=True, tag="kill", omit_defaults=True):
@@ -169,7 +173,7 @@ def plan_of(seed: int, minutes: float = 6) -> Plan:
     )
     asks = [_ask(chance, setup, int(length * _LAST_ASK)) for _ in range(int(chance.uniform(20, 50) * minutes))]
     faults = [_fault(chance, setup) for _ in range(int(chance.uniform(0, 7) * minutes))]
-    steps: list[Step] = [*(step for some in asks for step in some), *faults]
+    steps: list[Step] = [*(step for some in asks for step in some), *faults, *_misuse(seed, setup, minutes)]
     if chance.random() < _DEAF:
         steps.append(Storm(setup.calm + 1_000, length - setup.calm, deaf=True))
     steps.extend(  # a server is slow before it goes, so that much is on its way then
@@ -191,6 +195,45 @@ _VERBS = (
     ("cancel_group", 0.5),
 )  # fmt: skip
 _CONFLICTS = ("replace", "replace", "replace", "keep", "keep", "earliest", "latest", "refuse")
+
+
+_MISUSED = 0.5
+"""The part of the plans in which callers are cancelled and handlers raise or return anything."""
+
+
+def _misuse(seed: int, setup: Setup, minutes: float) -> list[Step]:
+    """What users do that nobody told them to; by a chance of its own, so that the rest of the plan is as it was."""
+    chance = Random(f"misuse {seed}")
+    if chance.random() >= _MISUSED:
+        return []
+    last = int(setup.length * _LAST_ASK)
+    steps: list[Step] = []
+    for _ in range(int(6 * minutes)):
+        at, key = chance.randrange(1_000, last), f"k{chance.randrange(6)}"
+        ask = _about(chance, setup, at, chance.choice(TOPICS), key)
+        kind = chance.choice(("odd", "odd", "cancelled", "regrouped", "blocking"))
+        if kind == "odd":
+            does = [f"odd:{chance.randrange(WAYS)}", chance.choice(("ok", f"odd:{chance.randrange(WAYS)}"))]
+            steps.append(replace(ask, verb="schedule", keys=[f"{key}o"], does=does, deadline=None))
+        elif kind == "blocking":
+            steps.append(replace(ask, verb="schedule", keys=[f"{key}b"], does=["block"], deadline=None))
+        elif kind == "cancelled":
+            steps.append(replace(ask, patience=chance.choice((0, 1, 2, 5, 50, 500))))
+        else:
+            steps += _regrouped(chance, setup, ask)
+    return steps
+
+
+def _regrouped(chance: Random, setup: Setup, ask: Ask) -> list[Step]:
+    """A task of one group is scheduled into another one at about the time at which its old group is changed."""
+    mine, other = chance.sample(range(3), 2)
+    new = replace(ask, verb="schedule", keys=[f"{ask.keys[0]}g"], delay=20_000, conflict="replace", deadline=None)
+    verb, by = chance.choice((("shift", 4_000), ("cancel_group", 0)))
+    return [
+        replace(new, group=f"g{mine}"),
+        replace(new, at=ask.at + 500, verb=verb, group=f"g{mine}", delay=by, known=False),
+        replace(new, at=ask.at + 500 + chance.randrange(4), client=chance.randrange(setup.clients), group=f"g{other}"),
+    ]
 
 
 def _ask(chance: Random, setup: Setup, last: Millis) -> list[Step]:

@@ -10,8 +10,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bide.app import Bide
+from bide.core.answers import Answer
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
+from bide.core.records import Result
 from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.settings import Settings
@@ -196,7 +198,7 @@ class Slot:
         assert self._client is not None
         self.world.delivered[task.id] += 1
         delivery, lease = self.world.delivered[task.id], self.world.plan.setup.lease
-        return await behave(task, self._client, self._again, delivery, lease, self._die_here)
+        return await behave(task, self._client, self._again, delivery, lease, self._die_here, self._block_here)
 
     def _again(self, task: Task[Any]) -> int:
         """How often a task of this key has begun a life of its own accord, this one included."""
@@ -210,14 +212,31 @@ class Slot:
             self._die(_BACK, "killed by its handler")
         return dies
 
+    def _block_here(self, lasts: Millis) -> None:
+        """A handler that blocks its event loop stops its whole process, but not in the calm."""
+        if self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm:
+            self.stop(lasts)
+
     def ask(self, step: Ask) -> None:
         """What a client asks, if it is there."""
         if self._client is not None and self._process.alive:
-            self._process.start(self._ask(self._client, step))
+            asking = self._process.start(self._ask(self._client, step))
+            if step.patience is not None:
+                self.world.loop.call_later(step.patience / 1000, asking.cancel, context=self._process.context.copy())
 
     async def _ask(self, client: RecordedClient, step: Ask) -> None:
         token = self._tokens.get((step.topic, step.keys[0])) if step.known else None
         with suppress(StoreError):
             for answer in await answers(client, step, token):
                 if answer.record is not None:
+                    self._of_its_group(step, answer)
                     self._tokens[answer.record.topic, answer.record.key] = answer.record.token
+
+    def _of_its_group(self, step: Ask, answer: Answer) -> None:
+        """A verb over a group changes what is of that group, and nothing else."""
+        record, changed = answer.record, (Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
+        if step.verb not in ("shift", "cancel_group") or record is None or answer.result not in changed:
+            return
+        if record.group != step.group:
+            what = f"{step.verb} of {step.group} changed {record.topic}/{record.key}, which is of {record.group}"
+            self.world.played.defects.append(what)

@@ -84,6 +84,8 @@ def _said(step: Step) -> str:
         words.append(f"group {step.group}")
     if step.deadline is not None:
         words.append(f"deadline {step.deadline} ms")
+    if step.patience is not None:
+        words.append(f"and is cancelled after {step.patience} ms")
     if step.known:
         words.append("if it is as it was last seen")
     return ", ".join(words)

@@ -24,6 +24,8 @@ CALLERS = 6
 NEAR = 5.0
 """Seconds: most delays are at most this, and none is longer than what a client is told."""
 _CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
+_HASTY, _HASTE = 0.06, 0.02
+"""The part of the verbs whose caller is cancelled, and the most seconds after which."""
 _FRESH = 0.4
 """The part of the schedules that are of a key which nobody has used."""
 
@@ -50,9 +52,11 @@ class Caller:
                 await asyncio.wait_for(over.wait(), self._chance.expovariate(rate))
                 return
             [verb] = self._chance.choices(self._verbs, self._weights)
+            patience = self._chance.uniform(0, _HASTE) if self._chance.random() < _HASTY else None
             # it is in the history, and the next one is asked all the same, as by people
-            with suppress(StoreError):
-                await verb()
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(patience):
+                    await verb()
 
     # the verbs
 

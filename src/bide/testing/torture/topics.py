@@ -12,11 +12,12 @@ from bide.core.outcomes import Dead, Defer, Done
 from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.settings import Settings
+from bide.testing.misuse import WAYS, misbehave
 
-STEADY, FAILING, SLOW, HANGING, DEFERRING, DYING, AGAIN, THREADED = TOPICS = (
-    "steady", "failing", "slow", "hanging", "deferring", "dying", "again", "threaded",
+STEADY, FAILING, SLOW, HANGING, DEFERRING, DYING, AGAIN, THREADED, MISBEHAVING = TOPICS = (
+    "steady", "failing", "slow", "hanging", "deferring", "dying", "again", "threaded", "misbehaving",
 )  # fmt: skip
-WEIGHTS = (40, 12, 6, 4, 10, 8, 12, 8)
+WEIGHTS = (40, 12, 6, 4, 10, 8, 12, 8, 6)
 """How often a client chooses each."""
 LEASE = 2.5
 """Seconds. What a dead worker held comes back after this; slow handlers run for longer."""
@@ -59,6 +60,11 @@ def handle(app: Bide, chance: random.Random) -> None:
     @app.handler(HANGING, timeout="1s", retry=Fixed("200ms", tries=3))
     async def hanging(task: Task[Any]) -> None:
         await asyncio.sleep(chance.choice((0.01, 3600)))
+
+    @app.handler(MISBEHAVING, retry=Fixed("200ms", tries=3))
+    async def misbehaving(task: Task[Any]) -> Any:
+        await asyncio.sleep(chance.uniform(0, 0.02))
+        return misbehave(chance.randrange(WAYS)) if chance.random() < 0.6 else None
 
     @app.handler(DEFERRING)
     async def deferring(task: Task[Any]) -> Defer | None:
