@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from tests.cancelling import cancelled_at_each_await
+from tests.cancelling import each_await
 from tests.engine.conftest import stores
 from tests.waiting import PATIENCE
 
 from bide import Bide, Task
+from bide.core.answers import Answer
 from bide.testing.proxy import Act, FaultProxy
 
 Verb = Callable[[Bide, str], Coroutine[Any, Any, Any]]
@@ -75,40 +76,26 @@ async def opened(url: str) -> AsyncIterator[Bide]:
 @pytest.mark.parametrize("verb", VERBS)
 async def test_the_next_callers_are_answered(store_url: str, verb: Verb) -> None:
     async with opened(store_url) as app:
-        number = 0
-
-        def asked() -> Coroutine[Any, Any, Any]:
-            nonlocal number
-            number += 1
-            return verb(app, f"k{number}")
-
-        async for ended in cancelled_at_each_await(asked):
-            assert ended.error is None, f"{ended}: {ended.error!r}"
-            await everybody_is_answered(app, f"after {number}")
+        for point in each_await():
+            ended = await point.cancel(verb(app, f"{point}"))
+            assert not isinstance(ended, Exception), f"{point}: {ended!r}"
+            await everybody_is_answered(app, f"after {point}")
 
 
 @stores("redis", "postgres", "mysql")
 @pytest.mark.parametrize("verb", VERBS)
-async def test_the_next_callers_are_answered_though_the_connection_was_lost_just_then(
-    store_url: str, verb: Verb
-) -> None:
+async def test_the_next_callers_are_answered_though_a_connection_was_lost_just_then(store_url: str, verb: Verb) -> None:
     parts = urlsplit(store_url)
     assert parts.hostname is not None
     assert parts.port is not None
     async with FaultProxy(parts.hostname, parts.port) as proxy:
         place = parts.netloc.replace(f":{parts.port}", f":{proxy.port}")
         async with opened(urlunsplit(parts._replace(netloc=place))) as app:
-            number = 0
-
-            def asked() -> Coroutine[Any, Any, Any]:
-                nonlocal number
-                number += 1
+            for point in each_await():
                 proxy.fault(Act.LOSE_REPLY)
-                return verb(app, f"k{number}")
-
-            async for _ in cancelled_at_each_await(asked):
+                await point.cancel(verb(app, f"{point}"))
                 await proxy.heal()
-                await everybody_is_answered(app, f"after {number}")
+                await everybody_is_answered(app, f"after {point}")
 
 
 @stores("memory", "sqlite", "redis", "postgres", "mysql")
@@ -117,19 +104,15 @@ async def test_what_they_asked_for_is_done_once_or_not_at_all(store_url: str) ->
     async with opened(store_url) as app:
         seen: list[str] = []
 
-        @app.handler(TOPIC + ".now")
+        @app.handler("now")
         async def deliver(task: Task[str]) -> None:
             seen.append(task.key)
 
-        number = 0
-
-        def asked() -> Coroutine[Any, Any, Any]:
-            nonlocal number
-            number += 1
-            return app.schedule(TOPIC + ".now", "", key=f"k{number}", delay=timedelta(0))
-
-        answered = [f"k{number}" async for ended in cancelled_at_each_await(asked) if ended.value is not None]
+        ends = {
+            f"{point}": await point.cancel(app.schedule("now", "", key=f"{point}", delay=timedelta(0)))
+            for point in each_await()
+        }
         async with app.worker() as worker:
             await worker.until_empty()
         assert len(seen) == len(set(seen))
-        assert set(answered) <= set(seen)
+        assert {key for key, ended in ends.items() if isinstance(ended, Answer)} <= set(seen)
