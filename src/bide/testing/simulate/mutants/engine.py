@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bide.engine import capacity, verdicts
+from bide.engine import capacity, groups, verdicts
 from bide.engine.batcher import Batcher
 from bide.engine.client import Client
 from bide.engine.keeper import Keeper
@@ -44,6 +44,18 @@ OF_THE_ENGINE = (
     Mutant(
         "outcome-given-up-when-the-store-is-away", "P2", "An outcome that the store does not take at once is given up.",
         _Outbox._send, "if self._closing:", "if pause:",
+    ),
+    Mutant(
+        "only-exceptions-end-a-delivery", "P2", "What a handler raises counts if it is an Exception.",
+        Lanes._run, "except BaseException as raised:", "except Exception as raised:",
+    ),
+    Mutant(
+        "an-error-speaks-for-itself", "P2", "The text of an error is what it says, if it can say it.",
+        verdicts.settlement, "error_text(ended)", "f'{type(ended).__name__}: {ended}'",
+    ),
+    Mutant(
+        "group-verb-goes-by-the-key", "P5", "A task that has left the group is changed all the same.",
+        groups._answered, " and one.group == where.group", "",
     ),
     Mutant(
         "delivers-after-a-standstill", "P3", "A delivery begins though its lease has run out meanwhile.",
