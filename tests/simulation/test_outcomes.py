@@ -92,11 +92,19 @@ def test_who_has_room_begins_what_is_due() -> None:
     assert broken(*first, leasing(3, 2.5, OTHER), ended(4, "slow", 7), *second) == ["P6"], "somebody else had room"
     gone = Fault(2_600_000_000, f"{OTHER} is asked to end")
     assert broken(*first, leasing(3, 2.5, OTHER), gone, ended(4, "slow", 7), *second) == []
-    assert broken(*first, ended(4, "slow", 7), leasing(2, 5.01), leased(2, 5.02, "slow", 8, losses=1), late[-1]) == [
-        "P3"  # how late what was lost is, is not this rule's business
-    ]
+    lost = [leasing(2, 5.01), leased(2, 5.02, "slow", 8, losses=1), late[-1]]
+    assert "P6" not in broken(*first, ended(4, "slow", 7), *lost), "how late it was lost is no business of this rule"
     planned_later = replace(late[-1], planned_at=5_000)
     assert broken(*first, ended(4, "slow", 7), *late[:2], planned_later) == []
+
+
+def test_a_worker_settles_what_has_ended_before_it_leases_it_again() -> None:
+    first: list[Event] = [leasing(1, 1), leased(1, 1.01, "work", 7), began(1.01, "work", 7, 1), ended(3, "work", 7)]
+    again = leased(2, 3.02, "work", 8, losses=1)
+    told = settling(9, 3, 7, Verdict.DONE)
+    itself = broken(*first, leasing(2, 3.01), again)
+    assert len(itself) - len(broken(*first, told, leasing(2, 3.01), again)) == 1
+    assert len(itself) - len(broken(*first, leasing(2, 3.01, OTHER), again)) == 1
 
 
 def test_nobody_asks_for_more_than_there_is_room_for() -> None:
