@@ -115,19 +115,25 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
 
 
 def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
-    """Leased again by the worker whose handler had ended it, though that worker had not told the store how."""
+    """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have."""
     settled: set[Delivery] = set()
     ended: dict[Delivery, Ended] = {}
     leasings: dict[int, tuple[str, dict[Delivery, Ended]]] = {}
     before: dict[tuple[Topic, str], Token] = {}
+    settling: dict[int, str] = {}
+    refused: dict[str, int] = {}
     for event in history:
         if isinstance(event, Settling):
+            settling[event.call] = event.who
             settled.add((event.topic, event.key, event.token))
             ended.pop((event.topic, event.key, event.token), None)
         elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in settled:
             ended[event.topic, event.key, event.token] = event
         elif isinstance(event, Leasing):
-            leasings[event.call] = event.who, dict(ended)
+            since = refused.get(event.who, 0)
+            leasings[event.call] = event.who, {held: end for held, end in ended.items() if end.at > since}
+        elif isinstance(event, Failed) and event.call in settling:
+            refused[settling[event.call]] = event.at
         elif isinstance(event, Leased):
             who, unsettled = leasings.pop(event.call)
             for held in event.tasks:
