@@ -92,7 +92,7 @@ def test_who_has_room_begins_what_is_due() -> None:
     assert broken(*first, leasing(3, 2.5, OTHER), ended(4, "slow", 7), *second) == ["P6"], "somebody else had room"
     gone = Fault(2_600_000_000, f"{OTHER} is asked to end")
     assert broken(*first, leasing(3, 2.5, OTHER), gone, ended(4, "slow", 7), *second) == []
-    lost = [leasing(2, 5.01), leased(2, 5.02, "slow", 8, losses=1), late[-1]]
+    lost: list[Event] = [leasing(2, 5.01), leased(2, 5.02, "slow", 8, losses=1), late[-1]]
     assert "P6" not in broken(*first, ended(4, "slow", 7), *lost), "how late it was lost is no business of this rule"
     planned_later = replace(late[-1], planned_at=5_000)
     assert broken(*first, ended(4, "slow", 7), *late[:2], planned_later) == []

@@ -58,6 +58,10 @@ OF_THE_ENGINE = (
         groups._answered, " and one.group == where.group", "",
     ),
     Mutant(
+        "leases-before-it-settles", "P3", "A worker that stood still leases before it has settled what has ended.",
+        Keeper.catch_up, "if settler.behind(now + third):", "if False:",
+    ),
+    Mutant(
         "delivers-after-a-standstill", "P3", "A delivery begins though its lease has run out meanwhile.",
         Lanes._lane, "if delivery.over or now >= delivery.expires:", "if delivery.over:",
     ),
