@@ -118,18 +118,16 @@ class TableLoop:
         self.watch.heard.discard(self._look_now)
         if self._unlisten is not None:
             self._unlisten()
-        if self._work is not None:
-            assert self._waker is not None
+        if self._waker is not None:
             self._waker.kick()
-            await asyncio.wait([self._work], timeout=grace)
-            self._work.cancel()
-            await asyncio.wait([self._work])
-            self._waker.close()
         for wait in (grace, None if self.watch.in_threads else _ENDING):
-            if self._running:
-                await asyncio.wait(list(self._running), timeout=wait)
-            for running in list(self._running):
-                running.cancel()
+            under_way = [one for one in (self._work, *self._running) if one is not None and not one.done()]
+            if under_way:
+                await asyncio.wait(under_way, timeout=wait)
+            for one in under_way:
+                one.cancel()
+        if self._waker is not None:
+            self._waker.close()
         for emptied in self._emptied:
             if not emptied.done():
                 emptied.set_exception(RuntimeError(_STOPPED))
