@@ -50,6 +50,7 @@ class Place(ABC):
     def time(self, millis: Millis) -> Any:
         """An instant as a due column holds it."""
 
+    due_type = "timestamptz"
     an_hour_on = "due + interval '1 hour'"
     """An expression: the time of a row, an hour later; or for a row that is due at START."""
 
@@ -112,6 +113,7 @@ class Place(ABC):
 
 class Sqlite(Place):
     holds_rows = False
+    due_type = "text"
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -184,6 +186,7 @@ class Postgres(Place):
 
 
 class Mysql(Place):
+    due_type = "datetime(3)"
     an_hour_on = "due + INTERVAL 1 HOUR"
 
     def __init__(self, url: str, own: str) -> None:

@@ -12,6 +12,7 @@ from tests.tables.writing import write
 
 from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Fixed, Retry, Row, Watch
 from bide.core.errors import StoreUnavailable
+from bide.ports import Raced
 from bide.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -285,3 +286,26 @@ async def test_a_database_that_is_away_at_the_start_is_tried_again(
         await worker.until_empty()
     assert await place.states() == {1: (3, 1)}
     assert caplog.text.count("it is away") == 1
+
+
+async def test_what_the_server_undoes_for_others_is_looked_at_again_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await place.app()
+    watch = app.watch(place.source(look_every="1h"))
+    [loop] = app.table_loops()
+    monkeypatch.setattr(app, "table_loops", lambda: [loop])
+    monkeypatch.setattr("bide.engine.tables._FIRST_PAUSE", 3_600)
+    fire, raced = loop._table.fire, [1, 2, 3]
+
+    async def racing(**options: Any) -> Any:
+        if raced:
+            raise Raced(f"deadlock {raced.pop()}")
+        return await fire(**options)
+
+    monkeypatch.setattr(loop._table, "fire", racing)
+    await place.add(1, 0)
+    async with app.worker() as worker:
+        await worker.until_empty()
+        assert (loop.stats.fired, loop.stats.failed) == (1, 0)
+    assert watch.dead == []

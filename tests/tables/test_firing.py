@@ -319,3 +319,51 @@ async def test_a_database_without_bide_s_tables_will_do(place: Place, clock: Man
         assert await loop.run_once() == (1, None)
         await loop.stop(0)
     assert await place.states() == {1: (3, 1)}
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_an_id_of_several_columns(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, handled: bool
+) -> None:
+    table = f"{place.table}2"
+    await place.run(
+        f"CREATE TABLE {table} (tenant integer, number integer, status integer, due {place.due_type}, "
+        "PRIMARY KEY (tenant, number), CHECK (tenant + number <> 4 OR status < 3))"
+    )
+    place.exits.push_async_callback(place.run, f"DROP TABLE {table}")
+    app = await place.app(clock=clock)
+    watch = app.watch(
+        place.source(table=table, id=["tenant", "number"], columns=[], changes={"status": 3}),
+        retry=Fixed("1m", tries=9),
+    )
+    seen: list[Any] = []
+    if handled:
+        watch.handler(lambda row: seen.append(row.id))
+    loop = await place.loop(app)
+    assert "unique" not in caplog.text
+    for tenant, number in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        await place.run(f"INSERT INTO {table} VALUES ({tenant}, {number}, 2, $1)", place.time(START - number))
+    assert (await loop.run_once())[1] == START + 60_000
+    assert (await loop.run_once())[0] == 0
+    found = await place.run(f"SELECT tenant, number FROM {table} WHERE status = 3 ORDER BY tenant, number")
+    assert found == [(1, 1), (1, 2), (2, 1)]
+    assert not handled or {(1, 1), (1, 2), (2, 1)} <= set(seen)
+
+
+async def test_an_id_that_is_not_unique_fires_nothing_without_its_handler(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = f"{place.table}3"
+    await place.run(f"CREATE TABLE {table} (id integer, title text, status integer, due {place.due_type})")
+    place.exits.push_async_callback(place.run, f"DROP TABLE {table}")
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(table=table, changes={"status": 3}))
+    seen: list[int] = []
+    watch.handler(lambda row: seen.append(row.id))
+    loop = await place.loop(app)
+    assert "not known to be unique" in caplog.text
+    for number in (1, 1, 2):
+        await place.run(f"INSERT INTO {table} VALUES ({number}, '', 2, $1)", place.time(START))
+    await loop.run_once()
+    assert seen == [2]
+    assert await place.run(f"SELECT id FROM {table} WHERE status = 3") == [(2,)]

@@ -131,8 +131,7 @@ class TableLoop:
         for emptied in self._emptied:
             if not emptied.done():
                 emptied.set_exception(RuntimeError(_STOPPED))
-        await self._hooks.ended()
-        await self._table.close()
+        await asyncio.gather(self._hooks.ended(), self._table.close())
 
     async def until_empty(self) -> None:
         """Wait until no row fulfils the condition with a time that will come, and none is being handled here."""
@@ -265,7 +264,9 @@ class TableLoop:
             await self._failed(error.rows, error)
             return True
         except Exception as error:  # noqa: BLE001 - of rows that cannot be read: the first is the one that was seen
-            await self._failed([DueRow(head.id, head.due or 0, {})] * limit, error)
+            self._one_by_one = max(self._one_by_one, limit - 1)
+            if limit == 1:
+                await self._failed([DueRow(head.id, head.due or 0, {})], error)
             return True
         self._fired(identities)
         return bool(identities)
@@ -353,11 +354,11 @@ class TableLoop:
 
     async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
         """These, or one of these, cannot be fired."""
-        if len(rows) > 1:
+        if len({row.id for row in rows}) > 1:
             self._one_by_one = len(rows)
             _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(rows), said(error))
             return
-        [row] = rows
+        row = rows[0]
         self.stats.failed += 1
         if self.watch.is_dead(row.id, row.due):
             self._resting.bury(row)

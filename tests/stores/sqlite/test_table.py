@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from bide import Bide, Row, Sql, StoreUnavailable, TableSource
+from bide import Bide, Row, SetupError, Sql, StoreUnavailable, TableSource
 from bide.core.instants import instant
 from bide.engine.tables import TableLoop
 from bide.testing.clock import ManualClock
@@ -126,3 +127,67 @@ async def test_a_file_that_is_not_there_is_not_made(file: Path, tmp_path: Path) 
 
 def names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
+async def test_columns_that_are_generated(blog: sqlite3.Connection, file: Path, kind: str) -> None:
+    blog.execute("DROP TABLE posts")
+    blog.execute(f"CREATE TABLE posts (id, status, at TEXT, due TEXT GENERATED ALWAYS AS (at || 'Z') {kind})")
+    blog.execute("INSERT INTO posts VALUES (1, 2, '2027-07-16T11:00:00')")
+    async with watching(file, ManualClock(NOON), columns=["due"]) as loop:
+        assert await loop.run_once() == (1, None)
+
+
+async def test_a_view_cannot_be_watched(blog: sqlite3.Connection, file: Path) -> None:
+    blog.execute("ALTER TABLE posts RENAME TO kept")
+    blog.execute("CREATE VIEW Posts AS SELECT * FROM kept")
+    with pytest.raises(SetupError, match="a view"):
+        async with watching(file, ManualClock(NOON)):
+            raise AssertionError("it must not open")
+
+
+@pytest.mark.parametrize("value", ["''", "'soon'", "x'00'", "9e999"])
+async def test_what_is_no_number_is_never_due(
+    blog: sqlite3.Connection, file: Path, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    blog.execute("DROP TABLE posts")
+    blog.execute("CREATE TABLE posts (id INTEGER PRIMARY KEY, status INT, due INTEGER)")
+    blog.execute(f"INSERT INTO posts VALUES (1, 2, {value})")
+    async with watching(file, ManualClock(NOON), due_is="seconds") as loop:
+        for _ in range(2):
+            fired, wake = await loop.run_once()
+            assert fired == 0
+            assert wake is None or wake > NOON
+    assert caplog.text.count("is never due") == (value != "9e999")
+
+
+@pytest.mark.parametrize(
+    "spoil", ["UPDATE posts SET published = '{'", "UPDATE posts SET published = CAST(x'ff' AS TEXT)"]
+)
+async def test_a_value_that_cannot_be_read_costs_only_that_row(
+    blog: sqlite3.Connection, file: Path, spoil: str
+) -> None:
+    for number in (1, 2, 3):
+        blog.execute("INSERT INTO posts VALUES (?, 2, '2027-07-16T11:00:00Z', '{}')", (number,))
+    blog.execute(f"{spoil} WHERE id = 1")
+    changes = {"status": 3, "published": Sql("json_set(published, '$.at', 1)")}
+    async with watching(file, ManualClock(NOON), changes=changes, columns=["published"]) as loop:
+        await loop.run_once()
+    assert blog.execute("SELECT id FROM posts WHERE status = 3").fetchall() == [(2,), (3,)]
+
+
+async def test_a_commit_waits_for_readers_of_a_file_without_a_wal(blog: sqlite3.Connection, file: Path) -> None:
+    blog.execute("INSERT INTO posts (id, due) VALUES (1, '2027-07-16T11:00:00Z')")
+    reader = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    calls: list[int] = []
+
+    async def publish(row: Row) -> None:
+        calls.append(row.id)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM posts").fetchall()
+        asyncio.get_running_loop().call_later(0.05, reader.rollback)
+
+    with closing(reader):
+        async with watching(file, ManualClock(NOON), handler=publish) as loop:
+            assert await loop.run_once() == (1, None)
+    assert calls == [1]
