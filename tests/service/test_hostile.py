@@ -1,4 +1,4 @@
-"""Made-up cursors, tokens, cookies and second values of sessions: nothing of others' comes out of any door of any store."""
+"""Made-up cursors, tokens, cookies and second values of sessions: nothing of others' comes out of any door."""
 
 from __future__ import annotations
 

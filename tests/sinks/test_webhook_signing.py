@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 import time
 
@@ -48,6 +49,29 @@ async def test_one_secret() -> None:
     assert " " not in headers["webhook-signature"]
     with pytest.raises(WebhookVerificationError, match="No matching signature"):
         Webhook(OLD).verify(PAYLOAD, headers)
+
+
+def verified(secret: str, headers: dict[str, str]) -> bool:
+    """As docs/webhooks.md says it."""
+    names = ("webhook-id", "webhook-timestamp", "bide-topic", "bide-key", "bide-token", "bide-attempt")
+    signed = "\n".join(["bide", *(headers[name] for name in names)])
+    made = hmac.digest(base64.b64decode(secret.removeprefix("whsec_")), signed.encode(), "sha256")
+    given = headers["bide-signature"].split(" ")
+    return any(hmac.compare_digest("v1," + base64.b64encode(made).decode(), one) for one in given)
+
+
+async def test_what_a_receiver_decides_by_is_signed_as_well() -> None:
+    headers = await headers_of([NEW, OLD])
+    assert verified(NEW, headers)
+    assert verified(OLD, headers)
+    assert not verified(new_secret(), headers)
+    for name in ("webhook-id", "webhook-timestamp", "bide-topic", "bide-key", "bide-token", "bide-attempt"):
+        assert not verified(NEW, {**headers, name: headers[name] + "1"}), name
+    moved = {**headers, "bide-topic": "order.close\n42", "bide-key": headers["bide-token"]}
+    assert not verified(NEW, moved)
+    body = ".".join(headers[name] for name in ("bide-topic", "bide-key", "bide-token", "bide-attempt")).encode()
+    with pytest.raises(WebhookVerificationError, match="No matching signature"):
+        Webhook(NEW).verify(body, {**headers, "webhook-signature": headers["bide-signature"]})
 
 
 async def test_an_altered_body_or_id_does_not_verify() -> None:

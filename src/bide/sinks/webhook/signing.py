@@ -1,7 +1,8 @@
 """Signatures of webhooks as standardwebhooks.com has them, so that receivers can use the libraries there are.
 
 What is signed is `id.timestamp.payload`, with HMAC-SHA256, once for each secret: while a secret is being replaced the
-receiver may know the new one or the old one. A secret is `whsec_` and base64 of 24 to 64 random bytes.
+receiver may know the new one or the old one. A second header, `bide-signature`, signs what else bide says of the
+delivery, which the standard leaves out. A secret is `whsec_` and base64 of 24 to 64 random bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import binascii
 import hmac
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bide.core.errors import BadInput
 
 PREFIX = "whsec_"
+SIGNED = ("webhook-id", "webhook-timestamp", "bide-topic", "bide-key", "bide-token", "bide-attempt")
+"""The headers by which receivers decide, in the order in which they are signed."""
 _LEAST, _MOST = 24, 64
 _ACCEPTED = f'"{PREFIX}" followed by base64 of {_LEAST} to {_MOST} random bytes'
 
@@ -33,7 +36,17 @@ class Signer:
 
     def signature(self, id: str, timestamp: str, payload: bytes) -> str:
         """The value of `webhook-signature`: one `v1,...` for each secret. O(payload) for each."""
-        signed = f"{id}.{timestamp}.".encode() + payload
+        return self._signed(f"{id}.{timestamp}.".encode() + payload)
+
+    def signature_of(self, headers: Mapping[str, str]) -> str:
+        """The value of `bide-signature`, over the values of `SIGNED`.
+
+        Lines, of which the first is no value: no `webhook-id` can hold a line break, so neither of the two signatures
+        can be taken for the other.
+        """
+        return self._signed("\n".join(["bide", *(headers[name] for name in SIGNED)]).encode())
+
+    def _signed(self, signed: bytes) -> str:
         return " ".join(["v1," + b64encode(hmac.digest(key, signed, "sha256")).decode("ascii") for key in self._keys])
 
     def __repr__(self) -> str:

@@ -181,6 +181,7 @@ class WebhookSink:
         }
         if self._signer:
             headers["webhook-signature"] = self._signer.signature(record.id, timestamp, payload)
+            headers["bide-signature"] = self._signer.signature_of(headers)
         return headers | well_formed(trace_headers(task))
 
     def _over(
