@@ -122,7 +122,7 @@ class Bide(Client):
         """Where the tasks are, as it was given; it may hold a password."""
         make_store: Callable[[], Store]
         if store is None or isinstance(store, str):
-            make_store = store_maker(store or self.settings.store, self.settings, own_clock=clock is None)
+            make_store = store_maker(self.url, self.settings, own_clock=clock is None)
         elif isinstance(store, Store):
             make_store = _always(store)
         else:

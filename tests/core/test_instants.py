@@ -15,6 +15,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import (
     LAST_INSTANT,
     LONGEST,
+    _duration_of_text,
     as_datetime,
     check_instant,
     duration,
@@ -22,6 +23,7 @@ from bide.core.instants import (
     instant,
     instant_text,
 )
+from bide.engine import arguments
 
 MILLISECOND = timedelta(milliseconds=1)
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -63,7 +65,7 @@ def test_durations_are_read(text: str, millis: int) -> None:
     "text",
     ["", " ", "-", "+", "15", "1.5", "m", "15 minutes", "15x", "1h1h", "1h, 5m", "1.s", ".5s", "1e3s", "0x10s",
      "1_000s", "P", "PT", "P1DT", "PT1H30", "pt15m", "P1Y", "P1M", "P-1D", "１５m", "١٥m", "1m\x00", "--5s", "- 5s",
-     "∞", "nan", "infs", "9" * 70 + "s", "1m" * 1000, "\ud800m"],
+     "∞", "nan", "infs", "9" * 81 + "s", "1m" * 1000, "\ud800m"],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadInput) as caught:
@@ -232,3 +234,14 @@ def test_an_instant_that_no_datetime_can_hold_is_shown_as_the_nearest() -> None:
         assert as_datetime(far) == as_datetime(LAST_INSTANT)
         assert instant_text(far).startswith("9999-12-31T23:59:59.")
     assert as_datetime(-(2**62)) == as_datetime(0)
+
+
+@pytest.mark.parametrize("text", [" " * 1_000_000 + "1s", "1s" + " " * 1_000_000, "no length", "1x", "9" * 81])
+def test_what_is_refused_is_not_kept(text: str) -> None:
+    caches = (_duration_of_text, arguments._in_so_long)
+    before = [cache.cache_info().currsize for cache in caches]
+    with pytest.raises(BadInput, match="delay"):
+        arguments.one_due_of(None, text, 1)
+    with pytest.raises(BadInput, match="when"):
+        arguments.due_of(text)
+    assert [cache.cache_info().currsize for cache in caches] == before

@@ -156,6 +156,11 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
         app.worker(topics=["unknown"])
 
 
+def test_an_empty_url_is_no_default() -> None:
+    with pytest.raises(BadInput, match="store URL"):
+        Bide("")
+
+
 async def test_an_app_that_is_not_open_says_so() -> None:
     app = Bide("memory:")
     with pytest.raises(NotOpen, match="async with app") as caught:

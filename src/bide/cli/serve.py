@@ -71,7 +71,7 @@ def serve(
         from bide.cli.demo.traffic.town import Town
         from bide.cli.demo.traffic.words import uneventful
 
-        app = Bide(settings=_demo_settings(store or _DEMO_STORE))
+        app = Bide(settings=_demo_settings(_DEMO_STORE if store is None else store))
         company = Town(app, shown_store=without_password(app.url), say=click.echo)
         if path is None:
             config.keep_most = _DEMO_KEEPS

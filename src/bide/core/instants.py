@@ -27,6 +27,8 @@ Length: TypeAlias = timedelta | str
 
 LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
+LONGEST_TEXT = 80
+"""Characters that the text of a time may have: none that is longer is looked at, or kept."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = _EPOCH + timedelta(milliseconds=LAST_INSTANT)
@@ -52,11 +54,11 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
     if isinstance(value, timedelta):
         whole, rest = divmod(value, _MILLISECOND)
         millis = whole + bool(rest)
-    elif isinstance(value, str):
-        read = _duration_of_text(value)
-        if read is None:
-            raise BadInput(field, value, _DURATION_ACCEPTED)
-        millis = read
+    elif isinstance(value, str) and len(value) <= LONGEST_TEXT:
+        try:
+            millis = _duration_of_text(value)
+        except ValueError:
+            raise BadInput(field, value, _DURATION_ACCEPTED) from None
     else:
         raise BadInput(field, value, _DURATION_ACCEPTED)
     if millis < 0 and not negative:
@@ -71,7 +73,7 @@ def instant(value: When, *, field: str = "at") -> Millis:
     moment = value
     if isinstance(moment, str):
         try:
-            if not moment.isprintable():  # fromisoformat reads on past a NUL
+            if len(moment) > LONGEST_TEXT or not moment.isprintable():  # fromisoformat reads on past a NUL
                 raise ValueError
             moment = datetime.fromisoformat(moment.strip())
         except ValueError:
@@ -131,28 +133,28 @@ def duration_text(millis: Millis) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _duration_of_text(text: str) -> Millis | None:
-    """Cached, since programs say the same few durations over and over; None: not a duration."""
+def _duration_of_text(text: str) -> Millis:
+    """Cached, since programs say the same few durations over and over; what is none, and raises ValueError, is not."""
     stripped = text.strip()
     sign, body = (-1, stripped[1:]) if stripped.startswith("-") else (1, stripped.removeprefix("+"))
-    if len(body) > 64:
-        return None
     if body.startswith("P"):
         found = _ISO_DURATION.fullmatch(body)
         parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
         if not parts or body.endswith("T"):
-            return None
+            raise ValueError
         return math.ceil(sign * sum(_scaled(number, unit) for unit, number in parts.items()))
     total: int | Fraction = 0
     position, seen = 0, set[str]()
     while position < len(body):
         part = _PART.match(body, position)
         if part is None or part[2] in seen:
-            return None
+            raise ValueError
         seen.add(part[2])
         total += _scaled(part[1], part[2])
         position = part.end()
-    return math.ceil(sign * total) if seen else None
+    if not seen:
+        raise ValueError
+    return math.ceil(sign * total)
 
 
 def _scaled(number: str, unit: str) -> int | Fraction:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 from bide.core.errors import BadInput
-from bide.core.instants import Length, Millis, When, check_instant, duration, instant
+from bide.core.instants import LONGEST_TEXT, Length, Millis, When, check_instant, duration, instant
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import one_due
 from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
@@ -77,7 +77,7 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
 
 def one_due_of(at: When | None, delay: Length | None, grain: Millis) -> Due:
     """The one of `at` and `delay` that was given. For `grain` see `uncut`."""
-    if at is None and type(delay) is str:
+    if at is None and type(delay) is str and len(delay) <= LONGEST_TEXT:
         return _in_so_long(delay, grain)
     return uncut(one_due(at, delay), grain)
 

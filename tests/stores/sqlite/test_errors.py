@@ -51,7 +51,7 @@ def raised(code: int) -> sqlite3.OperationalError:
 def test_every_error_has_one_meaning(error: Exception, expected: type[Exception]) -> None:
     found = translate(error, "/the/file")
     assert type(found) is expected
-    if isinstance(found, StoreError) and found is not error:
+    if isinstance(found, StoreError) and not isinstance(error, StoreError):
         assert "/the/file" in str(found)
 
 

@@ -91,8 +91,11 @@ def test_a_wrong_setting_is_named(path: str, name: str, value: object) -> None:
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"the folder .*nowhere does not exist"):
+    with pytest.raises(StoreUnavailable, match=r"the folder .*nowhere does not exist") as caught:
         await SqliteStore(tmp_path / "nowhere" / "tasks.db").open()
+    cause = caught.value.__cause__
+    assert cause is not caught.value
+    assert cause is None or cause.__cause__ is None, "whoever walks along the causes comes to an end"
 
 
 async def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def demo(surroundings: Surroundings, seconds: float | None, fresh: bool, plain: 
     waits, what has fired, and how late it was. Ctrl-C stops it; started again, it goes on where it was. Ends by itself:
     with 0 when every scenario has come to its end, with 1 when --seconds came first.
     """
-    store = surroundings.store or _STORE
+    store = _STORE if surroundings.store is None else surroundings.store
     # Kept for a while, so that `bide ls --state done` has something to show afterwards.
     settings = Settings.from_env(store=store, keep_done="1h", keep_cancelled="1h")
     demo = Demo(Bide(settings=settings), _path_of(store), speed=speed, fresh=fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from copy import copy
 
 from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 
@@ -65,12 +66,12 @@ def full(path: str, why: str) -> StoreFull:
 
 
 def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
-    """What to raise for `error`. Errors that are not the database's fault come back as they are.
+    """What to raise from `error`. Errors that are not the database's fault come back as they are, ours as their like.
 
     Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
     """
     if isinstance(error, BideError):
-        return error
+        return copy(error)  # raised from itself it would be its own cause, and who walks along the causes would not end
     if isinstance(error, UnicodeEncodeError):
         return BadInput("text", error.object, "text that UTF-8 can hold: no lone surrogates")
     if isinstance(error, UnicodeDecodeError):  # SQLite quotes what it has read in its message, whatever that is
