@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from bide.core.errors import BadInput, MissingExtra
+from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
@@ -161,6 +162,14 @@ def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
 
     path = _path_of(url, "store")
     return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
+
+
+def check_there(url: str) -> None:
+    """For who only looks or changes: opening a SQLite file that is not there makes one. Raises StoreUnavailable."""
+    if urlsplit(url).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
+        raise StoreUnavailable(
+            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` make it"
+        )
 
 
 def _path_of(url: str, field: str) -> str:

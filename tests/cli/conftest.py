@@ -50,6 +50,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     for name in [name for name in os.environ if name.startswith("BIDE_")]:
         monkeypatch.delenv(name)
     found = CommandLine(tmp_path)
+    (tmp_path / "tasks.db").touch()  # as an empty store: who only looks makes none
     monkeypatch.setenv("BIDE_STORE", found.url)
     monkeypatch.chdir(tmp_path)
     return found

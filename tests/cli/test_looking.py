@@ -36,6 +36,15 @@ def kill_some(url: str, number: int) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(
+    "words", ["ls", "show t k", "tally", "events", "top", "pause", "cancel t k", "doctor", "token ls"]
+)
+def test_a_mistyped_path_makes_no_file(line: CommandLine, words: str) -> None:
+    said = line.run(*words.split(), "--store", "sqlite:///tsaks.db", code=1 if words == "doctor" else 3)
+    assert "tsaks.db: there is no such file" in said.output
+    assert not (line.directory / "tsaks.db").exists()
+
+
 def test_ls(line: CommandLine) -> None:
     assert "no task waits in sqlite:///" in line.run("ls").stdout
     line.run("schedule", "b", "--key", "late", "--delay", "2h")

@@ -117,7 +117,7 @@ def test_a_port_that_is_taken(line: CommandLine) -> None:
         said = line.error("serve", "--demo", "--port", str(port), code=Exit.SETUP)
     assert f"--port {port}: cannot listen there" in said
     assert "or --port 0 for any that is free" in said
-    assert not list(line.directory.glob("*.db"))
+    assert [file.name for file in line.directory.glob("*.db")] == ["tasks.db"]
 
 
 def test_a_store_of_others_is_left_alone(line: CommandLine) -> None:

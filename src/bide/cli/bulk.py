@@ -84,7 +84,7 @@ def schedule_lines(surroundings: Surroundings, path: str, topic: str | None, fir
         return Exit.DONE if all_ok else Exit.NOT_DONE
 
     # Not noted line by line: the event log is capped, and a large file would push everything else out of it.
-    return surroundings.open(work, noted=False)
+    return surroundings.open(work, noted=False, make=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from bide.cli.exits import Exit
 from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BideError
+from bide.wiring import check_there
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.ERROR: ("error", "red")}
 
@@ -41,6 +42,7 @@ def doctor(surroundings: Surroundings) -> Exit:
         tell(note)
 
     async def examine() -> None:
+        check_there(surroundings.settings().store)
         async with Bide(settings=surroundings.settings()) as app:
             tell(Note(Level.OK, f"the store opens: {surroundings.shown_store}"))
             for note in await check_store(app):

@@ -42,7 +42,7 @@ def pause(surroundings: Surroundings, topics: tuple[str, ...]) -> Exit:
             _tell(surroundings, topic, found.get(topic), words, changed=changed[topic])
         return Exit.DONE
 
-    return surroundings.open(work)
+    return surroundings.open(work, make=bool(topics))
 
 
 @click.command()

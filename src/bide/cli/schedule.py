@@ -89,7 +89,7 @@ def schedule(
             click.echo(answer_words(answer, topic, key or "", paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
-    return surroundings.open(work)
+    return surroundings.open(work, make=True)
 
 
 def read_payload(given: str | None, *, raw: bool) -> bytes:

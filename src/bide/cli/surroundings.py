@@ -17,6 +17,7 @@ from bide.app import Bide
 from bide.core.errors import BadInput
 from bide.core.names import LONGEST_NAME
 from bide.settings import Settings
+from bide.wiring import check_there
 
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -34,9 +35,14 @@ class Surroundings:
         """The environment's settings, with `--store` before them. Raises BadInput."""
         return Settings.from_env(store=self.store)
 
-    def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]], *, noted: bool = True) -> T:
-        """Run `work` with an open app. Changes are `noted` in the event log as this person's."""
+    def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]], *, noted: bool = True, make: bool = False) -> T:
+        """Run `work` with an open app. Changes are `noted` in the event log as this person's.
+
+        `make`: also where there is no store yet; else raises StoreUnavailable for a file that is not there.
+        """
         settings = self.settings()
+        if not make:
+            check_there(settings.store)
         actor = (settings.actor or person()) if noted else None
         settings = replace(settings, actor=actor)
         if settings.store == "memory:":

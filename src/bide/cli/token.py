@@ -77,7 +77,7 @@ def add(
             expires_at=None if lasts is None else min(now + lasts, LAST_INSTANT), by=app.actor,
         )  # fmt: skip
 
-    made, text = surroundings.open(work)
+    made, text = surroundings.open(work, make=True)
     if surroundings.json:
         print_json({**_shape(made), "token": text})
     else:
