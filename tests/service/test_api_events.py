@@ -67,7 +67,7 @@ def test_changes_retries_and_deaths_are_told(api: Api, service: Running, topic: 
             assert id
             assert (data["topic"], data["key"], data["id"], data["kind"]) == (topic, "42", task["id"], kind)
     assert kinds == [
-        ("change", "anonymous", "fire_now: moved"),
+        ("change", "anonymous", "reschedule: moved"),
         ("retry", "anonymous", "out of paper"),
         ("dead", "anonymous", "no such order"),
     ]
@@ -111,8 +111,30 @@ def test_a_heartbeat_and_the_end(topic: str, monkeypatch: pytest.MonkeyPatch) ->
             assert block == [": still here"]
 
 
-def test_more_than_one_look_shows_is_a_gap(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streaming, "_PAGE", 5)
+    quiet = f"{topic}.quiet"
+    with running("memory:", **KEPT) as service, streamed(service) as stream:
+        api = Api(service.url)
+        api.put(quiet, "42")
+        api.done("DELETE", at(quiet, "42"))
+        last = stream.next()[0]
+        api.done("POST", "/v1/schedule", [{"topic": topic, "key": str(key), "delay": "1h"} for key in range(20)])
+        api.done("POST", "/v1/cancel", [{"topic": topic, "key": str(key)} for key in range(20)])
+        assert [stream.next()[1] for _ in range(20)] == ["change"] * 20
+        with streamed(service, quiet, last) as back:
+            api.put(quiet, "43")
+            api.done("DELETE", at(quiet, "43"))
+            kind, told = back.next()[1:]
+            assert (kind, told["key"]) == ("change", "43"), "and no gap"
+        api.close()
+
+
+def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_PAGE", 5)
+    monkeypatch.setattr(streaming, "_LOG", 5)
     with running("memory:", **KEPT) as service, streamed(service) as stream:
         api = Api(service.url)
         api.put(topic, "first")

@@ -212,6 +212,23 @@ async def test_those_who_ask_again_and_again_leave_nothing_at_the_desk(topic: st
             assert not desk._groups
 
 
+async def test_topics_that_nobody_asks_for_any_more_are_listened_to_no_longer_also_while_somebody_waits(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.engine.desk._FORGET_AFTER", 0.0)
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            longest = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 1)
+            for number in range(20):
+                assert await many.lease(f"{topic}.{number}") == []
+            listening = service.serving._desk._listening
+            await until(lambda: set(listening) <= {topic, f"{topic}.19"}, "the others to be let go")
+            assert topic in listening
+            longest.cancel()
+            await waiting(service, 0)
+
+
 async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_nothing(topic: str) -> None:
     store = FaultyStore(MemoryStore())
     with running(store, **KEPT) as service:

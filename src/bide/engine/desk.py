@@ -131,6 +131,8 @@ class Desk:
         self._groups: dict[tuple[str, Millis], _Group] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
+        """Since when nobody has been seen to ask for a topic that is listened to."""
+        self._tidies_at = float("-inf")
         self._work: asyncio.Task[None] | None = None
         self._pauses: asyncio.Task[None] | None = None
         self._afterwards: set[asyncio.Task[None]] = set()
@@ -158,8 +160,7 @@ class Desk:
         if self._afterwards:
             await asyncio.wait(self._afterwards)
         self._waker.close()
-        for topic in list(self._listening):
-            await self._stop(topic)
+        await self._stop(list(self._listening))
 
     async def lease(self, room: Mapping[Topic, int], *, holder: str, lease_for: Millis, wait: float) -> list[Record]:
         """Up to so many due tasks of each topic, as soon as there is one; none after `wait` seconds (0: one look).
@@ -216,6 +217,7 @@ class Desk:
             await self._waker.sleep(wake)
             if not self._groups:
                 self._waker.forget()
+            if self._loop.time() >= self._tidies_at:
                 await self._stop_listening()
 
     async def _round(self) -> Millis | None:
@@ -330,14 +332,19 @@ class Desk:
     async def _stop_listening(self) -> None:
         """End what nobody has asked for in a while."""
         now = self._loop.time()
-        for topic in list(self._listening):
-            since = self._unasked.setdefault(topic, now)
-            if now - since >= _FORGET_AFTER:
-                del self._unasked[topic]
-                await self._stop(topic)
+        self._tidies_at = now + _FORGET_AFTER / 4
+        asked = {topic for group in self._groups.values() for topic in group.wanted}
+        for topic in self._listening.keys() - asked:
+            self._unasked.setdefault(topic, now)
+        over = [topic for topic, since in self._unasked.items() if now - since >= _FORGET_AFTER]
+        for topic in over:
+            del self._unasked[topic]
+        await self._stop([topic for topic in over if topic not in asked])
 
-    async def _stop(self, topic: Topic) -> None:
-        listening = self._listening.pop(topic)
-        await asyncio.wait([listening])
-        if listening.exception() is None:
-            await listening.result().close()
+    async def _stop(self, topics: Sequence[Topic]) -> None:
+        """All at once: each may be a word to the store."""
+        ending = [self._listening.pop(topic) for topic in topics if topic in self._listening]
+        if ending:
+            await asyncio.wait(ending)
+        heard = [one.result() for one in ending if not one.cancelled() and one.exception() is None]
+        await asyncio.gather(*(one.close() for one in heard), return_exceptions=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import TypeAlias
 
 import msgspec
@@ -24,7 +24,9 @@ _EVERY = 0.5
 """Seconds between two looks at the log, while somebody listens."""
 _HEARTBEAT = 15.0
 _PAGE = 1_000
-_MOST_WAITING = 10_000
+_LOG = 10_000
+"""Lines that stores keep: so far back is looked for the last one that is known."""
+_MOST_WAITING = 2 * _LOG
 """Events that a listener may be behind, before it is told of a gap."""
 
 _GAP = b"event: gap\ndata: {}\n\n"
@@ -56,7 +58,7 @@ class Following:
         queue: asyncio.Queue[_Told] = asyncio.Queue(_MOST_WAITING)
         self._listeners.add(queue)  # before the log is read, so that nothing falls in between
         try:
-            log = await self._log()
+            log = await self._log(None if last is None else {last})
         except BaseException:
             self._listeners.discard(queue)
             raise
@@ -116,23 +118,31 @@ class Following:
             await asyncio.sleep(_EVERY)
             if not self._listeners:
                 return
+            known = {id for id, _ in self._seen}
             try:
-                log = await self._log()
+                log = await self._log(known)
             except StoreError:
                 continue  # the heartbeat goes on, and so does the log once the store is back
-            known = {id for id, _ in self._seen}
             fresh: list[_Told] = [one for one in log if one[0] not in known]
-            if known and len(fresh) == len(log) >= _PAGE:
-                fresh.insert(0, ("", None))  # there were more than one look shows
+            if known and len(fresh) == len(log) >= _LOG:
+                fresh.insert(0, ("", None))  # the log has lost what came before
             self._seen = log
             for queue in list(self._listeners):
                 for one in fresh:
                     _put(queue, one)
 
-    async def _log(self) -> list[tuple[str, Event]]:
-        """The newest of the log, oldest first, each with its id."""
-        events = await self._client.events(limit=_PAGE)
-        return [(_id(event), event) for event in reversed(events)]
+    async def _log(self, known: Collection[str] | None) -> list[tuple[str, Event]]:
+        """The newest of the log, oldest first, each with its id; so many that one of `known` is among them, if any is.
+
+        None: a page will do.
+        """
+        log: list[tuple[str, Event]] = []
+        for limit in (_PAGE, _LOG):
+            events = await self._client.events(limit=limit)
+            log = [(_id(event), event) for event in reversed(events)]
+            if known is None or len(log) < limit or any(id in known for id, _ in log):
+                break
+        return log
 
 
 class AdmitsEvent:
