@@ -54,8 +54,10 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
     if isinstance(value, timedelta):
         whole, rest = divmod(value, _MILLISECOND)
         millis = whole + bool(rest)
-    elif isinstance(value, str) and len(value) <= LONGEST_TEXT:
+    elif isinstance(value, str):
         try:
+            if len(value) > LONGEST_TEXT:
+                raise ValueError
             millis = _duration_of_text(value)
         except ValueError:
             raise BadInput(field, value, _DURATION_ACCEPTED) from None
