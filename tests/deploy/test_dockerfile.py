@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
 from tests.deploy.commands import check_command
 
 KNOWN = {
@@ -99,13 +100,39 @@ def test_nothing_goes_through_a_shell(lines: list[Line]) -> None:
             assert Line("CMD", line.rest.partition(" CMD ")[2]).words
 
 
-def test_it_installs_every_driver_that_there_is(lines: list[Line], root: Path) -> None:
-    install = " ".join(next(line.rest for line in lines if "install" in line.rest and "pip" in line.rest).split())
-    extras = re.search(r"\.\[([\w,]+)\]", install)
-    assert extras is not None
-    assert set(extras[1].split(",")) == {"serve", "redis", "postgres", "mysql"}
+def pinned(path: Path) -> dict[str, str]:
+    """The version of each package, all of which have hashes."""
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=\S)", re.sub(r"#[^\n]*\n", "", path.read_text(encoding="utf-8"))):
+        requirement = Requirement(entry.partition(" \\")[0].strip())
+        assert entry.count("--hash=sha256:") >= 1, entry
+        [version] = [one.version for one in requirement.specifier if one.operator == "=="]
+        found[requirement.name] = version
+    return found
+
+
+def test_it_installs_every_driver_that_there_is_and_nothing_without_a_hash(lines: list[Line], root: Path) -> None:
+    installs = [
+        line.words for line in lines if line.word == "RUN" and line.words[1] == "install" and "pip" in line.rest
+    ]
+    assert len(installs) == 3
+    for words in installs:
+        assert "--require-hashes" in words or {"--no-index", "--no-deps"} <= set(words)
+    image = pinned(root / "requirements" / "image.txt")
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(one for extra in ("serve", "redis", "postgres", "mysql") for one in extras[extra]),
+    ]
+    for text in wanted:
+        requirement = Requirement(text)
+        if requirement.name != "bide":
+            assert requirement.specifier.contains(image[requirement.name]), text
+    constraints = (root / "requirements" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    for name, version in {**image, **pinned(root / "requirements" / "image-build.txt")}.items():
+        tested = [line for line in constraints if line.startswith(f"{name}==")]
+        assert tested in ([f"{name}=={version}"], []), "what runs is what was tested"
 
 
 def test_what_is_copied_is_there_and_is_not_left_out(lines: list[Line], deploy: Path, root: Path) -> None:
