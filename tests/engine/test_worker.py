@@ -80,6 +80,26 @@ def test_a_long_cap_makes_nothing_late(virtual: Tell) -> None:
     virtual(story)
 
 
+def test_lateness_is_from_the_planned_time_to_the_start(virtual: Tell) -> None:
+    async def story(world: World) -> None:
+        app, late = world.app(), list[float]()
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            late.append(task.lateness.total_seconds())
+            await elapse(60)
+            late.append(task.lateness.total_seconds())
+
+        async with app:
+            await work.schedule(None, delay="0s")
+            await world.pause(1.5)
+            async with app.worker() as worker:
+                await worker.until_empty()
+        assert late == [1.5, 1.5]
+
+    virtual(story)
+
+
 def test_losing_every_wake_up_costs_at_most_the_cap(virtual: Tell) -> None:
     async def story(world: World) -> None:
         world.store.deaf = True
@@ -138,7 +158,7 @@ def test_the_ladder_is_climbed_rung_by_rung_and_ends_dead(virtual: Tell) -> None
             await world.until(lambda: bool(mourned))
             task = await app.get("notify", "p1")
             assert task is not None
-            assert (task.state, task.error, task.failures) == ("dead", "ConnectionError: merchant is away", 3)
+            assert (task.state, task.error, task.failures) == ("dead", "ConnectionError: merchant is away", 4)
             events = await app.events("notify", "p1")
             assert [event.kind for event in events] == ["dead", "retry", "retry", "retry"]
         assert tries == [(0, 1), (15_000, 2), (30_000, 3), (60_000, 4)]
@@ -285,6 +305,7 @@ def test_the_deadline_is_kept(virtual: Tell) -> None:
                 assert missed is not None
                 assert retried is not None
                 assert (missed.state, retried.state) == ("dead", "dead")
+                assert (missed.failures, retried.failures) == (0, 1), "what never ran has not failed"
                 assert (missed.error or "").startswith("deadline: not after")
                 assert "next try would be after it" in (retried.error or "")
         assert ran == ["retried"]

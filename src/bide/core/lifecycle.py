@@ -179,7 +179,7 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
             return Answer(Result.REFUSED, old)
         return Answer(Result.MOVED, _moved(old, token, due_at, wake_at, deadline), old.wake_at)
     if type(asked) is Cancel:
-        return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error))
+        return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error, old.failures))
     assert type(asked) is Redrive
     due_at = _clamp(asked.due.resolve(now))
     record = Record(
@@ -225,7 +225,8 @@ def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
     if to is not State.WAITING:
         assert to is not None
         error = asked.error if asked.error is not None else (old.error if verb is Verb.DEAD else None)
-        return _ended(old, to, token, now, asked.keep_until, error)
+        failures = old.failures + (verb is Verb.DEAD and asked.failed)
+        return _ended(old, to, token, now, asked.keep_until, error, failures)
     assert asked.wake is not None
     wake_at = max(_clamp(asked.wake.resolve(now)), now)
     if verb is Verb.AGAIN:
@@ -259,10 +260,12 @@ def _moved(old: Record, token: Token, due_at: Millis, wake_at: Millis, deadline:
     )  # fmt: skip
 
 
-def _ended(old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None) -> Record:
+def _ended(
+    old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None, failures: int
+) -> Record:
     """`wake_at` has no use any more: of what was held it becomes the time at which that began (see `started_at`)."""
     wake_at = min(old.token // 1000, now) if old.state is State.LEASED else old.wake_at
     return Record(
-        old.topic, old.key, old.id, old.group, to, old.due_at, wake_at, old.planned_at, old.attempt, old.failures,
+        old.topic, old.key, old.id, old.group, to, old.due_at, wake_at, old.planned_at, old.attempt, failures,
         old.losses, token, old.holder, old.payload, old.options, old.deadline, error, old.created_at, now, keep_until,
     )  # fmt: skip

@@ -212,6 +212,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """How long to remember a task that ends here; 0 forgets it in the same transition."""
     error: str | None = None
     next_id: str = ""
+    failed: bool = False
+    """Of DEAD: its last delivery failed, and counts so. A task also dies without one, as by its deadline."""
 
 
 class Lease(NamedTuple):

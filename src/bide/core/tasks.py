@@ -125,7 +125,7 @@ class Task(Generic[P]):
 
     @property
     def lateness(self) -> timedelta:
-        """In a running handler: how long after the planned time it is now, by the app's clock."""
+        """In a running handler: how long after the planned time its delivery began."""
         raise RuntimeError(_ONLY_RUNNING)
 
     def transaction(

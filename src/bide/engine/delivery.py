@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bide.core.errors import LeaseLost, SetupError
-from bide.core.instants import Length, When, duration
+from bide.core.instants import Length, Millis, When, duration
 from bide.core.outcomes import Done
 from bide.core.records import Lease, Record
 from bide.core.tasks import Task
@@ -27,11 +27,12 @@ class Delivery(Task[Any]):
     `over` is set once the outcome is settled or discarded, whatever the handler does from then on.
     """
 
-    __slots__ = ("_worker", "expires", "lane", "over", "timer")
+    __slots__ = ("_began", "_worker", "expires", "lane", "over", "timer")
 
-    def __init__(self, record: Record, worker: Worker, expires: float) -> None:
+    def __init__(self, record: Record, worker: Worker, expires: float, began: Millis) -> None:
         super().__init__(record)
         self._worker = worker
+        self._began = began
         self.expires = expires
         """When the lease runs out, by the loop's clock; counted from before it was asked for, so never too late."""
         self.over = False
@@ -46,7 +47,7 @@ class Delivery(Task[Any]):
     @property
     def lateness(self) -> timedelta:
         """See `Task.lateness`."""
-        return timedelta(milliseconds=self._worker.clock.now() - self.record.planned_at)
+        return timedelta(milliseconds=self._began - self.record.planned_at)
 
     @asynccontextmanager
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:

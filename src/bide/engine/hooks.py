@@ -39,8 +39,9 @@ class Hooks:
 def as_dead(record: Record, told: Settlement, now: Millis) -> Record:
     """`record` as it is once the store has accepted its death."""
     return msgspec.structs.replace(
-        record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until, finished_at=now
-    )
+        record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until, finished_at=now,
+        failures=record.failures + told.failed,
+    )  # fmt: skip
 
 
 async def _run(hook: Callable[[Any], Any], dead: Any) -> None:

@@ -58,7 +58,7 @@ def settlement(
         return completion(record, ended, keep, clock)
     now, grain = clock.now(), clock.grain
     if isinstance(ended, Dead):
-        return dead(record, ended.why, keep, now)
+        return dead(record, ended.why, keep, now, failed=True)
     if isinstance(ended, Defer):
         due = uncut(ended.due, grain)
         if _too_late(record, due.resolve(now)):
@@ -67,10 +67,11 @@ def settlement(
     error = (ended.why or "retry asked for") if isinstance(ended, Retry) else error_text(ended)
     pause = _pause(record, route)
     if pause is None:
-        return dead(record, error, keep, now)
+        return dead(record, error, keep, now, failed=True)
     due = uncut((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
     if _too_late(record, due.resolve(now)):
-        return dead(record, f"deadline: the next try would be after it; last error: {error}", keep, now)
+        why = f"deadline: the next try would be after it; last error: {error}"
+        return dead(record, why, keep, now, failed=True)
     return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error)
 
 
@@ -82,8 +83,8 @@ def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Set
     return _done(record, keep, clock)
 
 
-def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
-    """The end without success; kept so long, for somebody to look at."""
+def dead(record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False) -> Settlement:
+    """The end without success; kept so long, for somebody to look at. `failed`: by a delivery, which counts."""
     return Settlement(
         record.topic,
         record.key,
@@ -92,6 +93,7 @@ def dead(record: Record, why: str, keep: Retention, now: Millis) -> Settlement:
         None,
         keep.keep_until(State.DEAD, now),
         why[:LONGEST_TEXT],
+        failed=failed,
     )
 
 

@@ -250,7 +250,7 @@ class Worker:
         self._flood = False
         by_topic = defaultdict[Topic, list[Delivery]](list)
         for record in leased.tasks:
-            by_topic[record.topic].append(Delivery(record, self, expires))
+            by_topic[record.topic].append(Delivery(record, self, expires, leased.now))
         for topic in by_topic.keys() & self.held_back.topics.keys():  # paused while the lease was under way
             self._hand_back(by_topic.pop(topic))
         if self._history is not None:

@@ -199,7 +199,7 @@ def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
             return [one.key, one.token, b""]
         error = b"" if one.error is None else one.error.encode()
         text = b"+0" if one.wake is None else when(one.wake).encode()
-        code = 1 if verdict is Verdict.DONE and one.wake is not None else _VERDICTS[verdict]
+        code = 1 if verdict is Verdict.DONE and one.wake is not None else _VERDICTS[verdict] + one.failed
         what = (
             code.to_bytes(1, "big"),
             min(max(one.keep_until, 0), NO_DEADLINE).to_bytes(6, "big"),

@@ -252,6 +252,7 @@ class Moves:
             return Unsure(
                 task, state=_DONE if verdict == "done" else _DEAD, wake_at=_started(task, now), token=ANY,
                 finished_at=now, keep_until=ask.keep_until, error=ANY if error is not None else None,
+                failures=(task.failures, task.failures + (verdict == "dead")),
             )  # fmt: skip
         first, last = due_between(wake, 0, low, high)
         woken = (max(first, low), max(last, high))

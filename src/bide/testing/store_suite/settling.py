@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, Ref, Result, Settlement, State, Verdict
@@ -128,6 +129,14 @@ class Settling(SuiteBase):
         ended = await see(store, held)
         assert (ended.state, ended.error, ended.keep_until) == (State.DEAD, "no such order", KEPT)
         assert (await lease(store, 5, now=NOW + DAY)).tasks == []
+
+    @pytest.mark.parametrize("failed", [False, True])
+    async def test_a_death_counts_as_a_failure_if_a_delivery_failed(self, store: Store, *, failed: bool) -> None:
+        await put_one(store)
+        assert await settle(store, retry(await take(store), In(0)))
+        held = await take(store)
+        assert await settle(store, replace(dead(held), failed=failed))
+        assert ((await see(store, held)).failures, held.attempt) == (1 + failed, 2)
 
     async def test_dead_without_a_reason_keeps_the_last_failure(self, store: Store) -> None:
         await put_one(store)

@@ -22,10 +22,11 @@ local function settle(topic, key, asked, what)
   end
   local when, id_at = unpack_bytes('>Bc0', what, after)
   local new_token = next_token()
-  if verdict == 0 or verdict == 4 then
+  if verdict == 0 or verdict >= 4 then  -- 5: dead by a failure, which counts
     local to = verdict == 0 and DONE or DEAD
     if new_size ~= NO_ERROR or verdict == 0 then size, error = new_size, new_error end
-    local ended = body_of(flags, to, new_token, created, due, started(token), planned, attempt, failures, losses, now, keep,
+    local ended = body_of(flags, to, new_token, created, due, started(token), planned, attempt,
+                          failures + (verdict == 5 and 1 or 0), losses, now, keep,
                           holder, size, error, sub(body, place))
     finish(topic, key, body, LEASED, to, ended, keep, place)
     return 1

@@ -67,8 +67,8 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "lease-counts-from-its-answer", "P3", "A worker counts its lease from the answer, not from before it asked.",
-        Worker._lease, "Delivery(record, self, expires)",
-        "Delivery(record, self, asyncio.get_running_loop().time() + self.terms.lease / 1000)",
+        Worker._lease, "Delivery(record, self, expires, leased.now)",
+        "Delivery(record, self, asyncio.get_running_loop().time() + self.terms.lease / 1000, leased.now)",
     ),
     Mutant(
         "keeper-never-extends", "P3", "The leases of handlers that run are not extended.",
