@@ -53,8 +53,8 @@ OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
 STORE_PARTS = {
-    "aside", "batches", "borrowed", "cursors", "floors", "held", "idle_connections", "listeners", "lost_answers",
-    "migrations", "named_queries", "pages", "server_time", "sorted_chunks", "urls", "whole",
+    "aside", "batches", "borrowed", "cursors", "floors", "held", "listeners", "lost_answers",
+    "migrations", "named_queries", "pages", "server_tables", "server_time", "sorted_chunks", "urls", "whole",
 }  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 

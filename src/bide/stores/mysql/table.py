@@ -10,23 +10,23 @@ import asyncio
 import re
 import time as steady
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from asyncmy.errors import MySQLError
 
-from bide.core.errors import BadInput, SetupError, StoreError, StoreUnavailable
+from bide.core.errors import SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import NewTask
 from bide.core.table_source import NOT_CHANGED, UNREADABLE, VIEW, Sql, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.connecting import Connection
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning, said
-from bide.stores.mysql.table_connections import SILENCE, SOON, TableConnections
+from bide.stores.mysql.table_connections import MySqlConnections
 from bide.stores.mysql.table_times import TableTimes, literal
 from bide.stores.named_queries import read_queries
+from bide.stores.server_tables import SILENCE, SOON, ServerTable
 from bide.stores.server_time import ServerTime, StoreClock
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
@@ -42,7 +42,7 @@ _WORD = re.compile(r"\w+")
 Rows = Sequence[Sequence[Any]]
 
 
-class MySqlTable:
+class MySqlTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
 
     def __init__(
@@ -56,7 +56,7 @@ class MySqlTable:
     ) -> None:
         self._address: Address = address_of(url)
         self._source = source
-        self._connections = TableConnections(self._address, kept=connections)
+        self._connections = MySqlConnections(self._address, connections)
         self._by_server = clock == "server"
         self._using = using
         self._time = ServerTime()
@@ -82,10 +82,6 @@ class MySqlTable:
         """Nobody can tell here."""
         return None
 
-    @property
-    def joins(self) -> bool:
-        return self._using is not None
-
     # --- open and close
 
     async def open(self) -> list[Finding]:
@@ -97,9 +93,6 @@ class MySqlTable:
         except BaseException:
             await self.close()
             raise
-
-    async def close(self) -> None:
-        await self._connections.close()
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -199,7 +192,7 @@ class MySqlTable:
     def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:
         """Raises RowRefused."""
         assert self._times is not None
-        found = identity[0] if len(self._source.ids) == 1 else tuple(identity)
+        found = self._identity(identity)
         try:
             at = self._times.instant_of(due)
         except ValueError as error:
@@ -208,31 +201,12 @@ class MySqlTable:
 
     # --- take
 
-    async def fire(
-        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
-    ) -> list[Any]:
-        async with self._taken(now, limit, skip) as taken:
-            if new_task is not None and taken.rows:
-                assert taken.joined is not None
-                try:
-                    await taken.joined.add([new_task(row) for row in taken.rows], now=now)
-                except BadInput as error:
-                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
-        return [row.id for row in taken.rows]
-
-    async def bury(self, identity: Any, *, now: Millis) -> bool:
-        async with self._taken(now, 1, (), dead=identity) as taken:
-            return bool(taken.rows)
-
-    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        return self._taken(now, limit, skip, lent=True)
-
     @asynccontextmanager
     async def _taken(
         self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
     ) -> AsyncIterator[Taken]:
         with self._ours():
-            connection = await self._connections.begun()
+            connection, _ = await self._connections.begun()
         usable = False
         try:
             try:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time as steady
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +18,15 @@ import asyncpg
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import NewTask
 from bide.core.table_source import VIEW, Sql, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.connecting import PLANNER
 from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
-from bide.stores.postgres.table_connections import AWAY, SILENCE, SOON, TableConnections
+from bide.stores.postgres.table_connections import AWAY, PostgresConnections
 from bide.stores.postgres.table_times import TableTimes
+from bide.stores.server_tables import SILENCE, SOON, ServerTable
 from bide.stores.server_time import ServerTime, StoreClock
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
@@ -53,7 +53,7 @@ class _Statement:
         return f"${len(self.arguments)}"
 
 
-class PostgresTable:
+class PostgresTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is in the same database."""
 
     def __init__(
@@ -70,7 +70,7 @@ class PostgresTable:
         self._by_server = clock == "server"
         self._using = using
         self._time = ServerTime()
-        self._connections = TableConnections(self._address, source.channel, kept=connections)
+        self._connections: PostgresConnections = PostgresConnections(self._address, source.channel, connections)
         self._times: TableTimes | None = None
         """None: the table is to be examined, anew maybe."""
         self._id_types: list[str] = []
@@ -108,9 +108,6 @@ class PostgresTable:
         except BaseException:
             await self.close()
             raise
-
-    async def close(self) -> None:
-        await self._connections.close()
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -213,33 +210,7 @@ class PostgresTable:
         due = None if row[1] is None else self._times.instant_of(row[1])
         return Head(due, row["micros"] // 1000, None if due is None else self._identity(row[2:]))
 
-    def _identity(self, values: Sequence[Any]) -> Any:
-        return values[0] if len(self._source.ids) == 1 else tuple(values)
-
     # --- take
-
-    @property
-    def joins(self) -> bool:
-        return self._using is not None
-
-    async def fire(
-        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
-    ) -> list[Any]:
-        async with self._taken(now, limit, skip) as taken:
-            if new_task is not None and taken.rows:
-                assert taken.joined is not None
-                try:
-                    await taken.joined.add([new_task(row) for row in taken.rows], now=now)
-                except BadInput as error:
-                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
-        return [row.id for row in taken.rows]
-
-    async def bury(self, identity: Any, *, now: Millis) -> bool:
-        async with self._taken(now, 1, (), dead=identity) as taken:
-            return bool(taken.rows)
-
-    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        return self._taken(now, limit, skip, lent=True)
 
     @asynccontextmanager
     async def _taken(

@@ -1,0 +1,185 @@
+"""What watched tables on database servers have in common: how rows are handed on, and how connections are kept.
+
+One connection looks, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
+forgotten it, or the machine is gone. So it is asked for a sign of life, or has little time to begin; and if it is dead,
+so are those that have been idle for longer. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, ClassVar, TypeVar
+
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import NewTask
+from bide.core.table_source import TableSource
+from bide.ports import DueRow, Joined, RowRefused, Taken
+
+T = TypeVar("T")
+SILENCE = 30.0
+"""Seconds that one statement of ours may take; a handler's own are its own."""
+SOON = 3.0
+"""Seconds within which a server that is there answers what costs it nothing."""
+ECHO = 10.0
+"""Seconds without an answer after which a connection is asked whether it is there."""
+_KEPT = 60.0
+"""Seconds that a connection is kept which nobody uses."""
+
+
+class TableConnections(ABC):
+    """At most `most` are kept for later, a minute each."""
+
+    away: ClassVar[tuple[type[Exception], ...]]
+    """What the driver raises for a connection, or a server, that is not there."""
+
+    def __init__(self, shown: str, most: int) -> None:
+        self._shown = shown
+        self._most = most
+        self._looking: Any = None
+        self._answered = 0.0
+        self._idle: list[tuple[float, Any]] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = True
+
+    @abstractmethod
+    async def _connect(self, *, looking: bool) -> Any: ...
+    @abstractmethod
+    async def _asked(self, connection: Any) -> None:
+        """It answers."""
+
+    @abstractmethod
+    async def _begin(self, connection: Any) -> Any:
+        """Begin a transaction; what the driver has for it."""
+
+    @abstractmethod
+    async def _reset(self, connection: Any) -> None:
+        """What a handler has set, become or locked is not the next one's."""
+
+    @abstractmethod
+    def _usable(self, connection: Any) -> bool: ...
+    @abstractmethod
+    def drop(self, connection: Any) -> None:
+        """Let go of it at once: the server rolls back what is open."""
+
+    @abstractmethod
+    async def _end(self, connection: Any) -> None:
+        """Close it in order."""
+
+    def open(self) -> None:
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        left = [one for one in (self._looking, *(one for _, one in self._idle)) if one is not None]
+        self._looking, self._idle = None, []
+        await asyncio.gather(*(self._tried(one, self._end(one)) for one in left), return_exceptions=True)
+
+    async def looker(self) -> Any:
+        """The connection that looks; a new one if the last broke."""
+        if self._closed:
+            raise StoreUnavailable(f"{self._shown}: not open")
+        looking = self._looking
+        if looking is not None and self._usable(looking) and time.monotonic() - self._answered > ECHO:
+            with suppress(*self.away):
+                await self._tried(looking, self._asked(looking))
+        if looking is None or not self._usable(looking):
+            looking = self._looking = await self._connect(looking=True)
+        self._answered = time.monotonic()
+        return looking
+
+    async def begun(self) -> tuple[Any, Any]:
+        """A connection, and the transaction that has just begun on it."""
+        while True:
+            if self._closed:
+                raise StoreUnavailable(f"{self._shown}: not open")
+            idle = self._idle.pop()[1] if self._idle else None
+            connection = await self._connect(looking=False) if idle is None else idle
+            try:
+                within = SILENCE if idle is None else SOON
+                return connection, await self._tried(connection, self._begin(connection), within)
+            except self.away:
+                if idle is None:
+                    raise
+                self._drop_idle(self._idle)
+
+    async def give_back(self, connection: Any, *, lent: bool) -> None:
+        """Keep it for later. `lent`: a handler had it."""
+        if lent and self._usable(connection):
+            with suppress(*self.away):
+                await self._tried(connection, self._reset(connection))
+        if self._closed or not self._usable(connection) or len(self._idle) >= self._most:
+            self.drop(connection)
+            return
+        self._idle.append((time.monotonic(), connection))
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._tidy)
+
+    def _tidy(self) -> None:
+        self._sweep = None
+        self._drop_idle([one for one in self._idle if one[0] <= time.monotonic() - _KEPT])
+        if self._idle:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._tidy)
+
+    def _drop_idle(self, some: Sequence[tuple[float, Any]]) -> None:
+        for one in tuple(some):
+            self._idle.remove(one)
+            self.drop(one[1])
+
+    async def _tried(self, connection: Any, doing: Awaitable[T], within: float | None = None) -> T:
+        """Let go of the connection if it cannot be done in time."""
+        try:
+            async with asyncio.timeout(SOON if within is None else within):
+                return await doing
+        except BaseException:
+            self.drop(connection)
+            raise
+
+
+class ServerTable(ABC):
+    """How rows are handed on, by a transaction that takes them."""
+
+    _source: TableSource
+    _using: Callable[[Any], Joined] | None
+    _connections: TableConnections
+
+    @property
+    def joins(self) -> bool:
+        return self._using is not None
+
+    @abstractmethod
+    def _taken(
+        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
+    ) -> AbstractAsyncContextManager[Taken]:
+        """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def fire(
+        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Any]:
+        async with self._taken(now, limit, skip) as taken:
+            if new_task is not None and taken.rows:
+                assert taken.joined is not None
+                try:
+                    await taken.joined.add([new_task(row) for row in taken.rows], now=now)
+                except BadInput as error:
+                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
+        return [row.id for row in taken.rows]
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        async with self._taken(now, 1, (), dead=identity) as taken:
+            return bool(taken.rows)
+
+    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
+        return self._taken(now, limit, skip, lent=True)
+
+    def _identity(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(self._source.ids) == 1 else tuple(values)
