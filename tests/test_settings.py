@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bide.app import _THREADS
 from bide.core.errors import BadInput
 from bide.settings import Described, Settings, describe
 
@@ -147,3 +148,15 @@ def test_a_secret_file_has_to_be_there_and_be_the_only_one(tmp_path: Path) -> No
         Settings.from_env({"BIDE_STORE": "memory:", "BIDE_STORE_FILE": str(tmp_path / "nothing")})
     given = Settings.from_env({"BIDE_STORE_FILE": str(tmp_path / "nothing")}, store="memory:")
     assert given.store == "memory:"
+
+
+def test_what_the_documents_say_of_defaults_is_so(root: Path) -> None:
+    ours = Settings()
+    said = " ".join((root / "docs" / "handlers.md").read_text(encoding="utf-8").split())
+    for sentence in (
+        f"in one process ({ours.topic_concurrency} by default; {_THREADS} threads for plain functions)",
+        f"A worker runs up to {ours.concurrency:,} in all",
+        f"({ours.lease // 1000} s unless set)",
+        f"JSON, up to {ours.payload_limit // 1024} KiB",
+    ):
+        assert sentence in said
