@@ -195,3 +195,24 @@ async def test_many_on_one_connection_are_answered_in_order(small: Running, topi
         assert json.loads(await reader.readexactly(len(b'{"answer":"not_found","task":null}')))["task"] is None
     writer.close()
     await writer.wait_closed()
+
+
+def test_half_a_character_is_named(plain: Api, topic: str) -> None:
+    reply = plain("PUT", at(topic, "42"), body=b'{"payload": "cut \\ud83d", "delay": "1h"}')
+    assert reply.status == 400
+    assert "\\ud83d is half of a character" in reply.json["detail"]
+
+
+def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: str) -> None:
+    reply = plain("PUT", at(topic, "42"), {"dealy": "1h"})
+    assert (reply.status, reply.json["field"]) == (422, "dealy")
+    assert "did you mean delay?" in reply.json["detail"]
+    item = {"topic": topic, "key": "1", "delay": "1h"}
+    reply = plain("POST", "/v1/schedule", [item, {**item, "xyzzy": 1}])
+    assert (reply.status, reply.json["field"]) == (422, "[1].xyzzy")
+    assert "on_conflict" in reply.json["detail"]
+
+
+def test_where_get_is_allowed_head_is(plain: Api, topic: str) -> None:
+    for path in (at(topic, "42"), "/v1/tasks", "/healthz"):
+        assert {"GET", "HEAD"} <= set(plain("PROPFIND", path).headers["allow"].split(", "))

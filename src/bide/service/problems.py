@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, get_args
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -85,20 +86,41 @@ _LENGTHS = frozenset({"by", "deadline", "delay", "lease_for", "wait"})
 _PLACE = re.compile(r" - at `(?:key in )?\$(.*)`$", re.DOTALL)
 
 
-def bad_body(error: Exception, accepted: str) -> Problem:
-    """A body that is no JSON, or has a field that is wrong."""
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+
+
+def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem:
+    """A body that is no JSON, or has a field that is wrong. `kind`: what it was to be."""
     if not isinstance(error, msgspec.ValidationError):
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        cut = _LONE_SURROGATE.search(body)
+        if cut is not None:
+            why = f"{cut[0].decode()} is half of a character, whose other half is missing: a text was cut within it"
         return Problem(400, "bad-json", "The body is not JSON", f"the body is not JSON: {why}", accepted=accepted)
     text = str(error)
     found = _PLACE.search(text)
     field = found[1].removeprefix(".") if found else "body"
     said = text[: found.start()] if found else text
+    unknown = _UNKNOWN_FIELD.fullmatch(said)
+    if unknown is not None:
+        names = sorted(_fields_of(kind))
+        near = get_close_matches(unknown[1], names, n=1)
+        said = f"no such field; did you mean {near[0]}?" if near else f"no such field; there are {', '.join(names)}"
+        field = unknown[1] if field in ("body", "") else f"{field}.{unknown[1]}"
     if field in _LENGTHS and said.endswith(("got `int`", "got `float`")):
         said = 'a length of time as text, such as "15m", "1h30m" or "1.5s"'
     return Problem(
         422, "bad-input", "A value is not accepted", f"{field or 'body'}: {said}", field=field or "body", accepted=said
     )
+
+
+def _fields_of(kind: Any) -> set[str]:
+    """The names of all fields of a type of `asks`, also of those within."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return {one.encode_name for one in fields}.union(*(_fields_of(one.type) for one in fields))
+    return set[str]().union(*map(_fields_of, get_args(kind)))
 
 
 def of_error(error: Exception) -> Problem:

@@ -46,11 +46,11 @@ def reply(shape: Any) -> Reply:
 
 
 def reply_to(
-    answer: Answer, caller: Caller, *, condition: Result | None = None, paused: Container[Topic] = ()
+    answer: Answer, caller: Caller, *, condition: Container[Result] = (), paused: Container[Topic] = ()
 ) -> Reply:
-    """A verb's answer, as the caller may see it. `condition`: the one result that means that a condition in the headers
-    was not met. `paused`: see `answer_shape`."""
-    status = 412 if condition is not None and answer.result is condition else STATUS.get(answer.result, 200)
+    """A verb's answer, as the caller may see it. `condition`: the results that mean that a condition in the headers was
+    not met. `paused`: see `answer_shape`."""
+    status = 412 if answer.result in condition else STATUS.get(answer.result, 200)
     return Reply(status, encode(shape_for(caller, answer, paused)), headers=etag(answer))
 
 

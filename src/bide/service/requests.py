@@ -158,7 +158,7 @@ class Request:
                 self.body.decode()  # the decoder passes over a payload without looking into its text
             return decoder.decode(self.body)
         except (ValueError, RecursionError) as error:
-            raise bad_body(error, accepted) from None
+            raise bad_body(error, accepted, decoder.type, self.body) from None
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """The parameters after the question mark, each at most once. Raises Problem for one that is not known."""

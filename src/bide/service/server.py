@@ -182,7 +182,7 @@ class Service:
                 calls = self._of_task
         found = calls.get("GET" if method == "HEAD" else method)
         if found is None:
-            allowed = ", ".join(sorted(calls))
+            allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
             raise Problem(
                 405, "not-allowed", "Not with this method", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,

@@ -30,7 +30,7 @@ _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     call.name: msgspec.json.Decoder(call.ask) for call in CALLS if call.ask is not None
 }
-_TAG = re.compile(r'\s*("?)([0-9]{1,19})\1\s*', re.ASCII)
+_TAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,19})\1\s*', re.ASCII)
 _NO_TOKEN = 0
 """No task ever has it."""
 
@@ -87,7 +87,7 @@ class Verbs:
         topic, key = request.ref
         request.caller.check(Verb.SCHEDULE, topic)
         ask: asks.Schedule = asked(request, "schedule")
-        condition: Result | None = None
+        condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
             raise bad_input(BadInput("if-match", request.header(b"if-match"), "nothing here; PATCH and DELETE take it"))
         only_new = request.header(b"if-none-match")
@@ -96,7 +96,7 @@ class Verbs:
                 raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
             conflict_of(ask.on_conflict)  # said, though not used
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
-            condition = Result.REFUSED
+            condition = (Result.REFUSED,)
         answer = await self._client.schedule_new(self._new(topic, key, ask))
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
@@ -115,7 +115,7 @@ class Verbs:
         topic, key = request.ref
         request.caller.check(Verb.RESCHEDULE, topic)
         ask: asks.Move = asked(request, "reschedule")
-        token, condition = self._condition(request, ask.if_token)
+        token, condition = await self._condition(request, ask.if_token)
         answer = await self._client.reschedule(
             topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline,
             if_token=token,
@@ -127,7 +127,7 @@ class Verbs:
         request.caller.check(Verb.CANCEL, topic)
         if request.body:
             raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
-        token, condition = self._condition(request, None)
+        token, condition = await self._condition(request, None)
         answer = await self._client.cancel(topic, key, if_token=token)
         return reply_to(answer, request.caller, condition=condition)
 
@@ -211,18 +211,24 @@ class Verbs:
             deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
         )  # fmt: skip
 
-    def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Result | None]:
-        """The token on which the change depends, and the result that fails a condition of the headers."""
+    async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
+        """The token on which the change depends, and the results that fail a condition of the headers.
+
+        As RFC 9110, 13.1.1, but that a weak tag counts as the strong one: proxies that compress make tags weak. What
+        is no tag of ours matches nothing.
+        """
         given = request.header(b"if-match")
-        if given is None or given.strip() == "*":
-            return if_token, None
-        found = _TAG.fullmatch(given)
-        if found is None:
-            raise bad_input(BadInput("if-match", given, 'the ETag of one answer, such as "1700000000000000", or *'))
-        token = int(found[2])
-        if if_token is not None and if_token != token:
-            token = _NO_TOKEN  # two conditions, of which one does not hold
-        return token, Result.STALE_TOKEN
+        if given is None:
+            return if_token, ()
+        if given.strip() == "*":
+            return if_token, (Result.NOT_FOUND,)
+        tokens = {int(found[2]) for one in given.split(",") if (found := _TAG.fullmatch(one))}
+        if if_token is not None:
+            tokens &= {if_token}  # two conditions, and both have to hold
+        if len(tokens) > 1:
+            task = await self._client.get(*request.ref)
+            tokens = {token for token in tokens if task is not None and token == task.token}
+        return min(tokens, default=_NO_TOKEN), (Result.STALE_TOKEN, Result.NOT_FOUND)
 
     async def _answered(
         self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()
