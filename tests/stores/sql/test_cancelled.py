@@ -12,9 +12,12 @@ from tests.stores.mysql import connections as of_mysql
 from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Makes
 from tests.stores.sql.database import Database
+from tests.stores.sql.fixtures import OpensStore
 from tests.stores.sql.shop import Shop
 
 from bide.stores.borrowed import driver_of
+from bide.stores.postgres.transactions import MOST
+from bide.testing.store_suite.acts import NOW, new, put
 
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {
     ("postgres", "asyncpg"): (of_postgres.by_asyncpg_alone, of_postgres.by_asyncpg),
@@ -74,3 +77,18 @@ async def test_a_transaction_goes_on_as_it_was(
                 await caller.commit()
                 committed += 2
                 assert await shop.rows() == committed, f"{point}: {ended}"
+
+
+async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(
+    database: Database, url: str, open_store: OpensStore
+) -> None:
+    store = await open_store(url)
+
+    async def work() -> None:
+        async with store.transaction() as joined:
+            await joined.add([new("k")], now=NOW)
+
+    for point in each_await():
+        await point.cancel(work())
+        await put(store, new("k"))  # else it would wait for a lock
+        assert store._open().transactions._places._value == MOST, point

@@ -27,7 +27,7 @@ from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
-from bide.stores.whole import Known
+from bide.stores.whole import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -124,7 +124,7 @@ class Transactions:
             try:
                 yield joined
                 joined.over = True
-                await self._commit(lent)
+                await to_its_end(self._commit(lent))
             except BaseException:
                 joined.over = True
                 await self._undo(lent)
@@ -148,9 +148,11 @@ class Transactions:
                 async with asyncio.timeout(self._silence):
                     await lent.connection.begin()
                 return lent
-            except (NotSent, MySQLError, Broken, OSError, TimeoutError) as error:
+            except BaseException as error:
                 if lent is not None:
                     lent.connection.drop()
+                if not isinstance(error, NotSent | MySQLError | Broken | OSError | TimeoutError):
+                    raise
                 found = meaning(error, self._address.shown)  # nothing was done yet: with another connection, then
                 if not isinstance(found, Lost | NotSent):
                     raise found from error

@@ -59,6 +59,8 @@ class Reader:
     def _read(self, call: Callable[[sqlite3.Cursor], T]) -> tuple[T | None, Exception | None]:
         cursor = self._connection.cursor()
         try:
+            if self._connection.in_transaction:  # it could not be rolled back
+                cursor.execute("ROLLBACK")
             cursor.execute("BEGIN")
             try:
                 return call(cursor), None
