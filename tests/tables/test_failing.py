@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tables.conftest import START, Place
+from tests.tables.conftest import START, Place, Sqlite
 from tests.tables.writing import write
 
 from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Fixed, Retry, Row, Watch
 from bide.core.errors import StoreUnavailable
 from bide.ports import Raced
+from bide.service.metrics import Metrics
 from bide.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -309,3 +311,19 @@ async def test_what_the_server_undoes_for_others_is_looked_at_again_at_once(
         await worker.until_empty()
         assert (loop.stats.fired, loop.stats.failed) == (1, 0)
     assert watch.dead == []
+
+
+async def test_rows_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    place = Sqlite(tmp_path)
+    async with place.exits:
+        await place.create()
+        app = Bide(place.url)
+        metrics = Metrics(app)
+        watched(app, place, Dead("never"))
+        await place.add(1, 0)
+        await place.add(2, 0)
+        async with app.worker() as worker:
+            await worker.until_empty()
+            text = (await metrics.exposition())[0].decode()
+    assert 'bide_table_rows_total{result="fired",table="posts"} 1' in text
+    assert 'bide_table_rows_total{result="dead",table="posts"} 1' in text

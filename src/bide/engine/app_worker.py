@@ -50,6 +50,8 @@ class AppWorker:
             entered.push_async_callback(Telling(app.store, app.clock, app.terms, told).end)
             for instrument in app.instruments:
                 instrument.working(worker.wakes)
+                for table in worker.tables:
+                    instrument.watching(table.watch.source.table, table.stats)
             self._entered = entered.pop_all()
         return worker
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Struct
-
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.outcomes import Dead, Defer, Retry
@@ -28,7 +26,7 @@ from bide.engine.joining import joining
 from bide.engine.resting import Resting, said
 from bide.engine.waker import Waker
 from bide.engine.watch import DeadRow, Row, Watch
-from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, Taken
+from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
 
 _log = logging.getLogger("bide.table")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
@@ -41,16 +39,6 @@ _RACES = 20
 _ENDING = 10.0
 """Seconds for a coroutine that was cancelled, and for the rollback of its row."""
 _STOPPED = "the worker has stopped, and what is due stays due"
-
-
-class TableStats(Struct):
-    """What a loop has done so far."""
-
-    fired: int = 0
-    failed: int = 0
-    looks: int = 0
-    dead: int = 0
-    """Rows that were given up."""
 
 
 class _StillDead(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bide.ports.instruments import Carrier, Instrument, Wakes
+from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
 from bide.ports.schema import Diagnoses, Finding, HasSchema
 from bide.ports.sinks import Route, Sink
 from bide.ports.store import (
@@ -50,6 +50,7 @@ __all__ = [
     "Sink",
     "Store",
     "Table",
+    "TableStats",
     "Taken",
     "TellsTime",
     "Timer",

@@ -31,6 +31,16 @@ class Wakes(Struct):
     """Those of `by_cap` after which something was found that had been due for a while: its wake-up was lost."""
 
 
+class TableStats(Struct):
+    """What a loop over a watched table has done so far."""
+
+    fired: int = 0
+    failed: int = 0
+    looks: int = 0
+    dead: int = 0
+    """Rows that were given up."""
+
+
 class Instrument:
     """Attached to an app before it is opened (`app.instruments`). Nothing it is told of may be changed, or fail."""
 
@@ -43,6 +53,9 @@ class Instrument:
 
     def working(self, wakes: Wakes) -> None:
         """A worker has started; `wakes` goes on counting."""
+
+    def watching(self, table: str, stats: TableStats) -> None:
+        """A worker watches this table; `stats` goes on counting."""
 
     def observe(self, record: Record, told: Settlement) -> None:
         """A store has accepted this outcome of a delivery."""

@@ -20,7 +20,7 @@ from bide.core.records import Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
-from bide.ports import Clock, Instrument, Route, Sink, Store, Wakes
+from bide.ports import Clock, Instrument, Route, Sink, Store, TableStats, Wakes
 from bide.service.metrics.families import OTHER, Families, Family, Few, Gauge, Series
 from bide.service.metrics.looking import Looked, Looking, by_label
 from bide.service.metrics.store_calls import DEFECT, ERRORS, OPERATIONS, Failed, Took, kind_of, time_calls
@@ -73,6 +73,7 @@ class Metrics(Instrument):
         self._topics = Few(topics)
         self._calls = Few(_MOST_CALLS)
         self._wakes: list[Wakes] = []
+        self._tables: list[tuple[str, TableStats]] = []
         self._stores: list[Store] = []
         self._late: dict[Topic, Series] = {}
         self._dropped = self._dropped_before = 0
@@ -126,6 +127,10 @@ class Metrics(Instrument):
         for operation in OPERATIONS:
             for error in (*ERRORS, DEFECT):
                 self._store_errors.add(operation, error, by=0)
+        self._rows = made.counter(
+            "bide_table_rows_total", "Rows of tables that are watched: fired, failed (each try), or given up.",
+            ["table", "result"],
+        )  # fmt: skip
         self._tidings = made.counter("bide_tidings_total", "Wake-ups heard from the store.")
         self._tiding_age = made.gauge(
             "bide_tiding_age_seconds", "How long ago the last wake-up was heard; not there before the first."
@@ -187,6 +192,10 @@ class Metrics(Instrument):
     def working(self, wakes: Wakes) -> None:
         """Count the wake-ups of one more loop."""
         self._wakes.append(wakes)
+
+    def watching(self, table: str, stats: TableStats) -> None:
+        """Count the rows of one more table, or of one more worker on it."""
+        self._tables.append((table, stats))
 
     def observe(self, record: Record, told: Settlement) -> None:
         self.settled(record.topic, told.verdict)
@@ -268,6 +277,11 @@ class Metrics(Instrument):
         """What others count, as it is now."""
         self.polls.add_up()
         self.streams.add_up()
+        for table in {name for name, _ in self._tables}:
+            stats = [one for name, one in self._tables if name == table]
+            self._rows.values[(table, "fired")] = sum(one.fired for one in stats)
+            self._rows.values[(table, "failed")] = sum(one.failed for one in stats)
+            self._rows.values[(table, "dead")] = sum(one.dead for one in stats)
         wakes = self._wakes
         self._tidings.values[()] = sum(one.tidings for one in wakes)
         for reason, number in (
