@@ -3,7 +3,7 @@
 A generated part stands between two comments, `<!-- generated: name -->` and `<!-- end -->`; everything around it is
 written by hand. `--check` writes nothing and fails where a file is not what the code says.
 
-Tables and pictures of strategies are drawn from docs/lab/results.jsonl: put another results file there and run this
+Tables and pictures of strategies are drawn from src/bide/lab/results.jsonl: put another results file there and run this
 again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there. Those of
 docs/reliability.md are drawn from docs/reliability/*.jsonl, the table of mutants from docs/correctness/mutants.jsonl.
 """
@@ -29,7 +29,7 @@ from bide.testing.simulate.mutants.table import table as mutants_table
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 STATES = (None, *State)
-RESULTS = ROOT / "docs" / "lab" / "results.jsonl"
+RESULTS = ROOT / "src" / "bide" / "lab" / "results.jsonl"
 MUTANTS = ROOT / "docs" / "correctness" / "mutants.jsonl"
 
 
@@ -73,7 +73,7 @@ def _moves(word: str) -> bool:
 @cache
 def lab() -> Document:
     """What is measured of the strategies."""
-    return Document(RESULTS)
+    return Document(RESULTS, ROOT / "docs" / "lab")
 
 
 def lab_parts() -> dict[str, Callable[[], str]]:

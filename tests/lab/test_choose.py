@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.lab.reported import late, made, result
@@ -13,10 +14,12 @@ from bide.lab.catalogue import catalogue
 from bide.lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
 from bide.lab.figures import Result
 from bide.lab.report.findings import findings
+from bide.lab.running import ResultsFile
 from bide.lab.strategy import Flaw
 
 EVERY = catalogue()
 ALL = frozenset({"redis", "postgres", "mysql", "rabbitmq", "rocketmq"})
+EVERYTHING = ALL | {"mysql_replica"}
 CLOSE = late(0.5, 2)
 
 
@@ -46,6 +49,16 @@ def test_every_strategy_is_either_in_or_out_with_a_reason() -> None:
     assert all(one.against and all(one.against) for one in choice.excluded)
     assert all(one.merits for one in choice.fitting)
     assert not choice.measured
+
+
+def test_what_lost_tasks_where_it_was_measured_is_out_also_where_nothing_was() -> None:
+    measured = ResultsFile(Path(choosing.__file__).with_name("results.jsonl")).read()
+    losers = {one.row.name for one in choice_of(Wishes(servers=EVERYTHING), measured).excluded
+              if any("lost" in why and why.measured for why in one.against)}  # fmt: skip
+    assert {"S5-B", "S18", "S1-tables"} <= losers
+    assert not losers & {*fitting(Wishes(servers=EVERYTHING))}
+    assert "loses what its holder had taken" in why_not("S5-B", Wishes(servers=EVERYTHING))
+    assert "S5-B" in fitting(Wishes(servers=EVERYTHING, survive=False))
 
 
 def test_what_needs_a_server_that_is_not_there_is_out() -> None:

@@ -117,6 +117,14 @@ def test_choose_answers_with_reasons_on_both_sides(results: Path) -> None:
     assert len(told["fitting"]) + len(excluded) == len(EVERY)
 
 
+def test_choose_goes_by_our_figures_where_there_are_none_of_this_machine() -> None:
+    [told] = shapes("choose", "--servers", "redis")
+    assert (told["measured"], told["measured_here"]) == (True, False)
+    excluded = {one["strategy"]: one["why"] for one in told["excluded"]}
+    assert any(why["measured"] and "lost" in why["reason"] for why in excluded["S5-B"])
+    assert "these are those of docs/strategies.md" in " ".join(run("choose", "--servers", "redis").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -254,7 +254,7 @@ class Desk:
                 left.append(record)
                 continue
             if record.losses:
-                self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row", group.holder)
+                self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", group.holder)
             why = unfit(record, self._policy_of(record.topic), now)
             if why is not None:
                 unfitting.append(dead(record, why, self._terms.retention_of(record.topic), now))

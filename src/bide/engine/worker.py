@@ -282,7 +282,7 @@ class Worker:
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         record = delivery.record
         if record.losses:
-            self._note(EventKind.LOSS, record, f"lease lost for the {record.losses}. time in a row")
+            self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row")
         elif record.deadline is None:
             return True
         why = unfit(record, route, now)

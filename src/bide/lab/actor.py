@@ -144,10 +144,9 @@ class Actor:
                 elif order.fill is not None:
                     _say(**await self._fill(order.fill))
         finally:
-            if consumer is not None:
+            while consumer is not None and not consumer.done():  # a driver loses a cancellation that meets an answer
                 consumer.cancel()
-                with suppress(asyncio.CancelledError):
-                    await consumer
+                await asyncio.wait([consumer], timeout=1)
             await self._strategy.close()
             self._journal.close()
 

@@ -178,6 +178,8 @@ def _losses(wishes: Wishes, strategy: type[Strategy], row: Row) -> Reason | None
             return Reason(f"lost {seen.lost:,} of {seen.expected:,} ({name}: {WORKLOADS[name].about})", measured=True)
     if known := _known(strategy, row, matters, LOST):
         return known
+    if wishes.survive and strategy.loses:
+        return Reason(f"loses {strategy.loses}")
     if wishes.survive and strategy.in_process and row.figures("restarted") is None:
         return Reason("what waits is in the memory of one process, and gone with it")
     return None

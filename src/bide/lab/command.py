@@ -38,6 +38,8 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of server that strategies need, each with a URL as it is given."""
 RESULTS = "lab-results.jsonl"
+_SHIPPED = Path(__file__).with_name("results.jsonl")
+"""What docs/strategies.md shows: figures of another machine, where there are none of this one."""
 
 results_option = click.option(
     "--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True,
@@ -245,7 +247,7 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
 @shared_options(store=False)
 @click.pass_obj
 def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
-    """Which strategy to pick, and why: a few questions, held against what was measured here.
+    """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
 
     What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
     """
@@ -255,10 +257,12 @@ def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...]
         answers[name] = _asked(name, given[name], answers, asks=asks)
     wishes = _wishes(answers)
     every = [*catalogue().values(), *(chosen(words) if words else ())]
-    choice = choose(wishes, findings(ResultsFile(results).read(), every), every)
+    here = results.exists()
+    choice = choose(wishes, findings(ResultsFile(results if here else _SHIPPED).read(), every), every)
     if surroundings.json:
         print_json({
             "measured": choice.measured,
+            "measured_here": choice.measured and here,
             "fitting": [
                 {"strategy": one.row.name, "why": list(one.merits), "mind": list(one.minds)} for one in choice.fitting
             ],
@@ -269,7 +273,7 @@ def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...]
             ],
         })  # fmt: skip
     else:
-        _print_choice(choice, results)
+        _print_choice(choice, results, here=here)
 
 
 _QUESTIONS: Mapping[str, tuple[str, Any]] = {
@@ -307,7 +311,7 @@ def _wishes(given: Mapping[str, Any]) -> Wishes:
     return Wishes(late=late, servers=frozenset(servers), twice=Twice(given["twice"]), **more)
 
 
-def _print_choice(choice: Choice, results: Path) -> None:
+def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
     width = min(shutil.get_terminal_size().columns, 100)
 
     def tell(text: str, mark: str = "") -> None:
@@ -316,6 +320,10 @@ def _print_choice(choice: Choice, results: Path) -> None:
     if not choice.measured:
         tell(f"Nothing was measured: there are no figures in {results}. What follows is what the strategies say of "
              "themselves; `bide lab run --quick` measures them.")  # fmt: skip
+        click.echo()
+    elif not here:
+        tell(f"There are no figures of this machine in {results}: these are those of docs/strategies.md. "
+             "`bide lab run --quick` measures here.")  # fmt: skip
         click.echo()
     for number, one in enumerate(choice.fitting[:4]):
         click.secho(f"{'Pick' if number == 0 else 'Or'} {one.row.name}: {one.row.title}", bold=True)

@@ -109,6 +109,8 @@ class Strategy:
     skips: ClassVar[Mapping[str, str]] = {}
     """By workload: why that makes no sense here."""
     flaws: ClassVar[Sequence[Flaw]] = ()
+    loses: ClassVar[str] = ""
+    """What is lost when a process dies or is away, whatever the flaws of a variant are; empty if nothing is."""
     unfit: ClassVar[str] = ""
     """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
     bears: ClassVar[int | None] = None

@@ -125,6 +125,14 @@ def test_a_crash_loses_nothing() -> None:
     assert "give another store" in ended.output
 
 
+def test_timers_with_fewer_items_than_rounds() -> None:
+    found = figures("memory:", "--workload", "timers", "--n", "2")["ns"]
+    assert isinstance(found, dict)
+    assert {*found["heap"]} == {"insert", "cancel", "advance"}
+    refused = run("memory:", "--workload", "timers", "--n", "1")
+    assert "--n: 1 is not accepted" in f"{refused.output}{refused.exception}"
+
+
 def test_people_get_a_table() -> None:
     ended = run("memory:", "--workload", "scale", "--n", "20")
     assert (ended.exit_code, "next_wake" in ended.output) == (0, True)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from bide.cli.bench.limits import limit_of, uncollected
 from bide.cli.bench.plan import Plan, Report, rounded
+from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
@@ -101,6 +102,8 @@ class CallAt:
 async def timers(plan: Plan) -> Report:
     """At 10^3, 10^4, 10^5 and 10^6 (or up to N) items."""
     most = plan.count(1_000_000)
+    if most < 2:
+        raise BadInput("--n", most, "2 items at least: one to warm up, and one to measure")
     sizes = [size for power in range(3, 10) if (size := 10**power) < most]
     sizes.append(most)
     nanoseconds: dict[str, dict[str, dict[str, float]]] = {}
@@ -140,7 +143,7 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
         with uncollected():
             # one round to warm up; a quarter of what is there comes due at most
             step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
-            for number in range(_ROUNDS + 1):
+            for number in range(min(_ROUNDS + 1, size)):
                 items = list(range(size + number * batch, size + (number + 1) * batch))  # the same objects for all
                 times = [now + source.randrange(1, _HOUR) for _ in items]
                 before, now = now, ordered[(number + 1) * step - 1]

@@ -51,10 +51,10 @@ _CAPTIONS = {
 
 
 class Document:
-    """What the pages hold of one results file, whose pictures are in `folder` beside it."""
+    """What the pages hold of one results file, whose pictures are in `folder`."""
 
-    def __init__(self, results: Path) -> None:
-        self.folder = results.parent
+    def __init__(self, results: Path, folder: Path) -> None:
+        self.folder = folder
         self.found: Findings = findings(ResultsFile(results).read())
         self.pictures: Sequence[Picture] = pictures(self.found)
         self.digest = hashlib.sha256(results.read_bytes()).hexdigest()[:16]

@@ -65,6 +65,7 @@ class Serial(MysqlStrategy):
     precision = _PERIOD
     again = _PERIOD
     tables: ClassVar[int] = 1
+    loses = "what came due while the scanner was away for longer than its window"
     shows: ClassVar[Sequence[str]] = ("steady", "burst", "idle", "two")
     flaws: ClassVar[Sequence[Flaw]] = (
         Flaw("what came due while the scanner was away for longer than its window never fires", "away", _forgotten),

@@ -132,6 +132,7 @@ class SmallestOnly(_ZsetPoll):
 
     name = "S4-C"
     title = "ZSET poll, the smallest element only"
+    loses = "what its holder had taken and not done when it died"
     flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
 
     async def run(self, role: str, effect: Effect) -> None:

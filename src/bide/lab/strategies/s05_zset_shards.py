@@ -80,6 +80,7 @@ class HashedShards(RedisStrategy):
 
     name = "S5-A"
     title = "ZSET shards, picked by the hash of a uuid"
+    loses = "what its holder had taken and not done when it died"
     roles = ("poller", "worker")
     hold = _LOCK + 0.5
     flaws: ClassVar[Sequence[Flaw]] = (

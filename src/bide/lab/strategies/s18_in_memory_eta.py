@@ -85,6 +85,7 @@ class InMemoryEta(RedisStrategy):
 
     name = "S18"
     title = "held in a worker's memory until its time"
+    loses = "what its holder had taken and not done when it died"
     time_out = _VISIBLE * (1 + 1 / _SCANS)
     cannot = {  # noqa: RUF012 - a ClassVar of the base
         "reschedule": "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",

@@ -108,6 +108,7 @@ class NoCare(_Orders):
 
     name = "S19-none"
     title = "two writes, nothing done about the gap"
+    loses = "what its holder had taken and not done when it died"
     needs = ("postgres", "redis")
     roles: ClassVar[Sequence[str]] = ("poller",)
     flaws: ClassVar[Sequence[Flaw]] = _DIES

@@ -88,8 +88,10 @@ class Faults:
     async def stop(self) -> None:
         """No faults from now on, and all is mended. Raises what a lane failed with."""
         self._over = True
-        for task in self._tasks:
-            task.cancel()
+        while running := [task for task in self._tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=60)  # a driver may lose a cancellation; what is mended has its time
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._killing is not None:
             await self._killing
