@@ -182,11 +182,11 @@ def _outermost(recorded: Callable[..., Awaitable[Any]], plain: Callable[..., Awa
     async def either(*asked: Any, **how: Any) -> Any:
         if _within.get():
             return await plain(*asked, **how)
-        before = _within.set(True)
+        _within.set(True)
         try:
             return await recorded(*asked, **how)
         finally:
-            _within.reset(before)
+            _within.set(False)  # by no token of this context: a coroutine that is thrown away ends in another one
 
     return either
 

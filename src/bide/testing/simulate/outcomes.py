@@ -39,6 +39,8 @@ _AGAIN = 25_000_000_000
 """Nanoseconds within which an outcome is told again, also by who stands still for a while."""
 _PATIENCE = 1_000_000_000
 """Nanoseconds within which everybody is answered where nothing is broken."""
+_PROMPT = 50_000_000
+"""Nanoseconds within which a store answers where messages are neither late nor lost."""
 _SPIN = 12
 _END = " is asked to end"
 
@@ -115,10 +117,13 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
 
 
 def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
-    """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have."""
+    """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
+
+    It could have unless the store did not take outcomes just then, or answered late.
+    """
     settled: set[Delivery] = set()
     ended: dict[Delivery, Ended] = {}
-    leasings: dict[int, tuple[str, dict[Delivery, Ended]]] = {}
+    leasings: dict[int, tuple[Leasing, dict[Delivery, Ended]]] = {}
     before: dict[tuple[Topic, str], Token] = {}
     settling: dict[int, str] = {}
     refused: dict[str, int] = {}
@@ -131,15 +136,16 @@ def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
             ended[event.topic, event.key, event.token] = event
         elif isinstance(event, Leasing):
             since = refused.get(event.who, 0)
-            leasings[event.call] = event.who, {held: end for held, end in ended.items() if end.at > since}
+            leasings[event.call] = event, {held: end for held, end in ended.items() if end.at > since}
         elif isinstance(event, Failed) and event.call in settling:
             refused[settling[event.call]] = event.at
         elif isinstance(event, Leased):
-            who, unsettled = leasings.pop(event.call)
+            leasing, unsettled = leasings.pop(event.call)
+            prompt = event.at - leasing.at < _PROMPT
             for held in event.tasks:
                 end = unsettled.get((held.topic, held.key, before.get((held.topic, held.key), 0)))
-                if end is not None and end.who == who and held.task.losses:
-                    what = f"{who} leased it again before it settled what its own handler had ended"
+                if prompt and end is not None and end.who == leasing.who and held.task.losses:
+                    what = f"{end.who} leased it again before it settled what its own handler had ended"
                     yield Violation("P3", held.topic, held.key, what, [end, event])
                 before[held.topic, held.key] = held.task.token
 
