@@ -7,6 +7,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from bide.core.errors import BadInput
 
+_REFUSED = ("Connect call failed", "onnection refused")
+"""In what the drivers say; each has an error of its own for it."""
+
 
 def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: str = "store") -> SplitResult:
     """What can be read has, if `schemes` are given, one of them and no fragment. Raises BadInput that shows nothing of
@@ -18,3 +21,10 @@ def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: s
     if schemes and (parts.scheme not in schemes or parts.fragment):
         raise BadInput(field, parts.scheme, accepted)
     return parts
+
+
+def unreached(where: str, error: BaseException) -> str:
+    """What to say of a server to which no connection could be made."""
+    said = str(error) or type(error).__name__
+    refused = any(word in said for word in _REFUSED)
+    return f"{where}: cannot be reached: {'connection refused; is it running?' if refused else said}"

@@ -12,6 +12,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from bide.ports.wire import CONTENT_TYPE
 from bide.stores.http.address import Address
 from bide.stores.http.errors import Lost, NotSent
+from bide.stores.urls import unreached
 
 _CONNECT = 2.0
 """Seconds that making a connection may take, with the look-up of the name and TLS."""
@@ -74,7 +75,7 @@ class Link:
             ) as response:
                 return Reply(response.status, response.content_type, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotSent(f"{self.where}: {_said(error)}") from error
+            raise NotSent(unreached(self.where, error)) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Lost(f"{self.where}: {_said(error)}") from error
         except RuntimeError as error:  # what aiohttp says of a session that was closed meanwhile

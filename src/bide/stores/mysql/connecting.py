@@ -13,6 +13,7 @@ from asyncmy.errors import MySQLError
 
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.errors import UNREADABLE, Broken, Lost, NotSent, meaning, said
+from bide.stores.urls import unreached
 
 Rows = Sequence[Sequence[Any]]
 
@@ -162,7 +163,7 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
         except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
             found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
             if isinstance(found, Lost | NotSent):
-                found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
+                found = NotSent(unreached(address.shown, error))
             problem = found
             problem.__cause__ = error
             continue

@@ -9,7 +9,8 @@ import asyncpg
 
 from bide.core.errors import BadInput
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.errors import Lost, NotSent, meaning, said
+from bide.stores.postgres.errors import Lost, NotSent, meaning
+from bide.stores.urls import unreached
 
 PLANNER = {
     # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
@@ -94,7 +95,7 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         found = meaning(error, address.shown)
         if isinstance(found, Lost):
-            found = NotSent(f"{address.shown}: cannot be reached: {said(error)}")
+            found = NotSent(unreached(address.shown, error))
         raise found from error
     except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
         raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error

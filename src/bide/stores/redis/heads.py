@@ -3,7 +3,7 @@
 For each topic and shard the store knows the head, the earliest wake: from the last answer, and from what it was told
 since. So it asks only where something is due, and what it knows may only be too early, never too late: a wake that it
 was not told of is found when a head is asked for again, which happens when it is `CAP` old: a lease says by when that
-is, and whoever leases comes again by then.
+is, and a lease comes again by then.
 
 Who goes first on a (topic, shard) is computed by rendezvous hashing (Thaler and Ravishankar, 1998) over the live
 workers: all compute the same, and when one goes, only its shards go to others. **That only says who goes first; the

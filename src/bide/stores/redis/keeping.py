@@ -83,7 +83,7 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
 async def announce(
     reader: Reader, key: bytes, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
 ) -> dict[str, list[Topic]]:
-    """Say who works on what; who lives. Who is over is taken out by whoever sees it.
+    """Say what a worker works on; answer which workers live. The first to see an expired one takes it out.
 
     `flags`: the server knows script flags, so that this works when its memory is full.
     """

@@ -221,7 +221,7 @@ class Leaser:
         await self._return(holder)
 
     async def _return(self, holder: str) -> None:
-        """What came too late for this holder is for whoever asks next."""
+        """Give back what came too late for this holder: the next to ask has it."""
         late = self._late.pop(holder, None)
         if late:
             await self._give_back([record for _, record in late])

@@ -24,6 +24,7 @@ from redis.exceptions import (
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.redis.errors import Lost, NotSent, said
+from bide.stores.urls import unreached
 
 _log = logging.getLogger("bide.redis")
 Command = Sequence[str | bytes | int]
@@ -147,7 +148,7 @@ class Link:
             self._failures += 1
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._not_before = self._loop.time() + pause
-            text = self._why = f"{self.name}: {said(error)}"
+            text = self._why = unreached(self.name, error)
             if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError):
                 raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
             raise NotSent(text) from error
@@ -236,7 +237,7 @@ class Link:
 
 
 async def _abort(connection: AbstractConnection) -> None:
-    """Closed with what was not sent yet: a server that reads nothing would keep whoever sends waiting for ever."""
+    """Closed with what was not sent yet: with a server that reads nothing the sender would wait for ever."""
     writer = getattr(connection, "_writer", None)
     if writer is not None:
         writer.transport.abort()

@@ -212,7 +212,7 @@ class SentinelNodes:
         return make_connection(self._address, *self._master)
 
     async def close(self) -> None:
-        self._closed = True  # for whoever looks for the master after that
+        self._closed = True  # for a call that looks for the master after that
         for link in (*self._old, *([self._link] if self._link else ())):
             await link.close()
 
@@ -305,6 +305,6 @@ class ClusterNodes:
         return make_connection(self._address, *where)
 
     async def close(self) -> None:
-        self._closed = True  # for whoever is sent to another server after that
+        self._closed = True  # for a call that is sent to another server after that
         for link in list(self._links.values()):
             await link.close()

@@ -87,7 +87,7 @@ class Opened:
         await self.look_at_the_clock()
 
     async def look_at_the_clock(self) -> None:
-        """Ask what time it is there. Every answer tells it; this is for the first time, and for whoever asks."""
+        """Ask what time it is there. Every answer tells it; this is for the first time, and for doctor."""
 
         async def ask() -> int:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])

@@ -179,7 +179,7 @@ class Hearing:
         self.tell(shard, topic, self._when(shard, topic, wake))
 
     def tell(self, shard: int, topic: Topic, wake: Millis) -> None:
-        """Whoever listens to `topic` is to ask then."""
+        """Tell the listeners to `topic` to ask then."""
         self._listeners.tell(topic, wake)
 
     async def close(self) -> None:

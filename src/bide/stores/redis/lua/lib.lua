@@ -311,7 +311,7 @@ local function set_aside(topic, key)
   for state = 0, 4 do call('ZREM', topic.index[state], key) end
 end
 
--- Write everything, and tell whoever listens of a wake that is earlier than the head that they know.
+-- Write everything, and tell the listeners of a wake that is earlier than the head that they know.
 local function commit()
   for _, topic in ipairs(topics) do
     flush(topic)
