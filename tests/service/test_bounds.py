@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -124,6 +127,32 @@ def test_no_more_connections_than_there_may_be() -> None:
         others[0].close()
         others[1].sendall(GET + b"\r\n")
         assert others[1].recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_was_refused_is_not_kept(one: Running) -> None:
+    """Texts of lengths and times and names, each another and large: none stays in a cache once it was answered."""
+    size = 300_000
+
+    def refused(api: Api, places: range) -> None:
+        for place in places:
+            long, spaced = f"x{place}" + "A" * size, f"{place}{' ' * size}s"
+            asks: list[Any] = [{"delay": long}, {"at": long}, {"delay": spaced}, {"delay": "1h", "retry": [long]}]
+            for ask in [*asks, {"delay": "1h", "deadline": long}, {"delay": "1h", "group": long}]:
+                assert api("PUT", "/v1/topics/t/tasks/1", ask).status == 422
+            assert api("POST", "/v1/lease", {"topics": {"t": 1}, "wait": long}).status == 422
+            assert api("POST", "/v1/lease", {"topics": {long: 1}}).status in (403, 422)
+
+    tracemalloc.start()
+    try:
+        with closing(Api(one.url)) as api:
+            refused(api, range(2))
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            refused(api, range(2, 22))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 2 * size
+    finally:
+        tracemalloc.stop()
 
 
 # --- who sent it

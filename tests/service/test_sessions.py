@@ -160,6 +160,22 @@ def test_leaving_ends_the_session_at_every_instance() -> None:
     virtually(story)
 
 
+def test_a_token_begins_no_flood_of_sessions() -> None:
+    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+        sessions = sessions_of(app)
+        _, header = await make(app)
+        _, other = await make(app, "other")
+        for _ in range(100):
+            await sessions.begin(header.split()[1])
+        with pytest.raises(Unauthorized, match="too many sessions"):
+            await sessions.begin(header.split()[1])
+        await sessions.begin(other.split()[1])
+        await elapse(10)
+        await sessions.begin(header.split()[1])
+
+    virtually(story)
+
+
 def test_sessions_cost_the_store_little_and_begin_where_it_is_full() -> None:
     async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
         sessions = sessions_of(app)

@@ -27,6 +27,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.kept import Kept
 from bide.service.access import FRESH, Access
+from bide.service.audit import Bucket
 from bide.service.callers import ANONYMOUS, AccessRefused, Caller, Unauthorized
 from bide.service.origins import host_name, is_loopback_name, refuse_foreign_page
 from bide.service.tokens import hash_of, parse
@@ -40,6 +41,8 @@ _FORM = re.compile(r"2\.([a-z0-9]{8,9})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _LONGEST = 128
 _LONGEST_HEADER = 16_384
 _MOST_KNOWN = 1_000
+_OFTEN = (100, 0.1)
+"""Sessions that one token may begin at once, and so many more a second."""
 
 
 class Forged(AccessRefused):
@@ -89,12 +92,17 @@ class Sessions:
         self._lasts = lasts
         self._known: OrderedDict[str, tuple[float, _Kept]] = OrderedDict()
         """By name, with the time of the loop until which no store has to be asked."""
+        self._begun: dict[str, Bucket] = {}
+        """How many each token may still begin: each is kept in the store."""
 
     async def begin(self, token: str) -> Session:
         """A session for whoever has this token. Raises Unauthorized, StoreError."""
         caller = await self._access.caller_with(token)
         shown = parse(token.strip())
         assert shown is not None
+        now = self._client.clock.now() / 1000
+        if not self._begun.setdefault(shown.id, Bucket(*_OFTEN, now)).take(now):
+            raise Unauthorized("too many sessions were begun with this token; wait a minute")
         secret = secrets.token_urlsafe(32)
         kept = _Kept(shown.id, self._client.clock.now() + self._lasts)
         fresh_until = asyncio.get_running_loop().time() + FRESH
