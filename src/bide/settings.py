@@ -260,6 +260,13 @@ class Settings:
         default=30_000,
         metadata=_about(Duration(0, DAY), "How long running handlers have to end when a worker is told to stop."),
     )
+    max_past: Millis = field(
+        default=LONGEST,
+        metadata=_about(
+            Duration(0, LONGEST),
+            "How far in the past `at` may lie: such a task is due at once. With `1d` a mistyped year is refused.",
+        ),
+    )
     payload_limit: int = field(
         default=PAYLOAD_LIMIT, metadata=_about(Whole(1, 67_108_864), "The largest payload, in bytes.")
     )

@@ -102,6 +102,7 @@ def terms_of(settings: Settings) -> Terms:
         cap=settings.max_sleep,
         concurrency=settings.concurrency,
         grace=settings.grace,
+        max_past=settings.max_past,
         payload_limit=settings.payload_limit,
         history=settings.history == "on",
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),

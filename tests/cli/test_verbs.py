@@ -44,6 +44,12 @@ def test_schedule_in_words(line: CommandLine) -> None:
     assert said.startswith("order.close/42: created, due in 15m (")
 
 
+def test_a_time_in_the_past_is_said(line: CommandLine) -> None:
+    said = line.run("schedule", "t", "--key", "k", "--at", "2020-01-01T00:00:00Z").stdout
+    assert re.fullmatch(r"t/k: created, due [^(]+ ago \(20.*\), so now\n", said)
+    assert ", so now" in line.run("move", "t", "k", "--at", "2020-01-01T00:00:00Z").stdout
+
+
 def test_on_conflict(line: CommandLine) -> None:
     args = ("schedule", "t", "--key", "k", "--delay")
     line.run(*args, "1h")

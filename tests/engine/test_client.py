@@ -275,6 +275,26 @@ async def test_tally_forecasts() -> None:
         assert [count.number for count in tally.forecast["t"]] == [29, 30]
 
 
+async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
+    async with Bide("memory:") as app:
+        past = (await app.schedule("t", key="k", at="2020-01-01T00:00Z")).past
+        assert past is not None
+        assert past > timedelta(days=2_000)
+        assert (await app.reschedule("t", "k", delay="0s")).past is None
+        assert (await app.reschedule("t", "k", at="2020-01-01T00:00Z")).past is not None
+        assert (await app.schedule("t", key="k", at="2020-01-01T00:00Z", on_conflict="keep")).past is None
+    async with Bide("memory:", max_past="1d") as app:
+        at = app.now() - timedelta(hours=23)
+        assert (await app.schedule("t", key="k", at=at)).past is not None
+        for refused in (
+            lambda: app.schedule("t", at="2020-01-01T00:00Z"),
+            lambda: app.reschedule("t", "k", at="2020-01-01T00:00Z"),
+            lambda: app.reschedule_many([(("t", "k"), "2020-01-01T00:00Z")]),
+        ):
+            with pytest.raises(BadInput, match="at most 1d ago"):
+                await refused()
+
+
 async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
     app = Bide("memory:")
     ran: list[int] = []

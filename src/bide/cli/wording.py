@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from bide.core.answers import Answer
 from bide.core.instants import Millis, as_datetime
@@ -89,7 +89,9 @@ def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topi
         )
     if answer.result is Result.REFUSED and record.deadline is not None:
         line += f", its deadline is {moment_words(record.deadline, now)}"
-    if record.state is State.WAITING:
+    if answer.past is not None and answer.past >= timedelta(seconds=1):
+        line += f", due {moment_words(record.due_at, now)}, so now"
+    elif record.state is State.WAITING:
         line += f", due {moment_words(record.wake_at, now)}"
     elif record.state is State.LEASED:
         line += f", being delivered by {record.holder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ _DONE_AS_ASKED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.KEPT, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED,
      Result.REDRIVEN}
 )  # fmt: skip
+_TIMED = frozenset({Result.CREATED, Result.REPLACED, Result.MOVED})
 
 
 class Answer(Struct, frozen=True, gc=False):
@@ -33,6 +35,14 @@ class Answer(Struct, frozen=True, gc=False):
     def task(self) -> Task[Any] | None:
         """The task as it now is, as people see it."""
         return None if self.record is None else Task(self.record)
+
+    @property
+    def past(self) -> timedelta | None:
+        """How long ago the time was that was asked for; the task is due now. None: it was not in the past."""
+        record = self.record
+        if record is None or self.result not in _TIMED or record.due_at >= record.wake_at:
+            return None
+        return timedelta(milliseconds=record.wake_at - record.due_at)
 
     @property
     def ok(self) -> bool:

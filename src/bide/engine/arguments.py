@@ -8,7 +8,18 @@ from datetime import timedelta
 from typing import TypedDict
 
 from bide.core.errors import BadInput
-from bide.core.instants import LONGEST_TEXT, Length, Millis, When, check_instant, duration, instant
+from bide.core.instants import (
+    LONGEST,
+    LONGEST_TEXT,
+    Length,
+    Millis,
+    When,
+    check_instant,
+    duration,
+    duration_text,
+    instant,
+    instant_text,
+)
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import one_due
 from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
@@ -98,6 +109,13 @@ def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Du
     if isinstance(when, timedelta):
         return uncut(In(duration(when, field=field)), grain)
     return At(instant(when, field=field))
+
+
+def check_past(due: Due, most: Millis, clock: Clock) -> Due:
+    """`due` itself. Raises BadInput for an instant that lies further in the past than `most`."""
+    if most != LONGEST and type(due) is At and due.millis < clock.now() - most:
+        raise BadInput("at", instant_text(due.millis), f"a time that is at most {duration_text(most)} ago (max_past)")
+    return due
 
 
 def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:

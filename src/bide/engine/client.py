@@ -36,6 +36,7 @@ from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.arguments import (
     TaskOptions,
+    check_past,
     conflict_of,
     deadline_of,
     due_of,
@@ -173,7 +174,7 @@ class Client(PauseVerbs):
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
         self._check_payload(topic, payload)
-        due = one_due_of(at, delay, self.clock.grain)
+        due = check_past(one_due_of(at, delay, self.clock.grain), self.terms.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
             topic,
@@ -233,6 +234,7 @@ class Client(PauseVerbs):
         Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
         """
         move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
+        check_past(move.due, self.terms.max_past, self.clock)
         return await self._session.change(move)
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
@@ -252,8 +254,9 @@ class Client(PauseVerbs):
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
-        grain = self.clock.grain
-        return await self._session.change_many([Move(*ref_of(ref), due_of(when, grain=grain)) for ref, when in moves])
+        most, clock = self.terms.max_past, self.clock
+        dues = [(ref, check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves]
+        return await self._session.change_many([Move(*ref_of(ref), due) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])

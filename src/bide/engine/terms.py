@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, LONGEST, Millis
 from bide.core.payloads import PAYLOAD_LIMIT
 from bide.core.records import State, Topic
 
@@ -38,6 +38,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     """Deliveries at once in one worker, over all topics."""
     grace: Millis = 30_000
     """How long running handlers may go on when a worker stops."""
+    max_past: Millis = LONGEST
+    """How far in the past a time may lie that is asked for."""
     payload_limit: int = PAYLOAD_LIMIT
     history: bool = True
     """Whether what happened is written down, minute by minute; see `engine.history`."""
