@@ -306,6 +306,7 @@ def test_the_part_that_is_asked_for_again(world: World) -> None:
     page = world.page()
     assert page.status == 404
     assert "It never was there, or it is over and forgotten." in page.text
+    assert "By the settings of this service" in page.text, "a worker may go by others"
     assert page.links["Look for this key in all topics"] == "/tasks?key=4711"
 
 
