@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from bide.core.answers import Answer
+from bide.core.lifecycle import gone
 from bide.core.names import new_id
 from bide.core.records import (
     At,
@@ -140,6 +141,8 @@ class Game:
         key, (call, asked, done) = self.chance.choice(self.keys), self.around()
         self.tell(asked, ev.Asked(call, "client", asked * 1_000_000, asked, Asks.GET, TOPIC, key))
         [task] = await self.store.get([Ref(TOPIC, key)])
+        if task is not None and gone(task, self.now):  # a client shows none of these
+            task = None
         answer = ev.Answered(call, done * 1_000_000, done, None, None if task is None else seen(task))
         self.told(call, done, answer)
 
