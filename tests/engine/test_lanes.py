@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.waiting import PATIENCE, elapse, forever, until
 
-from bide import Bide, Task
+from bide import Bide, StoreUnavailable, Task
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -86,3 +86,21 @@ def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(virtual: Tell, capl
 
     virtual(story)
     assert "deaf/k goes on although it was cancelled" in caplog.text
+
+
+async def test_a_worker_that_cannot_start_leaves_nothing_behind() -> None:
+    app = Bide("memory:")
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None: ...
+
+    async with app:
+        before = asyncio.all_tasks()
+
+        async def refused(*asked: Any) -> None:
+            raise StoreUnavailable("it cannot be listened to")
+
+        app.store.listen = refused  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailable):
+            await app.worker().__aenter__()
+        assert asyncio.all_tasks() == before

@@ -76,10 +76,13 @@ async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> 
     assert "Expected `int`" in why
 
 
-async def test_a_hook_that_fails_stops_nobody(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [KeyError("in the hook"), SystemExit(3)], ids=["error", "exit"])
+async def test_a_hook_that_fails_stops_nobody(
+    shop: Shop, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     @shop.app.on_dead("order.refund")
     def second(task: Task[Order]) -> None:
-        raise KeyError("in the hook")
+        raise error
 
     @shop.app.on_dead("order.refund")
     def third(task: Task[Order]) -> None:

@@ -44,8 +44,8 @@ class AppWorker:
                 observe=observe, name=self._name, tables=() if self._tables is None else self._tables(),
             )  # fmt: skip
             entered.callback(app.heed(worker.held_back))
+            entered.push_async_callback(worker.stop)  # also of what has started before something else could not
             await worker.start()
-            entered.push_async_callback(worker.stop)
             told = [told_of(route, app.terms) for route in self._routes.values()]
             entered.push_async_callback(Telling(app.store, app.clock, app.terms, told).end)
             for instrument in app.instruments:

@@ -18,6 +18,7 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.records import Lease, Record, Settlement, Topic
 from bide.engine.history import History
+from bide.engine.lanes import log_defect
 from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.engine.terms import Terms
@@ -300,6 +301,7 @@ class Desk:
         task = self._loop.create_task(settle(), name="bide desk settles")
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
+        task.add_done_callback(log_defect)
 
     def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
         self._recorder.delivered(record, kind, what, at=self._clock.now(), who=who, wake=None)

@@ -24,6 +24,7 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Topic, Verdict
 from bide.engine.kept import Kept
+from bide.engine.lanes import log_defect
 from bide.ports import Clock, Served, Store
 
 _log = logging.getLogger("bide.history")
@@ -189,6 +190,7 @@ class History:
     def _write(self) -> None:
         self._due = None
         self._task = self._loop.create_task(self.flush(), name="bide history")
+        self._task.add_done_callback(log_defect)
 
     async def flush(self) -> None:
         """Write what was counted. What cannot be written now goes with a later one."""

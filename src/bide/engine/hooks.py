@@ -49,7 +49,9 @@ async def _run(hook: Callable[[Any], Any], dead: Any) -> None:
         result = hook(dead)
         if inspect.isawaitable(result):
             await result
-    except Exception:  # noqa: BLE001 - a hook must not stop the worker
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - a hook must not stop the worker, by a sys.exit() neither
         _log.exception(
             "on_dead hook for %s failed", f"{dead.topic}/{dead.key}" if isinstance(dead, Task) else text_of(dead)
         )

@@ -11,6 +11,7 @@ from bide.core.events import Event, EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.records import Due, Record
 from bide.engine.acting import to_the_end
+from bide.engine.lanes import log_defect
 from bide.ports import KeepsEvents, Store
 
 _log = logging.getLogger("bide.recorder")
@@ -48,6 +49,7 @@ class Recorder:
     def _write(self) -> None:
         self._due = None
         self._task = asyncio.get_running_loop().create_task(self.flush(), name="bide recorder")
+        self._task.add_done_callback(log_defect)
 
     async def flush(self) -> None:
         """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""

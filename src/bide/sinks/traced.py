@@ -11,8 +11,9 @@ propagator the program uses elsewhere: consumers in other languages read them th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,6 +31,7 @@ from bide.core.answers import Answer
 from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Topic
 from bide.core.tasks import Task
+from bide.core.texts import error_text
 from bide.ports import Instrument, Route, Sink
 
 _W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
@@ -165,12 +167,13 @@ def _end(span: trace.Span, ended: BaseException | None) -> None:
         span.set_attribute("bide.outcome", "defer")
     elif ended is None or isinstance(ended, Outcome):
         span.set_attribute("bide.outcome", "done")
-    elif isinstance(ended, Exception):
-        span.record_exception(ended)
-        span.set_attribute("error.type", type(ended).__qualname__)
-        _fail(span, "retry", f"{type(ended).__name__}: {ended}")
-    else:
+    elif isinstance(ended, asyncio.CancelledError):
         _fail(span, "cancelled", "a time limit, a lost lease, or the end of the worker")
+    else:
+        with suppress(Exception):  # an error whose text cannot be written
+            span.record_exception(ended)
+        span.set_attribute("error.type", type(ended).__qualname__)
+        _fail(span, "retry", error_text(ended))
 
 
 def _fail(span: trace.Span, outcome: str, why: str) -> None:
