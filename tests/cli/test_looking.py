@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.waiting import until
+from tests.waiting import pause, until
 
 from bide import Bide, Dead, Task
 from bide.cli import wording
@@ -56,7 +57,7 @@ def test_ls(line: CommandLine) -> None:
     assert [task["key"] for task in line.json("ls", "--topic", "b", "--limit", "1")] == ["early"]
     shown = line.run("ls").stdout
     assert "[bold]x[/]" in shown
-    assert "in 2h" in shown
+    assert "in 2h" in shown or "in 1h 59m" in shown
     assert "the first 2 are shown" in line.run("ls", "--limit", "2").stderr
     assert line.run("ls", "--limit", "3").stderr == ""
     assert line.run("ls", "--limit", "1", "--all").stdout.count("waiting") == 3
@@ -140,8 +141,29 @@ def test_show(line: CommandLine) -> None:
     assert "in 1h (" in shown
     line.run("cancel", "t", "k")
     assert "finished and forgotten" in line.run("show", "t", "k", code=1).stdout
-    assert line.one("show", "t", "never", code=1) == {"task": None, "details": None, "events": []}
+    assert line.one("show", "t", "never", code=1) == {"task": None, "details": None, "delivery": None, "events": []}
     assert "not found" in line.run("show", "t", "never", code=1).stdout
+
+
+def test_show_says_how_late_it_ran_and_why(line: CommandLine) -> None:
+    async def late() -> None:
+        async with Bide(line.url, keep_done="1h") as app:
+            app.handler("t")(handle)
+            await app.schedule("t", None, key="k", delay="0s")
+            await pause(0.3, why="it is to be late by more than what counts as on time")
+            async with app.worker() as worker:
+                await worker.until_empty()
+
+    async def handle(task: Task[None]) -> None:
+        pass
+
+    asyncio.run(late())
+    delivery = line.one("show", "t", "k")["delivery"]
+    assert (delivery["number"], delivery["late_ms"] >= 300, delivery["took_ms"] >= 0) == (1, True, True)
+    assert delivery["why"][0].startswith("Delivery 1 began ")
+    shown = line.run("show", "t", "k").stdout
+    for name in ("began", "late by", "took", "why"):
+        assert re.search(rf"^{name} +\S", shown, re.MULTILINE), name
 
 
 def test_a_terminal_is_not_obeyed(line: CommandLine) -> None:

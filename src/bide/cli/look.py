@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from difflib import get_close_matches
+from typing import Any
 
 import click
 import msgspec
@@ -14,8 +16,10 @@ from bide.cli.printing import print_json
 from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
 from bide.cli.wording import WORDS, current_millis, printable
 from bide.core.errors import BadInput
-from bide.core.instants import as_datetime, duration, instant
+from bide.core.instants import as_datetime, duration, instant, instant_text
+from bide.core.pause import Pause
 from bide.core.records import Count, Record, Result, State
+from bide.engine.story import Attempt, Story, story
 from bide.service.shapes import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"
@@ -129,10 +133,14 @@ def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
     async def work(app: Bide) -> Exit:
         task = await app.get(topic, key)
         events = await app.events(topic, key)
+        told = await story(app, topic, key)
+        last = None if told is None else told.last
+        why = [] if told is None else _reasons(told, (await app.paused()).get(topic))
         if surroundings.json:
             shape = {
                 "task": None if task is None else task_shape(task.record),
                 "details": None if task is None else detail_shape(task.record),
+                "delivery": None if last is None else _delivery_shape(last, why),
                 "events": [event_shape(event) for event in events],
             }
             print_json(shape)
@@ -144,11 +152,25 @@ def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
             if task is None:
                 click.echo(f"{topic}/{key}: finished and forgotten; what was noted of it:")
             else:
-                print_task(task.record)
+                print_task(task.record, last, why)
             print_events(events, of_one=True)
         return Exit.NOT_DONE if task is None else Exit.DONE
 
     return surroundings.open(work)
+
+
+def _reasons(told: Story, pause: Pause | None) -> list[str]:
+    """Why it was late, in the console's sentences."""
+    from bide.service.console.phrases import Phrases
+    from bide.service.console.reasons import reasons
+
+    zone = datetime.now().astimezone().tzinfo or UTC
+    return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), told, pause)]
+
+
+def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
+    began = None if last.began is None else instant_text(last.began)
+    return {"number": last.number, "began_at": began, "late_ms": last.late, "took_ms": last.took, "why": why}
 
 
 @click.command()

@@ -12,11 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from bide.cli.look import pretty_payload
-from bide.cli.wording import current_millis, local_words, moment_words, printable, relative_words, state_words
+from bide.cli.wording import (
+    current_millis,
+    length_words,
+    local_words,
+    moment_words,
+    printable,
+    relative_words,
+    state_words,
+)
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.options import decode_options
 from bide.core.records import Record
+from bide.engine.story import Attempt
 
 STYLES = {
     "waiting": "cyan", "due": "bold yellow", "leased": "green", "leased, lost": "bold red", "done": "dim green",
@@ -53,7 +62,7 @@ def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole:
     table.show_header = not widths
     widths = widths or [max(len(head), *(row[n].cell_len for row in rows)) for n, head in enumerate(_HEADS)]
     for column, n in zip(table.columns, shown, strict=True):
-        column.width = None if whole else widths[n]
+        column.min_width = None if whole else widths[n]
     for row in rows:
         table.add_row(*(row[n] for n in shown))
     console().print(table)
@@ -70,8 +79,8 @@ def _cells(record: Record, now: Millis) -> list[Text]:
     ]  # fmt: skip
 
 
-def print_task(record: Record) -> None:
-    """All of one task, a line per fact."""
+def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None:
+    """All of one task, a line per fact: also how its last delivery went, and why it was not on time."""
     now = current_millis()
     state = state_words(record, now)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -95,6 +104,12 @@ def print_task(record: Record) -> None:
     row("holder", record.holder)
     when("deadline", record.deadline)
     when("created", record.created_at)
+    if last is not None:
+        when("began", last.began)
+        row("late by", None if last.late is None else length_words(last.late))
+        row("took", None if last.took is None else length_words(last.took))
+    for reason in why:
+        row("why", reason)
     when("finished", record.finished_at)
     when("forgotten", record.keep_until if not record.state.live else None)
     row("deliveries", f"{record.attempt} (failures {record.failures}, leases lost {record.losses})")

@@ -19,7 +19,7 @@ from bide.core.instants import Millis
 from bide.core.records import Record, Ref, State, Topic
 from bide.engine.client import Client
 from bide.engine.history import MINUTE, Past, rows_between
-from bide.ports import Clock, Store
+from bide.ports import Clock, Served, Store
 
 _MOST_EVENTS = 500
 _MOST_MINUTES = 60
@@ -142,8 +142,8 @@ async def story(client: Client, topic: str, key: str) -> Story | None:
         return None
     told = story_of(found.record, events)
     last = told.last
-    if last is None or last.planned is None or last.began is None:
-        return told
+    if last is None or last.planned is None or last.began is None or isinstance(client.store, Served):
+        return told  # a service, which tells no history, is in between
     crowd = await crowd_of(client.store, client.clock, topic, last.planned, last.began)
     return Story(
         record=told.record, attempts=told.attempts, missing=told.missing, changes=told.changes, earlier=told.earlier,
