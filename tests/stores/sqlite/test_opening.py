@@ -4,20 +4,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
+from tests.waiting import PATIENCE, until
 
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
 from bide.stores.sqlite import SqliteStore, connection, schema
+from bide.stores.sqlite.database import Database
 from bide.testing.store_suite.acts import listed, look, new, put_one
 
 
@@ -242,3 +247,20 @@ async def test_it_says_what_it_is(store: SqliteStore, path: str) -> None:
     assert {"schema", "write-ahead", "quick_check:"} <= said
     assert all(finding.ok or finding.advice for finding in findings)
     await put_one(store, new("after"))
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = threading.Event()
+
+    class Noted(Database):
+        def __init__(self, settings: Any) -> None:
+            super().__init__(settings)
+            made.set()
+
+    monkeypatch.setattr("bide.stores.sqlite.store.Database", Noted)
+    opening = asyncio.ensure_future(SqliteStore(path).open())
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert await asyncio.to_thread(made.wait, PATIENCE)
+    await until(lambda: not [one for one in threading.enumerate() if path in one.name], "its threads to end")

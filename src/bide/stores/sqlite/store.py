@@ -77,7 +77,12 @@ class SqliteStore:
     async def open(self) -> None:
         """Open the file; create it and its schema if need be. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
         if self._database is None:
-            self._database = await asyncio.to_thread(Database, self._settings)
+            opening = asyncio.get_running_loop().run_in_executor(None, Database, self._settings)
+            try:
+                self._database = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_unwanted)
+                raise
 
     async def close(self) -> None:
         """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
@@ -220,3 +225,13 @@ class SqliteStore:
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         kept = self._settings.events_kept
         return await self._open().reader.submit(partial(journal.events, ref=ref, limit=limit, kept=kept))
+
+
+def _close_unwanted(opening: asyncio.Future[Database]) -> None:
+    """What was still being opened when its caller was cancelled."""
+    if opening.cancelled() or opening.exception() is not None:
+        return
+    try:
+        opening.get_loop().run_in_executor(None, opening.result().close)
+    except RuntimeError:  # the loop is on its way out and starts no more threads
+        opening.result().close()
