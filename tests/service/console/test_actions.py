@@ -167,7 +167,7 @@ def test_all_that_match_are_previewed_confirmed_and_done_once(
     tasks = api.done("GET", f"/v1/tasks?topic={topic}&limit=100")["tasks"]
     assert {task["due_at"] for task in tasks} != {before}
     assert api.get(topic, "k007")["due_at"] > before
-    event = noted(one, topic, "k007", "reschedule: moved")
+    event = noted(one, topic, "k007", "shift: moved")
     assert event.who == "anonymous"
     assert event.was is not None
     assert event.wake_at == event.was + HOUR
