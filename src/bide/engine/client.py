@@ -174,7 +174,9 @@ class Client(PauseVerbs):
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
         self._check_payload(topic, payload)
-        due = check_past(one_due_of(at, delay, self.clock.grain), self.terms.max_past, self.clock)
+        due = one_due_of(at, delay, self.clock.grain)
+        if at is not None:
+            check_past(due, self.terms.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
             topic,
@@ -255,8 +257,8 @@ class Client(PauseVerbs):
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
         most, clock = self.terms.max_past, self.clock
-        dues = [(ref, check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves]
-        return await self._session.change_many([Move(*ref_of(ref), due) for ref, due in dues])
+        dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
+        return await self._session.change_many([Move(*ref, due) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])
@@ -265,9 +267,9 @@ class Client(PauseVerbs):
         return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
-        clock = self.clock
-        redrives = [new_redrive(*pair_of(ref), delay=delay, if_token=None, clock=clock) for ref in refs]
-        return await self._session.change_many(redrives)
+        return await self._session.change_many(
+            [new_redrive(*pair_of(ref), delay=delay, if_token=None, clock=self.clock) for ref in refs]
+        )
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
         """Make changes (made by `engine.changes`, all of one verb) in one store call; answers in order."""

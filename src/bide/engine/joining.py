@@ -43,7 +43,7 @@ def _block_on(store: Store) -> _Block | None:
 
 def joined_to(store: Store) -> Joined | None:
     """The open transaction on `store` that this coroutine is inside of. Raises SetupError where it is over."""
-    block = _block_on(store)
+    block = None if _innermost.get() is None else _block_on(store)
     if block is None:
         return None
     if block.over:
