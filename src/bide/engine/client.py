@@ -385,8 +385,6 @@ class Client(PauseVerbs):
 
         return JoinedClient(self).on(connection)
 
-    # --- inside
-
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
         check_name("group", group)
         if topic is not None:
