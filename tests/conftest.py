@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bide.core.texts import storable
+
 # Without deadlines: how long an example takes says more about the machine's other work than about the code.
 settings.register_profile("dev", deadline=None)
 settings.register_profile(
@@ -56,6 +58,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """The log of a test may hold half a character, on which the process that sends it to the first one would die."""
+    return _sendable((yield))
+
+
+def _sendable(part: object) -> object:
+    if isinstance(part, str):
+        return storable(part)
+    if isinstance(part, dict):
+        return {key: _sendable(value) for key, value in part.items()}
+    return [*map(_sendable, part)] if isinstance(part, list | tuple) else part
 
 
 @pytest.fixture(scope="session")
