@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.tables.conftest import START, Place, naive
 from tests.tables.writing import write
 
-from bide import BadInput, Bide, Fixed, Row, SetupError, Sql, Task
-from bide.core.instants import instant
+from bide import BadInput, Bide, Defer, Fixed, Row, SetupError, Sql, Task
+from bide.core.instants import Millis, as_datetime, instant
 from bide.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -367,3 +368,55 @@ async def test_an_id_that_is_not_unique_fires_nothing_without_its_handler(
     await loop.run_once()
     assert seen == [2]
     assert await place.run(f"SELECT id FROM {table} WHERE status = 3") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("column", "due_is"), [("due", "timestamp"), ("wall", "timestamp"), ("stamp", "seconds"), ("stamp", "milliseconds")]
+)
+async def test_a_row_is_due_a_length_after_its_time(
+    place: Place, clock: ManualClock, column: str, due_is: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await place.app(clock=clock)
+    changes = {"status": 3, "stamp": Sql(":now")} if column == "stamp" else {"status": 3}
+    watch = app.watch(place.source(due=column, due_is=due_is, after="48h", changes=changes))
+    handled: list[tuple[Millis, timedelta]] = []
+
+    @watch.handler
+    async def lapse(row: Row) -> Defer | None:
+        handled.append((instant(row.due_at), row.lateness))
+        return Defer("5m") if len(handled) == 1 else None
+
+    loop = await place.loop(app)
+    assert "no index" not in caplog.text or not place.holds_rows or column != "due"
+    values: dict[str, Any] = {
+        "due": place.time(START),
+        "wall": as_datetime(START).replace(tzinfo=None) if place.holds_rows else as_datetime(START).isoformat()[:19],
+        "stamp": START // (1_000 if due_is == "seconds" else 1),
+    }
+    await place.run(f"INSERT INTO {place.table} (id, status, {column}) VALUES (1, 2, $1)", values[column])
+    for wait in (0, 48 * HOUR - 1):
+        clock.advance(wait)
+        assert await loop.run_once() == (0, START + 48 * HOUR)
+    clock.advance(1)
+    assert await loop.run_once() == (0, START + 48 * HOUR + 300_000)
+    clock.advance(300_000)
+    assert await loop.run_once() == (1, None)
+    assert handled == [(START + 48 * HOUR, timedelta(seconds=late)) for late in (0, 300)]
+    if column == "stamp":
+        assert await place.run(f"SELECT stamp * {1_000 if due_is == 'seconds' else 1} FROM {place.table}") == [
+            (START + 48 * HOUR + 300_000,)
+        ]
+
+
+async def test_a_length_after_the_time_leaves_the_index_of_use_and_is_checked_again(
+    place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await place.app(clock=clock)
+    app.watch(place.source(after="400d", changes={"due": Sql(place.an_hour_on)}))
+    loop = await place.loop(app)
+    assert "index" not in caplog.text
+    await place.add(1, START - 400 * 24 * HOUR)
+    await place.add(2, START)
+    if not place.holds_rows:  # there the change is a fixed time
+        return
+    assert await loop.run_once() == (1, START + HOUR)

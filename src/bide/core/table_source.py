@@ -7,7 +7,7 @@ time in its `due` column has come; firing it makes the `changes`, after which it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from enum import StrEnum
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, duration
 
 LONGEST_LOOK: Millis = 3_600_000
+_LONGEST_AFTER: Millis = 3_650 * 86_400_000
 _LARGEST_PAGE = 10_000
 _NAME = re.compile(r"[^\x00-\x1f\x7f\"`\[\]\\.]{1,63}")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
@@ -61,10 +62,11 @@ class Sql(Struct, frozen=True):
     def __post_init__(self) -> None:
         check_expression("Sql", self.text, now=True)
 
-    def written(self, now: str) -> str:
-        """With `now` in the place of `:now`, but for quoted parts."""
+    def written(self, now: Callable[[], str]) -> str:
+        """With what `now` gives in each place of `:now`, but for quoted parts."""
         return "".join(
-            part if place % 2 else _NOW.sub(lambda _: now, part) for place, part in enumerate(_around_quotes(self.text))
+            part if place % 2 else _NOW.sub(lambda _: now(), part)
+            for place, part in enumerate(_around_quotes(self.text))
         )
 
 
@@ -75,8 +77,9 @@ class TableSource(Struct, frozen=True, kw_only=True):
     `due`, `columns` (what a handler is given besides) are names as the database has them. `where` is a condition on the
     columns, in SQL, such as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`;
     they have to end what `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds"
-    since the epoch. `zone` (UTC, unless said) is that of times without one. `page`: how many rows are taken at once.
-    `look_every`: the longest time without looking, since nobody tells of what others write; at most an hour.
+    since the epoch. `after`: how long after the time in `due` a row is due, "48h" say. `zone` (UTC, unless said) is
+    that of times without one. `page`: how many rows are taken at once. `look_every`: the longest time without looking,
+    since nobody tells of what others write; at most an hour.
     `database`: the URL of the database, if it is not that of the app's store; then bide needs no tables of its own
     there. `channel`: in PostgreSQL, a name that it listens to: whatever is notified there makes it look at once.
     `tries`: after so many failures a row is given up; None, never. `dead`: what columns become of a row that is given
@@ -91,6 +94,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
     id: str | Sequence[str] = "id"
     columns: Sequence[str] = ()
     due_is: str = "timestamp"
+    after: Length = "0s"
     zone: tzinfo = UTC
     page: int = 100
     look_every: Length = "1s"
@@ -121,6 +125,8 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("tries", self.tries, "a whole number of tries, at least 1; or None, never to give up")
         if self.due_is not in list(DueIs):
             raise BadInput("due_is", self.due_is, f"one of {', '.join(DueIs)}")
+        if self.after_ms > _LONGEST_AFTER:
+            raise BadInput("after", self.after, "a length, at most 3,650 days")
         if not hasattr(self.zone, "utcoffset"):
             raise BadInput("zone", self.zone, 'a zone, such as zoneinfo.ZoneInfo("Europe/Berlin")')
         if type(self.page) is not int or not 1 <= self.page <= _LARGEST_PAGE:
@@ -147,6 +153,10 @@ class TableSource(Struct, frozen=True, kw_only=True):
     @property
     def look_every_ms(self) -> Millis:
         return duration(self.look_every, field="look_every")
+
+    @property
+    def after_ms(self) -> Millis:
+        return duration(self.after, field="after")
 
     @property
     def loaded(self) -> Sequence[str]:

@@ -136,12 +136,12 @@ class MySqlTable(ServerTable):
         assert self._times is not None
         at = "UTC_TIMESTAMP(6)" if self._by_server else literal(as_datetime(now).replace(tzinfo=None))
         about = int(self._time.seconds() * 1000) if self._by_server else now
-        cutoff = self._times.cutoff(at, about)
+        cutoff, written = self._times.cutoff(at, about), f"({self._times.shown_at(at, about)})"
         arguments: list[Any] = []
         changes = []
         for column, value in (changed or self._source.changes).items() if query == "change" else ():
             if isinstance(value, Sql):
-                changes.append(f"{_quoted(column)} = {value.written(f'({cutoff})').replace('%', '%%')}")
+                changes.append(f"{_quoted(column)} = {value.written(lambda: written).replace('%', '%%')}")
             else:
                 changes.append(f"{_quoted(column)} = %s")
                 arguments.append(value)

@@ -25,6 +25,7 @@ class TableTimes:
     def __init__(self, source: TableSource, kind: str) -> None:
         self._is = DueIs(source.due_is)
         self._kind = kind
+        self._after = source.after_ms
         self._zone = source.zone
         what = f"{source.table}.{source.due} is of type {kind}"
         if self._is is DueIs.TIMESTAMP:
@@ -38,7 +39,13 @@ class TableTimes:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for datetimes")
 
     def cutoff(self, now: str, about: Millis) -> str:
-        """The latest time that has come at `now`, an expression; `about` is what we take that to be."""
+        """The latest time of the column that is due at `now`, an expression; `about` is what we take that to be."""
+        if self._after:  # the column stays as it is, so that an index on it serves
+            now, about = f"({now} - INTERVAL {self._after * 1000} MICROSECOND)", about - self._after
+        return self.shown_at(now, about)
+
+    def shown_at(self, now: str, about: Millis) -> str:
+        """`now` as the column has it."""
         if self._is is not DueIs.TIMESTAMP:
             passed = f"UNIX_TIMESTAMP({now}){'' if self._is is DueIs.SECONDS else ' * 1000'}"
             return f"CAST(FLOOR({passed}) AS SIGNED)" if self._kind in _WHOLE else passed
@@ -50,13 +57,13 @@ class TableTimes:
         return f"LEAST({shown}, {literal(held.least)})"
 
     def instant_of(self, value: Any) -> Millis:
-        """When a value of the column has come, rounded up. Raises ValueError for a date such as 0000-00-00."""
+        """When a row with this value is due, rounded up. Raises ValueError for a date such as 0000-00-00."""
         if isinstance(value, datetime):
-            return instant_of(value, self._zone)
+            return min(instant_of(value, self._zone) + self._after, LAST_INSTANT)
         if self._is is DueIs.TIMESTAMP:
             raise ValueError(f"no date: {value!r}")
         millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
-        return max(0, min(millis, LAST_INSTANT))
+        return max(0, min(millis + self._after, LAST_INSTANT))
 
 
 def literal(moment: datetime) -> str:

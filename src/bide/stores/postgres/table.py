@@ -169,7 +169,8 @@ class PostgresTable(ServerTable):
                 found = f"{self._one_of} IN ({self._these(statement, ids)})"
             parts["found"] = found
         if "{changes}" in template:
-            written = self._times.written(at, cutoff)
+            times, about = self._times, self._about(now)
+            written = lambda: f"({times.shown_at(at, about, statement.given)})"  # noqa: E731
             parts["changes"] = ", ".join(
                 f"{_quoted(column)} = " + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
                 for column, value in (self._source.changes if changes is None else changes).items()

@@ -31,6 +31,7 @@ class TableTimes:
         self._zone = source.zone
         self._is = DueIs(source.due_is)
         self._type = kind
+        self._after = source.after_ms
         due = '"' + source.due.replace('"', '""') + '"'
         self.shown = due
         """The column, as the driver can read it: its years end at 9999, and begin at 1."""
@@ -47,7 +48,13 @@ class TableTimes:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for timestamps")
 
     def cutoff(self, now: str, about: Millis, given: Given) -> str:
-        """The latest time that has come at `now`, an expression; `about` is what we take that to be."""
+        """The latest time of the column that is due at `now`, an expression; `about` is what we take that to be."""
+        if self._after:  # the column stays as it is, so that an index on it serves
+            now, about = f"({now} - interval '{self._after} milliseconds')", about - self._after
+        return self.shown_at(now, about, given)
+
+    def shown_at(self, now: str, about: Millis, given: Given) -> str:
+        """`now` as the column has it."""
         if self._is is not DueIs.TIMESTAMP:
             factor = "" if self._is is DueIs.SECONDS else " * 1000"
             passed = f"extract(epoch FROM {now}){factor}"
@@ -59,18 +66,14 @@ class TableTimes:
         offset, least = given(held.offset, "interval"), given(held.least, "timestamp")
         return f"least((least({now}, {until}) AT TIME ZONE 'UTC') + {offset}, {least})"
 
-    def written(self, now: str, cutoff: str) -> str:
-        """`now` as the column has it."""
-        return f"({now})" if self._is is DueIs.TIMESTAMP and self._zoned else f"({cutoff})"
-
     def instant_of(self, value: Any) -> Millis:
-        """When a value of the column has come, rounded up."""
-        if isinstance(value, datetime):
-            if value.tzinfo is None:
-                return instant_of(value, self._zone)
+        """When a row with this value is due, rounded up."""
+        if isinstance(value, datetime) and value.tzinfo is None:
+            millis = instant_of(value, self._zone)
+        elif isinstance(value, datetime):
             millis = -((_EPOCH - value) // _MILLISECOND)
         elif not math.isfinite(value):  # NaN is behind all others, as the server has it
             millis = 0 if float(value) < 0 else LAST_INSTANT
         else:
             millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
-        return max(0, min(millis, LAST_INSTANT))
+        return max(0, min(millis + self._after, LAST_INSTANT))

@@ -163,7 +163,7 @@ class SqliteTable:
         written = []
         for place, (column, value) in enumerate(changes.items()):
             if isinstance(value, Sql):
-                written.append(f"{_quoted(column)} = {value.written(self._times.written(now))}")
+                written.append(f"{_quoted(column)} = {value.written(lambda: self._times.written(now))}")
             else:
                 given[f"value_{place}"] = value
                 written.append(f"{_quoted(column)} = :value_{place}")

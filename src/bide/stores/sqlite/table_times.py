@@ -33,6 +33,7 @@ class TableTimes:
 
     def __init__(self, source: TableSource) -> None:
         self._source = source
+        self._after = source.after_ms
         self._kind = DueIs(source.due_is)
         self._function = f"bide_due_{next(_numbers)}"
         self._separator = "T"
@@ -58,6 +59,7 @@ class TableTimes:
 
     def parameters(self, now: Millis, *, beyond: bool = False) -> dict[str, Any]:
         """What `come` (or, `beyond`, `ahead`) compares with."""
+        now -= self._after
         if self._kind is DueIs.MILLISECONDS:
             return {"now": now}
         if self._kind is DueIs.SECONDS:
@@ -68,11 +70,11 @@ class TableTimes:
         return {"now": now, "bound": second.isoformat(self._separator)}
 
     def instant_of(self, value: Any) -> Millis:
-        """What `millis` came to."""
+        """When a row is due of which `millis` came to this."""
         if not math.isfinite(value):
             return 0 if value < 0 else LAST_INSTANT
         millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)
-        return max(0, min(millis, LAST_INSTANT))
+        return max(0, min(millis + self._after, LAST_INSTANT))
 
     def written(self, now: Millis) -> str:
         """`now` as the column has it, for a statement."""
