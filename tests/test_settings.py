@@ -31,7 +31,8 @@ def test_the_code_wins_over_the_environment_and_that_over_the_default() -> None:
 OTHER = {
     "store": "memory:", "lease": "2h", "max_sleep": "2s", "concurrency": "77", "topic_concurrency": "77", "grace": "2h",
     "max_past": "2h", "payload_limit": "77", "keep_done": "2h", "keep_cancelled": "2h", "keep_dead": "2h",
-    "losses": "77", "sqlite_synchronous": "normal", "actor": "nina", "history": "off", "token": "bide_abc",
+    "losses": "77", "sqlite_synchronous": "normal", "actor": "nina", "history": "off", "traces": "off",
+    "token": "bide_abc",
 }  # fmt: skip
 """For each setting a text that is accepted and is not the default."""
 

@@ -306,6 +306,13 @@ class Settings:
             "console shows of the past.",
         ),
     )
+    traces: str = field(
+        default="on",
+        metadata=_about(
+            OneOf(("on", "off")),
+            "Whether a worker keeps the trace of a task's last exception with the task, its last 4 KB.",
+        ),
+    )
     actor: str | None = field(
         default=None,
         metadata=_about(Name(), "Who is named in the log of changes that a person makes; without it, nobody."),

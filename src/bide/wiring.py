@@ -105,6 +105,7 @@ def terms_of(settings: Settings) -> Terms:
         max_past=settings.max_past,
         payload_limit=settings.payload_limit,
         history=settings.history == "on",
+        traces=settings.traces == "on",
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
     )
 

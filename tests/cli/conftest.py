@@ -26,7 +26,7 @@ class CommandLine:
         result = CliRunner().invoke(main, list(args), input=given, catch_exceptions=False)
         if code is not None:
             assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
-        assert "Traceback" not in result.output
+        assert "Traceback" not in result.stderr
         return result
 
     def json(self, *args: str, code: int = 0, given: str | None = None) -> list[Any]:

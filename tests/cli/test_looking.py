@@ -110,6 +110,26 @@ def test_the_dead(line: CommandLine) -> None:
     assert line.run("redrive", "--all-dead").stdout == "nothing is dead\n"
 
 
+def test_show_has_the_trace_and_a_list_has_not(line: CommandLine) -> None:
+    async def fail() -> None:
+        async with Bide(line.url) as app:
+            app.handler("t", retry="never")(handle)
+            await app.schedule("t", None, key="k", delay="0s")
+            async with app.worker() as worker:
+                await worker.until_empty()
+
+    async def handle(task: Task[None]) -> None:
+        raise LookupError("\x1bno such order")
+
+    asyncio.run(fail())
+    shown = line.run("show", "t", "k").stdout
+    assert 'raise LookupError("\\x1bno such order")' in " ".join(shown.split())
+    assert re.search(r"^trace +Traceback", shown, re.MULTILINE)
+    assert line.one("show", "t", "k")["task"]["trace"].startswith("Traceback")
+    assert "trace" not in line.one("ls", "--state", "dead")
+    assert "Traceback" not in line.run("ls", "--state", "dead").stdout + line.run("events").stdout
+
+
 def test_redriving_goes_page_by_page(line: CommandLine) -> None:
     kill_some(line.url, 1_203)
     assert len(line.json("redrive", "--all-dead", "--yes")) == 1_203

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.core.texts import LONGEST_TEXT, error_text, storable, text_of
+from bide.core.texts import LONGEST_TEXT, TRACE, error_parts, error_text, storable, text_of
 
 
 class Mute:
@@ -55,6 +55,18 @@ def test_an_error_says_its_type() -> None:
     assert error_text(ValueError()) == "ValueError"
     assert error_text(Number()) == "Number: Number()"
     assert error_text(ValueError("\ud800")) == "ValueError: \\ud800"
+
+
+@pytest.mark.parametrize(
+    ("kept", "parts"),
+    [
+        (None, ("", "")),
+        ("E: x\nTraceback (most recent call last):\n", ("E: x\nTraceback (most recent call last):\n", "")),
+        (f"E: x{TRACE}File{TRACE}", ("E: x", f"File{TRACE}")),
+    ],
+)
+def test_the_trace_is_told_from_the_text_of_the_error(kept: str | None, parts: tuple[str, str]) -> None:
+    assert error_parts(kept) == parts
 
 
 @given(st.text(st.characters(exclude_categories=[])), st.integers(1, 50))

@@ -15,7 +15,7 @@ from tests.service.console.browsing import Browser
 
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
-from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, Page
+from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, Page, Ref, Settlement, Verdict
 from bide.engine.kept import Kept
 from bide.service.callers import ALL_VERBS, Verb
 from bide.service.contract import CALLS
@@ -206,7 +206,15 @@ async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:
     others = [replace(hidden, key=str(place)) for place in range(2)]
     first = await stores["schedule"].add(others, now=0)
     again = await stores["schedule"].add([replace(one, on_conflict=OnConflict.KEEP) for one in others], now=0)
-    stale = await stores["cancel"].change([Cancel(MINE, "hidden-too", 1), Cancel(MINE, "0", 1)], now=0)
+    await stores["all"].add([replace(hidden, key="failed", id=new_id(), due=In(0))], now=0)
+    leased = await stores["all"].lease({MINE: 100}, now=0, until=60_000, holder="w")
+    [token] = [one.token for one in leased.tasks if one.key == "failed"]
+    wrong = Settlement(MINE, "failed", token, Verdict.RETRY, In(0), error="SECRET\n\x1fSECRET")
+    assert await stores["all"].settle([wrong], now=0) == [True]
+    [seen] = await stores["all"].get([Ref(MINE, "failed")])
+    assert seen is not None
+    assert seen.error == wrong.error, "whoever may read it sees the trace as well"
+    stale = await stores["cancel"].change([Cancel(MINE, key, 1) for key in ("hidden-too", "0", "failed")], now=0)
     for store in stores.values():
         await store.close()
     for answer in (made, *first):

@@ -138,7 +138,7 @@ def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
         why = [] if told is None else _reasons(told, (await app.paused()).get(topic))
         if surroundings.json:
             shape = {
-                "task": None if task is None else task_shape(task.record),
+                "task": None if task is None else task_shape(task.record, alone=True),
                 "details": None if task is None else detail_shape(task.record),
                 "delivery": None if last is None else _delivery_shape(last, why),
                 "events": [event_shape(event) for event in events],

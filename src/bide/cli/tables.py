@@ -25,6 +25,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.options import decode_options
 from bide.core.records import Record
+from bide.core.texts import error_parts
 from bide.engine.story import Attempt
 
 STYLES = {
@@ -75,7 +76,7 @@ def _cells(record: Record, now: Millis) -> list[Text]:
     return [
         Text(printable(record.topic)), Text(printable(record.key)), Text(printable(record.group or "")),
         Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
-        Text(str(record.attempt or "")), Text(_first_line(record.error), "red"),
+        Text(str(record.attempt or "")), Text(_first_line(error_parts(record.error)[0]), "red"),
     ]  # fmt: skip
 
 
@@ -113,7 +114,9 @@ def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None
     when("finished", record.finished_at)
     when("forgotten", record.keep_until if not record.state.live else None)
     row("deliveries", f"{record.attempt} (failures {record.failures}, leases lost {record.losses})")
-    row("last error", record.error, "red")
+    error, trace = error_parts(record.error)
+    row("last error", error, "red")
+    row("trace", trace.rstrip(), "dim")
     row("id", record.id, "dim")
     row("token", record.token, "dim")
     try:
@@ -121,8 +124,8 @@ def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None
         row("retry", options.retry)
         for name, value in options.headers.items():
             row(f"header {name}", value)
-    except ValueError as error:
-        row("options", f"damaged: {error}", "red")
+    except ValueError as damage:
+        row("options", f"damaged: {damage}", "red")
     printer = console()
     printer.print(table)
     pretty = pretty_payload(record.payload)

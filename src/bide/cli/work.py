@@ -99,9 +99,9 @@ async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: so
 def _observe(record: Record, told: Settlement) -> None:
     """One line for each task that died. What failed by an exception, the worker itself logs."""
     if told.verdict is Verdict.DEAD:
-        _log.error("%s/%s is dead, attempt %d was the last: %s", record.topic, record.key, record.attempt, told.error)
+        _log.error("%s/%s is dead, attempt %d was the last: %s", record.topic, record.key, record.attempt, told.why)
     elif told.verdict is Verdict.RETRY:
-        _log.debug("%s/%s failed, will be tried again: %s", record.topic, record.key, told.error)
+        _log.debug("%s/%s failed, will be tried again: %s", record.topic, record.key, told.why)
 
 
 def _line_to_supervisor(stopping: Stopping) -> socket.socket:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from bide.core.instants import Millis
+from bide.core.texts import error_parts
 
 Topic: TypeAlias = str
 Token: TypeAlias = int
@@ -214,6 +215,11 @@ class Settlement(Struct, frozen=True, gc=False):
     next_id: str = ""
     failed: bool = False
     """Of DEAD: its last delivery failed, and counts so. A task also dies without one, as by its deadline."""
+
+    @property
+    def why(self) -> str:
+        """The text of the error, without a trace; empty where there is none."""
+        return error_parts(self.error)[0]
 
 
 class Lease(NamedTuple):

@@ -11,6 +11,7 @@ from bide.core.instants import Length, When, as_datetime
 from bide.core.options import decode_options
 from bide.core.payloads import Decode, decode_json
 from bide.core.records import Record, State
+from bide.core.texts import error_parts
 
 P = TypeVar("P")
 _UNREAD: Any = object()
@@ -64,7 +65,12 @@ class Task(Generic[P]):
     @property
     def error(self) -> str | None:
         """What the last failed delivery said."""
-        return self.record.error
+        return None if self.record.error is None else error_parts(self.record.error)[0]
+
+    @property
+    def trace(self) -> str | None:
+        """Where the exception arose that ended the last failed delivery; None: it was none, or `traces` is off."""
+        return error_parts(self.record.error)[1] or None
 
     @property
     def payload(self) -> P:

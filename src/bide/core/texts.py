@@ -4,6 +4,8 @@ from __future__ import annotations
 
 LONGEST_TEXT = 2_000
 """Characters of an error or a reason that are kept."""
+TRACE = "\n\x1f"
+"""Between the text of an error and its trace, where a store keeps both as one: no text has it by chance."""
 
 
 def text_of(anything: object, longest: int = LONGEST_TEXT) -> str:
@@ -20,6 +22,12 @@ def error_text(error: BaseException) -> str:
     """The type of an error and what it says, as `text_of` writes it."""
     name, said = type(error).__name__, text_of(error)
     return storable(f"{name}: {said}" if said else name)[:LONGEST_TEXT]
+
+
+def error_parts(kept: str | None) -> tuple[str, str]:
+    """The text of an error as a store keeps it, and the trace that follows; empty where there is none."""
+    text, _, trace = (kept or "").partition(TRACE)
+    return text, trace
 
 
 def storable(text: str) -> str:

@@ -15,12 +15,13 @@ import msgspec
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Page, Record, State, Topic
+from bide.core.texts import error_parts
 from bide.engine.client import Client
 
 MOST_LOOKED_AT = 5_000
 """Dead tasks that one look reads, over all topics."""
 _MOST_BYTES = 16 * 2**20
-"""Of their payloads, which are read along."""
+"""Of their payloads and errors, which are read along."""
 _PATIENCE = 0.8
 """Seconds."""
 NO_ERROR = "(no error text)"
@@ -53,7 +54,7 @@ def error_class(error: str | None) -> str:
     >>> error_class("HTTP 503 from https://shop.example/pay/17 after 3.2 s")
     'HTTP 503 from (address) after # s'
     """
-    lines = (error or "")[:_READ].strip().splitlines()
+    lines = error_parts(error)[0][:_READ].strip().splitlines()
     line = _UNSHOWN.sub(" ", lines[0]).strip() if lines else ""
     line = " ".join(_PARTS.sub(_replaced, line).split())
     return line[:_LONGEST].strip() or NO_ERROR
@@ -75,12 +76,12 @@ class DeadGroup(NamedTuple):
     """When the first of them died."""
     newest: Millis
     example: Record
-    """The one that died last, without its payload."""
+    """The one that died last, without its payload and trace."""
 
     @property
     def first_line(self) -> str:
         """Of the example's error, as it stands."""
-        lines = (self.example.error or "")[:_READ].strip().splitlines()
+        lines = error_parts(self.example.error)[0][:_READ].strip().splitlines()
         return lines[0] if lines else ""
 
 
@@ -115,7 +116,7 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
         async for page in _pages(client, topic, share):
             for record in page:
                 _group(groups, record)
-                size += len(record.payload) + len(record.options)
+                size += len(record.payload) + len(record.options) + len(record.error or "")
             number += len(page)
             if size >= bytes_share or asyncio.get_running_loop().time() >= until:
                 break
@@ -133,7 +134,8 @@ def _group(groups: dict[tuple[Topic, str], DeadGroup], record: Record) -> None:
     if old is not None and at < old.newest:
         groups[record.topic, error] = old._replace(number=old.number + 1, oldest=min(old.oldest, at))
         return
-    example = msgspec.structs.replace(record, payload=b"", options=b"")
+    said = None if record.error is None else error_parts(record.error)[0]
+    example = msgspec.structs.replace(record, payload=b"", options=b"", error=said)
     number, oldest = (1, at) if old is None else (old.number + 1, old.oldest)
     groups[record.topic, error] = DeadGroup(record.topic, error, number, oldest, at, example)
 
@@ -150,7 +152,7 @@ async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[
         cursor = found.cursor
         if cursor is None:
             return
-        size = max(1, sum(len(one.payload) for one in found.tasks) // max(1, len(found.tasks)))
+        size = max(1, sum(len(one.payload) + len(one.error or "") for one in found.tasks) // max(1, len(found.tasks)))
         limit = min(_PAGES[1], max(1, 2**21 // size))
 
 

@@ -78,7 +78,7 @@ class Settling:
 
     def _note(self, record: Record, told: Settlement, who: str) -> None:
         kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
-        self._recorder.delivered(record, kind, told.error or "", at=self._clock.now(), who=who, wake=told.wake)
+        self._recorder.delivered(record, kind, told.why, at=self._clock.now(), who=who, wake=told.wake)
 
 
 def _plain(outcome: Outcome) -> bool:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Record, Ref, State, Topic
+from bide.core.texts import error_parts
 from bide.engine.client import Client
 from bide.engine.history import MINUTE, Past, rows_between
 from bide.ports import Clock, Served, Store
@@ -234,7 +235,7 @@ def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
     return Attempt(
         number=record.attempt, how=how, planned=record.planned_at or None, began=record.started_at,
         ended=record.finished_at, who=record.holder if logged is None or logged.who is None else logged.who,
-        error=(record.error or "") if failed else "",
+        error=error_parts(record.error)[0] if failed else "",
     )  # fmt: skip
 
 

@@ -43,6 +43,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     payload_limit: int = PAYLOAD_LIMIT
     history: bool = True
     """Whether what happened is written down, minute by minute; see `engine.history`."""
+    traces: bool = True
+    """Whether the trace of the last failure is kept with a task."""
     retention: Retention = Retention()
     retention_by_topic: Mapping[Topic, Retention] = MappingProxyType({})
 

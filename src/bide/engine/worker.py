@@ -328,7 +328,7 @@ class Worker:
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
         route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
         try:
-            told = settlement(record, ended, route, keep, self.clock)
+            told = settlement(record, ended, route, keep, self.clock, traces=self.terms.traces)
         except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
             _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
             told = settlement(record, defect, route, keep, self.clock)
@@ -371,14 +371,14 @@ class Worker:
             self.stats.done += 1
         elif verdict is Verdict.RETRY:
             self.stats.retried += 1
-            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.error)
-            self._note(EventKind.RETRY, record, told.error or "", told.wake)
+            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.why)
+            self._note(EventKind.RETRY, record, told.why, told.wake)
         elif verdict is Verdict.DEFER:
             self.stats.deferred += 1
         else:
             self.stats.dead += 1
-            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.error)
-            self._note(EventKind.DEAD, record, told.error or "")
+            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
+            self._note(EventKind.DEAD, record, told.why)
             task = delivery.now_as(as_dead(record, told, self.clock.now()))
             self._hooks.call(self._lanes[record.topic].route.on_dead, task)
         if self._observe is not None:

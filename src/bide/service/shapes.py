@@ -15,7 +15,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.options import decode_options
 from bide.core.pause import Pause
 from bide.core.records import Record, Topic
-from bide.core.texts import storable
+from bide.core.texts import error_parts, storable
 
 InstantText = Annotated[
     str, Meta(description="RFC 3339 in UTC, with milliseconds", extra_json_schema={"format": "date-time"})
@@ -44,6 +44,9 @@ class TaskShape(Struct, frozen=True, gc=False):
     error: str | None
     created_at: InstantText
     finished_at: InstantText | None
+    trace: Annotated[str, Meta(description="there only for one task alone that an exception has ended")] | UnsetType = (
+        UNSET
+    )
 
 
 class DetailShape(Struct, frozen=True):
@@ -120,8 +123,8 @@ class EventShape(Struct, frozen=True):
     wake_at: InstantText | None
 
 
-def task_shape(record: Record, *, withheld: bool = False) -> TaskShape:
-    """A task; without its payload where that is `withheld`."""
+def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -> TaskShape:
+    """A task; without its payload where that is `withheld`, and with its trace where it is shown `alone`."""
     raw: Raw | UnsetType = UNSET
     encoded: str | UnsetType = UNSET
     try:
@@ -133,10 +136,12 @@ def task_shape(record: Record, *, withheld: bool = False) -> TaskShape:
         encoded = base64.b64encode(record.payload).decode()
     due = instant_text(record.due_at)
     wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
+    error, trace = error_parts(record.error)
     return TaskShape(
         storable(record.topic), storable(record.key), record.id, record.group, record.state.value, due, wake,
         record.attempt, record.token,
-        raw, encoded, record.error, instant_text(record.created_at), _optional(record.finished_at),
+        raw, encoded, None if record.error is None else error, instant_text(record.created_at),
+        _optional(record.finished_at), trace if trace and alone else UNSET,
     )  # fmt: skip
 
 

@@ -38,8 +38,8 @@ from bide.core.retry import FOREVER
 from bide.ports.wire import MOST
 from bide.service.asks import LONGEST_LEASE, SHORTEST_LEASE
 
-LONGEST_ERROR = 65_536
-"""Characters that the error of an outcome, or of an event, may have."""
+LONGEST_ERROR = 8_192
+"""Characters that the error of an outcome may have with its trace, or an event."""
 _LONGEST_OPTIONS = 2 * LONGEST_HEADERS
 _LAST_TOKEN = 2**63 - 1
 _DIGITS = "[0-9a-f]"

@@ -56,7 +56,7 @@ _MOST_HOLDERS = 10_000
 _RECORDED = (2_000, 20.0)
 """Events that one caller may write at once, and so many more a second: the log holds some 10,000."""
 _PAGE_BYTES = 8 << 20
-"""Of payloads, in one page: a page that would have more is read again with a lower limit."""
+"""Of payloads and errors, in one page: a page that would have more is read again with a lower limit."""
 
 Act = Callable[[Millis], Coroutine[Any, Any, Reply]]
 """Does what was asked, which has been found to be in order; told what time it is."""
@@ -386,7 +386,7 @@ def _that_fit(records: Iterable[Record | None]) -> int:
     room, count = _PAGE_BYTES, 0
     for record in records:
         if record is not None:
-            room -= len(record.payload)
+            room -= len(record.payload) + len(record.error or "")
             if room < 0 and count:
                 break
         count += 1

@@ -109,7 +109,7 @@ class Verbs:
         headers = etag(Answer(Result.KEPT, task.record))
         if _seen(request.header(b"if-none-match"), headers["etag"]):
             return Reply(304, b"", headers=headers)
-        return Reply(200, encode(task_shape(task.record)), headers=headers)
+        return Reply(200, encode(task_shape(task.record, alone=True)), headers=headers)
 
     async def reschedule(self, request: Request) -> Reply:
         topic, key = request.ref

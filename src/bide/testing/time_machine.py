@@ -150,6 +150,5 @@ class TimeMachine:
         return self._tables
 
     def _saw(self, record: Record, settlement: Settlement) -> None:
-        self._fired.append(
-            Fired(record.topic, record.key, self.now, settlement.verdict, settlement.error, record.attempt, record)
-        )
+        error = None if settlement.error is None else settlement.why
+        self._fired.append(Fired(record.topic, record.key, self.now, settlement.verdict, error, record.attempt, record))

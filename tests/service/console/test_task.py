@@ -17,7 +17,7 @@ from tests.service.test_access import make
 
 from bide import Bide, Ladder
 from bide.core.instants import as_datetime
-from bide.core.records import Ref
+from bide.core.records import Ref, Settlement, Verdict
 from bide.engine.pauses import Pauses
 from bide.service.callers import Verb
 from bide.service.console.payloads import MOST_SHOWN, dump, pretty, shown
@@ -197,6 +197,25 @@ def test_failed_deliveries_and_the_pauses_between_them(world: World) -> None:
     assert deliveries(page)[0][1] == "dead"
     assert page.verbs == ["redrive"]
     assert "no such order" in page.text
+
+
+def test_the_trace_of_the_last_exception(world: World) -> None:
+    world.api.put(TOPIC, "4711", delay="0s")
+    task, store, now = world.lease(), world.service.app.store, world.clock.now()
+    ended = Settlement(
+        TOPIC, "4711", task["token"], Verdict.DEAD, keep_until=now + MINUTE, error="E: <b>\n\x1fFile <i>\n"
+    )
+    assert world.service.run(store.settle([ended], now=now)) == [True]
+    page = world.page()
+    assert "Last error E: <b> Trace File <i> Deliveries" in page.words
+    assert deliveries(page)[0][7] == "E: <b>"
+    assert "File" not in world.browser.get("/tasks", topic=TOPIC).words
+    for query in ({"error": "E: <b>"}, {"list": "yes"}):
+        assert ("Trace: 4711 File <i>" in world.browser.get("/dead", topic=TOPIC, **query).words) == ("error" in query)
+    shown = world.api.get(TOPIC, "4711")
+    assert (shown["error"], shown["trace"]) == ("E: <b>", "File <i>\n")
+    [listed] = world.api.done("GET", f"/v1/tasks?topic={TOPIC}")["tasks"]
+    assert listed == {name: value for name, value in shown.items() if name != "trace"}
 
 
 def test_one_that_is_being_delivered(world: World) -> None:

@@ -208,3 +208,21 @@ async def test_a_single_call_is_folded_with_those_of_other_clients() -> None:
         assert all(await stores[0].get([Ref("t", str(n)) for n in range(20)]))
         for store in stores:
             await store.close()
+
+
+async def test_a_trace_goes_over_the_wire_and_comes_back() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        app = Bide(service.url)
+
+        @app.handler("work", retry="never")
+        async def work(task: Task[Any]) -> None:
+            raise ValueError("日本" * 2_000)
+
+        async with app, app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await worker.until_empty()
+            assert (worker.stats.dead, worker.stats.lost) == (1, 0)
+            task = await app.get("work", "k")
+        assert task is not None
+        assert len(task.error or "") == 2_000
+        assert "in work\n" in (task.trace or "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.records import Count, Result, Topic
+from bide.core.texts import error_parts
 from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.engine.looks import Look
 from bide.service.callers import Verb
@@ -73,14 +74,16 @@ class DeadPage:
         visit.check(Verb.READ, topic)
         limit = visit.whole("limit", 100, least=1, most=500)
         page = await tasks_of_group(visit.client, topic, error, visit.given("cursor") or None, limit=limit)
+        tasks = visit.caller.visible(page.tasks)
+        traced = [one for one in tasks if error and error_parts(one.error)[1]]
         following = None
         if page.cursor is not None:
             following = address("/dead", topic=topic, error=error, list="yes", limit=limit, cursor=page.cursor)
         return visit.page(
-            "dead_group.html", topic=topic, error=error, tasks=visit.caller.visible(page.tasks), next=following,
+            "dead_group.html", topic=topic, error=error, tasks=tasks, next=following,
             first=address("/dead", topic=topic, error=error, list="yes") if visit.given("cursor") else None,
             here=address("/dead", topic=topic, error=error, list="yes"), may=visit.may(Verb.REDRIVE, topic),
-            said=_said(visit),
+            said=_said(visit), traced=traced[-1] if traced else None,
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from bide.core.instants import Millis
 from bide.core.records import Record
+from bide.core.texts import error_parts
 from bide.service.console.inert import inert, inert_line
 from bide.service.console.phrases import Phrases
 from bide.service.console.statics import Statics
@@ -62,7 +63,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters.update(inert=inert, line=inert_line)
+    made.filters.update(inert=inert, line=inert_line, parts=error_parts)
     made.globals.update(
         static=lambda name: statics().addresses[name],
         ref_field=ref_field,

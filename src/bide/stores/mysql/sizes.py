@@ -10,6 +10,8 @@ from bide.core.records import NewTask
 
 AT_ONCE = 1_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
+WITH_ERRORS = 500
+"""The same of tasks that may have errors, which can be some 6 KB each: together less than a packet of 4 MB."""
 _BYTES_AT_ONCE = 4 * 1024 * 1024
 _AROUND = 2_500
 """Bytes of a statement for a task whose names are the longest, without payload and options."""

@@ -45,7 +45,7 @@ from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.opened import Opened
 from bide.stores.mysql.past import go_past
 from bide.stores.mysql.queries import queries_of
-from bide.stores.mysql.sizes import AT_ONCE, slices, slices_of_new, too_large
+from bide.stores.mysql.sizes import AT_ONCE, WITH_ERRORS, slices, slices_of_new, too_large
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.mysql.transactions import Transactions
 from bide.stores.server_time import StoreClock
@@ -212,11 +212,12 @@ class MySqlStore:
         return await self._write("add", operation, tasks, parts, now)
 
     async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
-        return await self._write("change", operations.change, changes, slices(changes), now)
+        return await self._write("change", operations.change, changes, slices(changes, WITH_ERRORS), now)
 
     async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
         operation = partial(operations.settle, leased=self._open().leased)
-        return await self._write("settle", operation, outcomes, slices(outcomes), now)
+        at_once = WITH_ERRORS if any(one.error for one in outcomes) else AT_ONCE
+        return await self._write("settle", operation, outcomes, slices(outcomes, at_once), now)
 
     async def _write(
         self, kind: str, operation: Any, asked: Sequence[Any], parts: Sequence[Sequence[Any]], now: Millis

@@ -16,8 +16,10 @@
     async function look() {
       if (waiting || document.hidden || part.contains(document.activeElement)) return;
       waiting = true;
+      const open = Array.from(part.querySelectorAll("details[id][open]"), function (one) { return one.id; });
       try {
         await htmx.ajax("GET", part.dataset.live, { target: part, swap: "innerHTML" });
+        part.querySelectorAll("details").forEach(function (one) { one.open = one.open || open.includes(one.id); });
         part.classList.remove("away");
       } catch {
         part.classList.add("away");
