@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Never, TypeVar, Unpack
 
@@ -30,7 +30,7 @@ from bide.engine.worker import Observer
 from bide.ports import Clock, DueRow, Route, Sink, Store, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
-from bide.wiring import store_maker, table_at, terms_of, tracer, without_secrets
+from bide.wiring import store_maker, tables_at, terms_of, tracer, without_secrets
 
 P = TypeVar("P")
 _THREADS = 32
@@ -252,9 +252,9 @@ class Bide(Client):
         if topic is not None and source.database is not None:
             raise BadInput("topic", topic, "none for a table of another database: one transaction cannot cover both")
 
-        def new_task(row: DueRow) -> NewTask:
+        def new_task(row: DueRow, key: str) -> NewTask:
             assert topic is not None
-            made = self.new(topic, row.columns, key=str(row.id), delay="0s")
+            made = self.new(topic, row.columns, key=key, delay="0s")
             return msgspec.structs.replace(made, due=At(row.due))
 
         watch = Watch(
@@ -266,18 +266,20 @@ class Bide(Client):
 
     def table_loops(self) -> list[TableLoop]:
         """What works on the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
-        return [self.table_loop(watch) for watch in self.watches]
+        return [loop for watch in self.watches for loop in self.loops_of(watch)]
 
-    def table_loop(self, watch: Watch) -> TableLoop:
-        return TableLoop(watch, self._table(watch), clock=self.clock, store=self.store)
+    def loops_of(self, watch: Watch) -> list[TableLoop]:
+        """One for each table."""
+        tables = zip(watch.parts, self._tables(watch), strict=True)
+        return [TableLoop(part, table, clock=self.clock, store=self.store) for part, table in tables]
 
-    def _table(self, watch: Watch) -> Table:
+    def _tables(self, watch: Watch) -> Sequence[Table]:
         source = watch.source
         if source.database is not None:
             own_clock = isinstance(self._own_clock, SystemClock)
-            return table_at(source.database, source, watch.concurrency, self.settings, own_clock=own_clock)
+            return tables_at(source.database, source, watch.concurrency, self.settings, own_clock=own_clock)
         if isinstance(self.store, WatchesTables):
-            return self.store.table(source, connections=watch.concurrency)
+            return self.store.tables(source, connections=watch.concurrency)
         raise SetupError(
             f"{watch}: {type(self.store).__name__} holds no tables of yours; say where it is: TableSource(database=URL)"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -64,8 +64,10 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     raise BadInput("store", without_secrets(url), _ACCEPTED)
 
 
-def table_at(url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True) -> Table:
-    """A table to be watched in the database that `url` names, which needs nothing of bide's. As `store_maker` else."""
+def tables_at(
+    url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True
+) -> Sequence[Table]:
+    """The tables of a source in the database that `url` names, which needs nothing of bide's. As `store_maker` else."""
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
@@ -73,17 +75,17 @@ def table_at(url: str, source: TableSource, connections: int, settings: Settings
         from bide.stores.sqlite.table_file import TableFile
 
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
-        return SqliteTable(source, file, stores_own=False)
+        return [SqliteTable(one, file, stores_own=False) for one in source.each()]
     if scheme in _POSTGRES:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres.table import PostgresTable
 
-        return PostgresTable(url, source, connections=connections, clock="server" if own_clock else "caller")
+        return PostgresTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     if scheme in _MYSQL:
         with _Extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql.table import MySqlTable
 
-        return MySqlTable(url, source, connections=connections, clock="server" if own_clock else "caller")
+        return MySqlTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     raise BadInput("database", without_secrets(url), accepted)
 
 

@@ -71,7 +71,7 @@ def work(
     if not app.routes and not app.watches:
         raise SetupError(f"{application}: the app has no handlers; declare one with @app.handler(topic)")
     if not quiet and supervised != 0:
-        work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.source.table}" for watch in app.watches)]
+        work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.name}" for watch in app.watches)]
         who = f"{supervised} processes under pid {os.getppid()}" if supervised else f"pid {os.getpid()}"
         click.echo(f"bide work {application}: {', '.join(work_on)} from {without_password(app.url)}, {who}", err=True)
     run_loop(_work(app, topics, stopping, line), uvloop=uvloop)

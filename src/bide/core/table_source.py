@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, duration
@@ -22,6 +22,8 @@ from bide.core.instants import Length, Millis, duration
 LONGEST_LOOK: Millis = 3_600_000
 _LONGEST_AFTER: Millis = 3_650 * 86_400_000
 _LARGEST_PAGE = 10_000
+_MOST_TABLES = 1_024
+_PATTERN = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f\"`\[\]\\.]{1,63}")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 _REFUSED = re.compile(r"[;?$\\\x00\"'`]|--|/\*|(?<!:):(?=[A-Za-z_])")
@@ -38,6 +40,10 @@ NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of
 NOT_UNIQUE = "the id is not unique: more rows than were taken would have been changed"
 VIEW = "a view: name the table that it shows, whose rows can be locked"
 UNREADABLE = "its due time cannot be read"
+_TABLE = (
+    '"table" or "schema.table"; for many tables a name with one range of numbers, such as "order_{00..63}" or '
+    f'"order_{{1..12}}", that goes up, by at most {_MOST_TABLES:,} numbers, all as long where one begins with 0'
+)
 
 
 class DueIs(StrEnum):
@@ -73,8 +79,9 @@ class Sql(Struct, frozen=True):
 class TableSource(Struct, frozen=True, kw_only=True):
     """A table to be watched. Raises BadInput for what cannot be meant; a worker that starts sees whether it is there.
 
-    `table` (with or without its schema: "blog.posts"), `id` (one column that is unique, or several that are together),
-    `due`, `columns` (what a handler is given besides) are names as the database has them. `where` is a condition on the
+    `table` (with or without its schema: "blog.posts"; "order_{00..63}" for as many tables), `id` (one column that is
+    unique, or several that are together), `due`, `columns` (what a handler is given besides) are names as the database
+    has them. `where` is a condition on the
     columns, in SQL, such as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`;
     they have to end what `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds"
     since the epoch. `after`: how long after the time in `due` a row is due, "48h" say. `zone` (UTC, unless said) is
@@ -104,10 +111,11 @@ class TableSource(Struct, frozen=True, kw_only=True):
     dead: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not _is_text(self.table) or self.table.count(".") > 1:
-            raise BadInput("table", self.table, '"table" or "schema.table"')
-        for part in self.table.split("."):
-            _check_name("table", part)
+        for table in self.tables:
+            if table.count(".") > 1:
+                raise BadInput("table", self.table, _TABLE)
+            for part in table.split("."):
+                _check_name("table", part)
         if not isinstance(self.id, str | list | tuple) or not self.id:
             raise BadInput("id", self.id, "the name of a column, or a list of names")
         for column in self.ids:
@@ -149,6 +157,24 @@ class TableSource(Struct, frozen=True, kw_only=True):
             _check_name(field, column)
         if set(self.ids) & set(changes):
             raise BadInput(field, self.id, "columns other than the id, which has to stay")
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """The tables that `table` stands for."""
+        parts = _PATTERN.split(self.table) if _is_text(self.table) else ()
+        if len(parts) == 1:
+            return parts
+        if len(parts) != 4:
+            raise BadInput("table", self.table, _TABLE)
+        before, first, last, after = parts
+        padded = any(number[0] == "0" and len(number) > 1 for number in (first, last))
+        if not 0 <= int(last) - int(first) < _MOST_TABLES or (padded and len(first) != len(last)):
+            raise BadInput("table", self.table, _TABLE)
+        return [f"{before}{number:0{len(first)}}{after}" for number in range(int(first), int(last) + 1)]
+
+    def each(self) -> Sequence[TableSource]:
+        """A source for each of the tables."""
+        return [replace(self, table=table) for table in self.tables]
 
     @property
     def look_every_ms(self) -> Millis:

@@ -51,7 +51,7 @@ class AppWorker:
             for instrument in app.instruments:
                 instrument.working(worker.wakes)
                 for table in worker.tables:
-                    instrument.watching(table.watch.source.table, table.stats)
+                    instrument.watching(table.watch.name, table.stats)
             self._entered = entered.pop_all()
         return worker
 

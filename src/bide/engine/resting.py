@@ -84,7 +84,8 @@ class Resting:
 
     def dead(self, row: DueRow, why: str) -> DeadRow:
         before = self._rests.get(row.id)
-        return DeadRow(row.id, row.due, 1 if before is None else before.failures + 1, text_of(why))
+        failures = 1 if before is None else before.failures + 1
+        return DeadRow(row.id, row.due, failures, text_of(why), self._watch.source.table)
 
     def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
         """It failed once more, and rests until then, or as the policy says; what it is now if that was the last try."""
@@ -92,7 +93,7 @@ class Resting:
         before = self._rests.get(row.id)
         failures = 1 if before is None or before.row.due != row.due else before.failures + 1
         if source.tries is not None and failures >= source.tries:
-            return DeadRow(row.id, row.due, failures, said(error))
+            return DeadRow(row.id, row.due, failures, said(error), source.table)
         pause = self._watch.retry.delay(failures)
         ended = pause is None and until is None
         if pause is None:

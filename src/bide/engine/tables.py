@@ -282,6 +282,9 @@ class TableLoop:
         try:
             async with self._table.take(now=now, limit=1, skip=skip) as taken:
                 row = next(iter(taken.rows), None)
+                if self._stopping:  # it has waited for its turn meanwhile
+                    row = None
+                    raise Raced(_STOPPED)
                 if row is not None:
                     self._resting.check(row)
                 if not told.done():
@@ -308,7 +311,7 @@ class TableLoop:
             self._fired([] if row is None else [row.id])
 
     async def _call(self, taken: Taken) -> Retry | Defer | Dead | None:
-        row = Row(taken.rows[0], taken.connection, self._clock.now)
+        row = Row(taken.rows[0], self.watch.source.table, taken.connection, self._clock.now)
         if taken.joined is None:
             return await self.watch.call(row)
         with joining(self._store, taken.joined):

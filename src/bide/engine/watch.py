@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,16 +34,19 @@ class DeadRow(Struct, frozen=True):
     """When it was due, in milliseconds since the epoch."""
     tries: int
     why: str
+    table: str
 
 
 class Row:
     """A row that has come due, as it was before the changes. In an open transaction: what it awaits holds the row."""
 
-    __slots__ = ("_now", "_row", "connection")
+    __slots__ = ("_now", "_row", "connection", "table")
 
-    def __init__(self, row: DueRow, connection: Any, now: Callable[[], Millis]) -> None:
+    def __init__(self, row: DueRow, table: str, connection: Any, now: Callable[[], Millis]) -> None:
         self._row = row
         self._now = now
+        self.table = table
+        """The name of its table."""
         self.connection = connection
         """The driver's own, within the transaction that changes the row: what it does is committed with that."""
 
@@ -73,7 +77,9 @@ class Row:
 
 
 class Watch:
-    """A watched table. By itself it only makes the changes; `@watch.handler` adds a function; a `topic`, a task."""
+    """A watched table, or many of one pattern. By itself it only makes the changes; `@watch.handler` adds a function; a
+    `topic`, a task.
+    """
 
     def __init__(
         self,
@@ -83,20 +89,33 @@ class Watch:
         retry: RetryPolicy,
         timeout: Millis | None,
         topic: Topic | None,
-        new_task: Callable[[DueRow], NewTask],
+        new_task: Callable[[DueRow, str], NewTask],
     ) -> None:
         self.source = source
+        self.name = source.table
+        """That of its table, or their pattern."""
         self.concurrency = concurrency
         self.retry = retry
         self.timeout = timeout
         self.topic = topic
-        self.new_task = new_task
+        self._new_task = new_task
         self.heard: set[Callable[[], None]] = set()
         """Whom `look` tells: the loops of this process that watch it."""
         self.dead_hooks: list[Callable[[DeadRow], Any]] = []
         self._dead: dict[Any, DeadRow] = {}
         self._function: Callable[[Row], Any] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self.parts = [self]
+        """One for each table, to which hooks and `look` are common."""
+        if len(source.tables) > 1:
+            self.parts = [copy.copy(self) for _ in source.tables]
+            for part, one in zip(self.parts, source.each(), strict=True):
+                part.source, part.parts, part._dead = one, [part], {}
+
+    def new_task(self, row: DueRow) -> NewTask:
+        """The task that a row becomes. Tables of one pattern may have the same ids."""
+        table = self.source.table
+        return self._new_task(row, str(row.id) if table == self.name else f"{table}/{row.id}")
 
     def handler(self, function: HandlesRow) -> HandlesRow:
         """Call `function` with each `Row` that fires, within the transaction of its changes: both, or neither.
@@ -112,12 +131,13 @@ class Watch:
             raise SetupError(f"{self} hands its rows to {self.topic!r}: either a topic or a handler")
         if not callable(function):
             raise BadInput("handler", function, "a function that takes a Row")
-        called = inspect.unwrap(function)
+        called, threads = inspect.unwrap(function), None
         if not inspect.iscoroutinefunction(called) and not inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         ):
-            self._threads = ThreadPoolExecutor(self.concurrency, f"bide {self.source.table}")
-        self._function = function
+            threads = ThreadPoolExecutor(self.concurrency, f"bide {self.name}")
+        for watch in (self, *self.parts):
+            watch._function, watch._threads = function, threads
         return function
 
     def on_dead(self, hook: OnDead) -> OnDead:
@@ -128,13 +148,16 @@ class Watch:
     @property
     def dead(self) -> list[DeadRow]:
         """The rows that this process has given up and left as they are: where the source has no `dead` changes."""
-        return list(self._dead.values())
+        return [row for part in self.parts for row in part._dead.values()]
 
-    def redrive(self, identity: Any) -> bool:
-        """Try the row of this id again, which was given up; False: it was not. From any thread, as `look`."""
-        found = self.forget(identity)
+    def redrive(self, identity: Any, *, table: str | None = None) -> bool:
+        """Try the row of this id again, which was given up; False: it was not. From any thread, as `look`.
+
+        `table`: that of many; without it, whichever has given up such a row.
+        """
+        found = [part.forget(identity) for part in self.parts if table in (None, part.source.table)]
         self.look()
-        return found
+        return any(found)
 
     def bury(self, row: DeadRow) -> None:
         self._dead[row.id] = row

@@ -136,6 +136,6 @@ class Table(Protocol):
 class WatchesTables(Protocol):
     """A store in whose database there may be tables of the caller's own."""
 
-    def table(self, source: TableSource, *, connections: int) -> Table:
-        """A table of that database, not opened yet, of which so many transactions may be open at once."""
+    def tables(self, source: TableSource, *, connections: int) -> Sequence[Table]:
+        """The tables of a source in that database, not opened yet; so many transactions may be open on all at once."""
         ...

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, ClassVar, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
-from bide.ports import DueRow, Joined, RowRefused, Taken
+from bide.ports import Clock, DueRow, Joined, RowRefused, Taken
+from bide.stores.server_time import ServerTime, StoreClock
 
 T = TypeVar("T")
 SILENCE = 30.0
@@ -32,19 +33,24 @@ _KEPT = 60.0
 
 
 class TableConnections(ABC):
-    """At most `most` are kept for later, a minute each."""
+    """Open while a table, a `user`, is: of one source there may be many. At most `most` are kept, a minute each."""
 
     away: ClassVar[tuple[type[Exception], ...]]
     """What the driver raises for a connection, or a server, that is not there."""
 
-    def __init__(self, shown: str, most: int) -> None:
-        self._shown = shown
+    def __init__(self, address: Any, source: TableSource, most: int) -> None:
+        self._shown = address.shown
         self._most = most
+        self.slots = asyncio.Semaphore(most)
+        """Held while a transaction is open."""
+        self.turn = asyncio.Lock()
+        """Held while the one that looks is used."""
+        self.time = ServerTime()
         self._looking: Any = None
         self._answered = 0.0
         self._idle: list[tuple[float, Any]] = []
         self._sweep: asyncio.TimerHandle | None = None
-        self._closed = True
+        self._users: set[object] = set()
 
     @abstractmethod
     async def _connect(self, *, looking: bool) -> Any: ...
@@ -70,11 +76,13 @@ class TableConnections(ABC):
     async def _end(self, connection: Any) -> None:
         """Close it in order."""
 
-    def open(self) -> None:
-        self._closed = False
+    def open(self, user: object) -> None:
+        self._users.add(user)
 
-    async def close(self) -> None:
-        self._closed = True
+    async def close(self, user: object) -> None:
+        self._users.discard(user)
+        if self._users:
+            return
         if self._sweep is not None:
             self._sweep.cancel()
         left = [one for one in (self._looking, *(one for _, one in self._idle)) if one is not None]
@@ -83,7 +91,7 @@ class TableConnections(ABC):
 
     async def looker(self) -> Any:
         """The connection that looks; a new one if the last broke."""
-        if self._closed:
+        if not self._users:
             raise StoreUnavailable(f"{self._shown}: not open")
         looking = self._looking
         if looking is not None and self._usable(looking) and time.monotonic() - self._answered > ECHO:
@@ -97,7 +105,7 @@ class TableConnections(ABC):
     async def begun(self) -> tuple[Any, Any]:
         """A connection, and the transaction that has just begun on it."""
         while True:
-            if self._closed:
+            if not self._users:
                 raise StoreUnavailable(f"{self._shown}: not open")
             idle = self._idle.pop()[1] if self._idle else None
             connection = await self._connect(looking=False) if idle is None else idle
@@ -114,7 +122,7 @@ class TableConnections(ABC):
         if lent and self._usable(connection):
             with suppress(*self.away):
                 await self._tried(connection, self._reset(connection))
-        if self._closed or not self._usable(connection) or len(self._idle) >= self._most:
+        if not self._users or not self._usable(connection) or len(self._idle) >= self._most:
             self.drop(connection)
             return
         self._idle.append((time.monotonic(), connection))
@@ -145,9 +153,42 @@ class TableConnections(ABC):
 class ServerTable(ABC):
     """How rows are handed on, by a transaction that takes them."""
 
-    _source: TableSource
+    _kind: ClassVar[type[TableConnections]]
+    _address_of: ClassVar[Callable[[str], Any]]
     _using: Callable[[Any], Joined] | None
-    _connections: TableConnections
+
+    def __init__(
+        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
+    ) -> None:
+        self._address = type(self)._address_of(url)
+        self._source = source
+        self._connections = connections
+        self._time: ServerTime = connections.time
+        self._by_server = clock == "server"
+        self._using = using
+
+    @classmethod
+    def each(
+        cls,
+        url: str,
+        source: TableSource,
+        *,
+        connections: int,
+        clock: Literal["server", "caller"] = "server",
+        using: Callable[[Any], Joined] | None = None,
+    ) -> list[Self]:
+        """The tables of a source, which share so many connections."""
+        shared = cls._kind(cls._address_of(url), source, connections)
+        return [cls(url, one, shared, clock, using) for one in source.each()]
+
+    def clock(self) -> Clock | None:
+        return StoreClock(self._time) if self._by_server else None
+
+    @asynccontextmanager
+    async def _in_turn(self, *args: Any, **options: Any) -> AsyncIterator[Taken]:
+        """`_taken`, once there is a connection for it."""
+        async with self._connections.slots, self._taken(*args, **options) as taken:
+            yield taken
 
     @property
     def joins(self) -> bool:
@@ -160,12 +201,12 @@ class ServerTable(ABC):
         """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self._connections.close(self)
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
-        async with self._taken(now, limit, skip) as taken:
+        async with self._in_turn(now, limit, skip) as taken:
             if new_task is not None and taken.rows:
                 assert taken.joined is not None
                 try:
@@ -175,11 +216,11 @@ class ServerTable(ABC):
         return [row.id for row in taken.rows]
 
     async def bury(self, identity: Any, *, now: Millis) -> bool:
-        async with self._taken(now, 1, (), dead=identity) as taken:
+        async with self._in_turn(now, 1, (), dead=identity) as taken:
             return bool(taken.rows)
 
     def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        return self._taken(now, limit, skip, lent=True)
+        return self._in_turn(now, limit, skip, lent=True)
 
     def _identity(self, values: Sequence[Any]) -> Any:
         return values[0] if len(self._source.ids) == 1 else tuple(values)

@@ -144,9 +144,9 @@ class TimeMachine:
             self._tables = []
             for watch in self._app.watches if isinstance(self._store, WatchesTables) else ():
                 if watch.source.database is None:
-                    table = self._app.table_loop(watch)
-                    await table.open()
-                    self._tables.append(table)
+                    for table in self._app.loops_of(watch):
+                        await table.open()
+                        self._tables.append(table)
         return self._tables
 
     def _saw(self, record: Record, settlement: Settlement) -> None:

@@ -332,10 +332,10 @@ class MySqlStore:
 
     # --- WatchesTables
 
-    def table(self, source: TableSource, *, connections: int) -> MySqlTable:
-        """A table on the same server, on connections of its own."""
+    def tables(self, source: TableSource, *, connections: int) -> Sequence[MySqlTable]:
+        """Tables on the same server, on connections of their own."""
         clock: Literal["server", "caller"] = "server" if self._by_server else "caller"
-        return MySqlTable(self._url, source, connections=connections, clock=clock, using=self.using)
+        return MySqlTable.each(self._url, source, connections=connections, clock=clock, using=self.using)
 
     # --- HasSchema
 

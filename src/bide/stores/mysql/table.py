@@ -12,22 +12,21 @@ import time as steady
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from asyncmy.errors import MySQLError
 
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import NOT_CHANGED, UNREADABLE, VIEW, Sql, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
-from bide.stores.mysql.address import Address, address_of
+from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
+from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection
 from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning, said
 from bide.stores.mysql.table_connections import MySqlConnections
 from bide.stores.mysql.table_times import TableTimes, literal
 from bide.stores.named_queries import read_queries
 from bide.stores.server_tables import SILENCE, SOON, ServerTable
-from bide.stores.server_time import ServerTime, StoreClock
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _ALTERED = frozenset({1054, 1146, 1176, 1412})
@@ -45,22 +44,13 @@ Rows = Sequence[Sequence[Any]]
 class MySqlTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
 
+    _kind = MySqlConnections
+    _address_of = address_of
+
     def __init__(
-        self,
-        url: str,
-        source: TableSource,
-        *,
-        connections: int,
-        clock: Literal["server", "caller"] = "server",
-        using: Callable[[Any], Joined] | None = None,
+        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        self._address: Address = address_of(url)
-        self._source = source
-        self._connections = MySqlConnections(self._address, connections)
-        self._by_server = clock == "server"
-        self._using = using
-        self._time = ServerTime()
-        self._turn = asyncio.Lock()
+        super().__init__(url, source, connections, clock, using)
         self._times: TableTimes | None = None
         """None: the table is to be examined, anew maybe."""
         self._served = True
@@ -75,9 +65,6 @@ class MySqlTable(ServerTable):
             "by_id": "",
         }
 
-    def clock(self) -> Clock | None:
-        return StoreClock(self._time) if self._by_server else None
-
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         """Nobody can tell here."""
         return None
@@ -85,9 +72,9 @@ class MySqlTable(ServerTable):
     # --- open and close
 
     async def open(self) -> list[Finding]:
-        self._connections.open()
+        self._connections.open(self)
         try:
-            async with self._turn:
+            async with self._connections.turn:
                 with self._ours():
                     return await self._examine(await self._connections.looker())
         except BaseException:
@@ -170,7 +157,7 @@ class MySqlTable(ServerTable):
     # --- look
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        async with self._turn:
+        async with self._connections.turn:
             with self._ours():
                 connection = await self._connections.looker()
                 try:

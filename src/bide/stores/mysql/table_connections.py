@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncmy.errors import MySQLError
 
+from bide.core.table_source import TableSource
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import AFRESH, Connection, connect
 from bide.stores.mysql.errors import Broken, NotSent
@@ -15,8 +16,8 @@ class MySqlConnections(TableConnections):
 
     away = (MySQLError, Broken, NotSent, OSError, TimeoutError)
 
-    def __init__(self, address: Address, most: int) -> None:
-        super().__init__(address.shown, most)
+    def __init__(self, address: Address, source: TableSource, most: int) -> None:
+        super().__init__(address, source, most)
         self._address = address
 
     async def _connect(self, *, looking: bool) -> Connection:

@@ -325,10 +325,10 @@ class PostgresStore:
 
     # --- WatchesTables
 
-    def table(self, source: TableSource, *, connections: int) -> PostgresTable:
-        """A table of the same database, on connections of its own."""
+    def tables(self, source: TableSource, *, connections: int) -> Sequence[PostgresTable]:
+        """Tables of the same database, on connections of their own."""
         clock: Literal["server", "caller"] = "server" if self._by_server else "caller"
-        return PostgresTable(self._url, source, connections=connections, clock=clock, using=self.using)
+        return PostgresTable.each(self._url, source, connections=connections, clock=clock, using=self.using)
 
     # --- HasSchema
 

@@ -12,22 +12,21 @@ import time as steady
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import asyncpg
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import VIEW, Sql, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
+from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
-from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.address import address_of
 from bide.stores.postgres.connecting import PLANNER
 from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
 from bide.stores.postgres.table_connections import AWAY, PostgresConnections
 from bide.stores.postgres.table_times import TableTimes
 from bide.stores.server_tables import SILENCE, SOON, ServerTable
-from bide.stores.server_time import ServerTime, StoreClock
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())
@@ -56,21 +55,13 @@ class _Statement:
 class PostgresTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is in the same database."""
 
+    _kind = PostgresConnections
+    _address_of = address_of
+
     def __init__(
-        self,
-        url: str,
-        source: TableSource,
-        *,
-        connections: int,
-        clock: Literal["server", "caller"] = "server",
-        using: Callable[[Any], Joined] | None = None,
+        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        self._address: Address = address_of(url)
-        self._source = source
-        self._by_server = clock == "server"
-        self._using = using
-        self._time = ServerTime()
-        self._connections: PostgresConnections = PostgresConnections(self._address, source.channel, connections)
+        super().__init__(url, source, connections, clock, using)
         self._times: TableTimes | None = None
         """None: the table is to be examined, anew maybe."""
         self._id_types: list[str] = []
@@ -84,23 +75,16 @@ class PostgresTable(ServerTable):
         }
         self._one_of = f"({id_})" if len(source.ids) > 1 else id_
 
-    def clock(self) -> Clock | None:
-        return StoreClock(self._time) if self._by_server else None
-
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
             return None
-        self._connections.heard = heard
-
-        def end() -> None:
-            self._connections.heard = None
-
-        return end
+        self._connections.heard.add(heard)
+        return lambda: self._connections.heard.discard(heard)
 
     # --- open and close
 
     async def open(self) -> list[Finding]:
-        self._connections.open()
+        self._connections.open(self)
         try:
             async with self._connections.turn:
                 with self._ours():

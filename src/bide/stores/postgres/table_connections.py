@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from bide.core.table_source import TableSource
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import AFRESH, PLANNER, connect
 from bide.stores.postgres.errors import NotSent
@@ -21,17 +22,14 @@ AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, No
 
 
 class PostgresConnections(TableConnections):
-    """`turn` is held while the one that looks is used."""
-
     away = AWAY
 
-    def __init__(self, address: Address, channel: str | None, most: int) -> None:
-        super().__init__(address.shown, most)
-        self.heard: Callable[[], None] | None = None
+    def __init__(self, address: Address, source: TableSource, most: int) -> None:
+        super().__init__(address, source, most)
+        self.heard: set[Callable[[], None]] = set()
         """Called when something is notified, and when nothing can be heard any more."""
-        self.turn = asyncio.Lock()
         self._address = address
-        self._channel = None if address.pooled else channel
+        self._channel = None if address.pooled else source.channel
         self._echo: asyncio.Task[None] | None = None
 
     async def _connect(self, *, looking: bool) -> Any:
@@ -64,15 +62,15 @@ class PostgresConnections(TableConnections):
     async def _end(self, connection: Any) -> None:
         await connection.close(timeout=SOON)
 
-    async def close(self) -> None:
-        if self._echo is not None:
+    async def close(self, user: object) -> None:
+        if self._echo is not None and self._users <= {user}:
             self._echo.cancel()
             self._echo = None
-        await super().close()
+        await super().close(user)
 
     def _told(self, *_: Any) -> None:
-        if self.heard is not None and not self._closed:
-            self.heard()
+        for heard in tuple(self.heard):
+            heard()
 
     async def _listen_on(self) -> None:
         """Ask for a sign of life now and then: when the connection ends `_told` is called, and it is made anew."""

@@ -180,9 +180,10 @@ class SqliteStore:
 
     # WatchesTables
 
-    def table(self, source: TableSource, *, connections: int) -> SqliteTable:
-        """A table of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
-        return SqliteTable(source, StoreFile(self._settings.path, self._open), stores_own=True)
+    def tables(self, source: TableSource, *, connections: int) -> Sequence[SqliteTable]:
+        """Tables of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
+        file = StoreFile(self._settings.path, self._open)
+        return [SqliteTable(one, file, stores_own=True) for one in source.each()]
 
     # HasSchema
 

@@ -54,15 +54,15 @@ class SqliteTable:
         }
 
     async def open(self) -> list[Finding]:
-        await self._file.open()
+        await self._file.open(self)
         try:
             return await self._file.read(self._examine)
         except BaseException:
-            await self._file.close()
+            await self._file.close(self)
             raise
 
     async def close(self) -> None:
-        await self._file.close()
+        await self._file.close(self)
 
     def clock(self) -> Clock | None:
         return None

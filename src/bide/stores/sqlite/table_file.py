@@ -27,12 +27,12 @@ _CHECKPOINT_PAGES = 1000
 
 
 class File(Protocol):
-    """The file that a table is in, open while the table is."""
+    """The file that tables are in, open while one of them, a `user`, is."""
 
     path: str
 
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
+    async def open(self, user: object) -> None: ...
+    async def close(self, user: object) -> None: ...
     async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T: ...
     async def write(self, call: Callable[[Work], T], *, adding: bool) -> T: ...
     def transaction(self) -> AbstractAsyncContextManager[Joined]: ...
@@ -45,14 +45,19 @@ class TableFile:
     def __init__(self, path: str, *, synchronous: str = "full") -> None:
         self.path = os.path.abspath(path)
         self._synchronous = synchronous
+        self._users: set[object] = set()
+        self._turn = asyncio.Lock()
         self._entered: OpenFile | None = None
         self._connections: list[sqlite3.Connection] = []
         self._reader: Reader | None = None
         self._writer: Writer | None = None
         self._lanes: Lanes | None = None
 
-    async def open(self) -> None:
-        await asyncio.to_thread(self._open)
+    async def open(self, user: object) -> None:
+        async with self._turn:
+            if not self._users:
+                await asyncio.to_thread(self._open)
+            self._users.add(user)
 
     def _open(self) -> None:
         if not os.path.exists(self.path):
@@ -80,8 +85,11 @@ class TableFile:
         _write_back(connection)
         return connection
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._close)
+    async def close(self, user: object) -> None:
+        async with self._turn:
+            self._users.discard(user)
+            if not self._users:
+                await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         if self._lanes is not None:
@@ -126,10 +134,10 @@ class StoreFile:
         self.path = path
         self._opened = opened
 
-    async def open(self) -> None:
+    async def open(self, user: object) -> None:
         self._opened()
 
-    async def close(self) -> None:
+    async def close(self, user: object) -> None:
         """It is the store's."""
 
     async def read(self, call: Callable[[sqlite3.Cursor], T]) -> T:
