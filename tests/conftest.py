@@ -71,7 +71,7 @@ def _sendable(part: object) -> object:
         return storable(part)
     if isinstance(part, dict):
         return {key: _sendable(value) for key, value in part.items()}
-    return [*map(_sendable, part)] if isinstance(part, list | tuple) else part
+    return type(part)(map(_sendable, part)) if isinstance(part, list | tuple) else part
 
 
 @pytest.fixture(scope="session")
