@@ -15,7 +15,7 @@ from tests.console.browser import overflow
 from tests.console.conftest import Visits
 from tests.console.hands import Keyboard
 from tests.console.seen import BY, KEY, TO, TOPIC, ended
-from tests.service.calling import Api, Running, running
+from tests.service.calling import Api, Running, at, running
 from tests.service.test_access import make
 
 from bide.engine.kept import Kept
@@ -205,6 +205,25 @@ def test_an_open_page_keeps_itself_fresh(visits: Visits, api: Api, topic: str) -
         expect(later).to_have_count(0)
         api.put(f"{topic}.later", "k")
         expect(later).to_be_visible()
+
+
+def test_what_somebody_opened_stays_open_on_a_page_that_keeps_itself_fresh(
+    visits: Visits, api: Api, axe: str, topic: str
+) -> None:
+    api.put(topic, "failed", delay="0s")
+    [task] = api.lease(topic)
+    assert api.settle(task, "retry", error="E: x\n\x1fFile x\n", delay="1h")
+    with visits() as visitor:
+        page = visitor.goto(f"/tasks/{topic}/failed")
+        trace = page.get_by_role("region", name="Trace")
+        expect(trace).not_to_be_visible()
+        page.get_by_text("Trace", exact=True).click()
+        expect(trace).to_have_text("File x\n")
+        page.locator("h1").click()  # what is inside keeps its focus no more
+        api.done("PATCH", at(topic, "failed"), {"delay": "2h"})
+        expect(page.get_by_text("reschedule: moved")).to_be_visible()
+        expect(trace).to_be_visible()
+        well(page, axe)
 
 
 def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Visits, axe: str) -> None:
