@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bide import Bide, Dead, Task
 from bide.core.records import Verdict
-from bide.ports import Wakes
+from bide.ports import TableStats, Wakes
 from bide.service.metrics import Metrics
 from bide.stores.memory import MemoryStore
 
@@ -66,6 +66,7 @@ def exposed() -> Exposed:
             async with app.worker() as worker:
                 await worker.until_empty()
             metrics.working(Wakes(heard_at=0.0))
+            metrics.watching("orders", TableStats())
             for verdict in Verdict:
                 metrics.settled("post", verdict)
                 for status in (204, 410, 500, None):

@@ -376,7 +376,7 @@ def test_an_instant_has_its_offset(api: Api, topic: str) -> None:
         ({"delay": "1h", "payload_base64": "no base64"}, "payload_base64"),
         ({"delay": "1h", "payload_base64": "MQ"}, "payload_base64"),
         ({"delay": "1h", "payload_base64": 1}, "payload_base64"),
-        ({"delay": "1h", "priority": 1}, "body"),
+        ({"delay": "1h", "priority": 1}, "priority"),
         ([], "body"),
         ("text", "body"),
         (17, "body"),

@@ -140,6 +140,4 @@ def _path_schema() -> dict[str, Any]:
 def _header(call: Call, name: str) -> dict[str, Any]:
     if name == "If-None-Match" and call.method == "PUT":
         return {"enum": ["*"]}
-    if name == "If-Match":
-        return {"pattern": '^("[0-9]{1,19}"|[0-9]{1,19}|\\*)$'}
     return {}

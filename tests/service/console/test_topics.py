@@ -188,9 +188,11 @@ def test_who_works_on_a_topic_and_how(url: str, visit: Visit) -> None:
     with running(url, config) as one:
         topics = ("order.close", "hook", "asked.for")
 
+        async def routes() -> set[str]:
+            return {found.route.topic for found in await told_routes(one.app.store, one.app.clock)}
+
         async def told() -> bool:
-            asked = asyncio.run_coroutine_threadsafe(told_routes(one.app.store, one.app.clock), one.loop)
-            return {found.route.topic for found in await asyncio.wrap_future(asked)} >= set(topics)
+            return await asyncio.to_thread(one.run, routes()) >= set(topics)
 
         async def work() -> list[Page]:
             other = Bide(url)
