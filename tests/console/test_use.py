@@ -247,11 +247,11 @@ def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Vi
             assert visitor.path == "/tasks"
             expect(page.get_by_role("banner")).to_contain_text("anna")
             page = visitor.goto("/")
-    
-        async def revoke() -> None:
-            await Tokens(Kept(one.app.store, one.app.clock)).revoke(token.id)
 
-        one.run(revoke())
+            async def revoke() -> None:
+                await Tokens(Kept(one.app.store, one.app.clock)).revoke(token.id)
+
+            one.run(revoke())
             one.run(_as_if_later(one))
             expect(page.get_by_label("Token")).to_be_visible()
 
