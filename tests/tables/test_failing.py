@@ -249,14 +249,29 @@ async def test_a_hook_that_fails_stops_nothing(place: Place, clock: ManualClock)
         {"id": 3},
         {"after": "3651d"},
         {"after": 48},
+        {"reads": 3},
+        {"reads": "postgresql://u:secret@h", "channel": "posts"},
     ],
 )
 def test_what_a_source_cannot_mean(wrong: dict[str, Any]) -> None:
     from bide import TableSource
 
     given: dict[str, Any] = {"table": "posts", "due": "due", "where": "status = 2", "changes": {"status": 3}}
-    with pytest.raises(BadInput, match=next(iter(wrong))):
+    with pytest.raises(BadInput, match=next(iter(wrong))) as raised:
         TableSource(**given | wrong)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_sqlite_file_has_no_replica(tmp_path: Path, own: bool) -> None:
+    place = Sqlite(tmp_path)
+    async with place.exits:
+        app = await place.app() if own else Bide("memory:")
+        app.watch(place.source(reads="postgresql://u:secret@h", database=None if own else place.url))
+        async with app:
+            with pytest.raises(BadInput, match=r"reads: .* has no replica") as raised:
+                app.table_loops()
+        assert "secret" not in str(raised.value)
 
 
 async def test_rows_that_were_given_up_end_the_wait_for_an_empty_table(place: Place) -> None:

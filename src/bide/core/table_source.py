@@ -40,6 +40,7 @@ NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of
 NOT_UNIQUE = "the id is not unique: more rows than were taken would have been changed"
 VIEW = "a view: name the table that it shows, whose rows can be locked"
 UNREADABLE = "its due time cannot be read"
+_READS = "the URL of a replica, and then no `channel`, on which a replica cannot listen; or None"
 _TABLE = (
     '"table" or "schema.table"; for many tables a name with one range of numbers, such as "order_{00..63}" or '
     f'"order_{{1..12}}", that goes up, by at most {_MOST_TABLES:,} numbers, all as long where one begins with 0'
@@ -81,14 +82,14 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     `table` (with or without its schema: "blog.posts"; "order_{00..63}" for as many tables), `id` (one column that is
     unique, or several that are together), `due`, `columns` (what a handler is given besides) are names as the database
-    has them. `where` is a condition on the
-    columns, in SQL, such as "status = 2". `changes` says what columns become as a row fires: values, or `Sql(...)`;
-    they have to end what `where` asks for, or move `due` ahead. `due_is`: "timestamp", "seconds" or "milliseconds"
-    since the epoch. `after`: how long after the time in `due` a row is due, "48h" say. `zone` (UTC, unless said) is
-    that of times without one. `page`: how many rows are taken at once. `look_every`: the longest time without looking,
-    since nobody tells of what others write; at most an hour.
+    has them. `where` is a condition on the columns, in SQL, such as "status = 2". `changes` says what columns become as
+    a row fires: values, or `Sql(...)`; they have to end what `where` asks for, or move `due` ahead. `due_is`:
+    "timestamp", "seconds" or "milliseconds" since the epoch. `after`: how long after the time in `due` a row is due,
+    "48h" say. `zone` (UTC, unless said) is that of times without one. `page`: how many rows are taken at once.
+    `look_every`: the longest time without looking, since nobody tells of what others write; at most an hour.
     `database`: the URL of the database, if it is not that of the app's store; then bide needs no tables of its own
-    there. `channel`: in PostgreSQL, a name that it listens to: whatever is notified there makes it look at once.
+    there. `reads`: the URL of a replica of it, which is looked at instead. `channel`: in PostgreSQL, a name that it
+    listens to: whatever is notified there makes it look at once.
     `tries`: after so many failures a row is given up; None, never. `dead`: what columns become of a row that is given
     up, such as {"status": 9}; they have to end what `where` asks for. Without it the row is left as it is, and this
     process leaves it alone.
@@ -106,6 +107,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
     page: int = 100
     look_every: Length = "1s"
     database: str | None = None
+    reads: str | None = None
     channel: str | None = None
     tries: int | None = None
     dead: Mapping[str, Any] | None = None
@@ -143,6 +145,8 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("look_every", self.look_every, "a length above zero, at most an hour")
         if self.database is not None and not _is_text(self.database):
             raise BadInput("database", self.database, "a URL, or None for the app's own store")
+        if self.reads is not None and (not _is_text(self.reads) or self.channel is not None):
+            raise BadInput("reads", "a URL" if _is_text(self.reads) else self.reads, _READS)
         if self.channel is not None:
             _check_name("channel", self.channel)
         force_setattr(self, "changes", MappingProxyType(dict(self.changes)))

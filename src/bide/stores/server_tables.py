@@ -11,14 +11,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
-from bide.ports import Clock, DueRow, Joined, RowRefused, Taken
+from bide.ports import Clock, DueRow, Finding, Joined, Raced, RowRefused, Taken
 from bide.stores.server_time import ServerTime, StoreClock
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class TableConnections(ABC):
     """What the driver raises for a connection, or a server, that is not there."""
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
-        self._shown = address.shown
+        self.address = address
         self._most = most
         self.slots = asyncio.Semaphore(most)
         """Held while a transaction is open."""
@@ -47,7 +47,8 @@ class TableConnections(ABC):
         """Held while the one that looks is used."""
         self.time = ServerTime()
         self._looking: Any = None
-        self._answered = 0.0
+        self.answered = 0.0
+        """When the one that looks was last used, by the steady clock."""
         self._idle: list[tuple[float, Any]] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._users: set[object] = set()
@@ -92,21 +93,21 @@ class TableConnections(ABC):
     async def looker(self) -> Any:
         """The connection that looks; a new one if the last broke."""
         if not self._users:
-            raise StoreUnavailable(f"{self._shown}: not open")
+            raise StoreUnavailable(f"{self.address.shown}: not open")
         looking = self._looking
-        if looking is not None and self._usable(looking) and time.monotonic() - self._answered > ECHO:
+        if looking is not None and self._usable(looking) and time.monotonic() - self.answered > ECHO:
             with suppress(*self.away):
                 await self._tried(looking, self._asked(looking))
         if looking is None or not self._usable(looking):
             looking = self._looking = await self._connect(looking=True)
-        self._answered = time.monotonic()
+        self.answered = time.monotonic()
         return looking
 
     async def begun(self) -> tuple[Any, Any]:
         """A connection, and the transaction that has just begun on it."""
         while True:
             if not self._users:
-                raise StoreUnavailable(f"{self._shown}: not open")
+                raise StoreUnavailable(f"{self.address.shown}: not open")
             idle = self._idle.pop()[1] if self._idle else None
             connection = await self._connect(looking=False) if idle is None else idle
             try:
@@ -155,14 +156,17 @@ class ServerTable(ABC):
 
     _kind: ClassVar[type[TableConnections]]
     _address_of: ClassVar[Callable[[str], Any]]
-    _using: Callable[[Any], Joined] | None
+    _times: Any
+    """None: the table is to be examined, anew maybe."""
 
     def __init__(
-        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
+        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        self._address = type(self)._address_of(url)
+        self._address = connections.address
         self._source = source
         self._connections = connections
+        self._lookers: Any = lookers
+        """The same, or those to a replica, which is asked what is due by the time of the other."""
         self._time: ServerTime = connections.time
         self._by_server = clock == "server"
         self._using = using
@@ -178,11 +182,69 @@ class ServerTable(ABC):
         using: Callable[[Any], Joined] | None = None,
     ) -> list[Self]:
         """The tables of a source, which share so many connections."""
-        shared = cls._kind(cls._address_of(url), source, connections)
-        return [cls(url, one, shared, clock, using) for one in source.each()]
+        shared = lookers = cls._kind(cls._address_of(url), source, connections)
+        if source.reads is not None:
+            try:
+                lookers = cls._kind(cls._address_of(source.reads), source, 0)
+            except BadInput as error:
+                raise BadInput("reads", error.value, f"as for the database itself: {error.accepted}") from None
+        return [cls(one, shared, lookers, clock, using) for one in source.each()]
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._by_server else None
+
+    async def open(self) -> list[Finding]:
+        self._connections.open(self)
+        self._lookers.open(self)
+        try:
+            return await self._where_it_fires(self._examine)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._connections.close(self)
+        await self._lookers.close(self)
+
+    @abstractmethod
+    def _ours(self, asked: TableConnections | None = None) -> AbstractContextManager[None]:
+        """What goes wrong with a statement of ours, in bide's words."""
+
+    @abstractmethod
+    async def _examine(self, connection: Any) -> list[Finding]: ...
+    @abstractmethod
+    async def _micros(self, connection: Any) -> int:
+        """What time it is there, in microseconds."""
+
+    async def _tell_time(self, connection: Any) -> Millis:
+        return await self._time.look(lambda: self._micros(connection)) // 1000
+
+    async def _where_it_fires(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        async with self._connections.turn:
+            with self._ours():
+                connection = await self._connections.looker()
+                try:
+                    return await ask(connection)
+                except BaseException:
+                    self._connections.drop(connection)
+                    raise
+
+    async def _ready_to_look(self) -> None:
+        """The table was examined, and what is known of the time is fresh, also where a replica is asked."""
+        if self._times is None:
+            await self._where_it_fires(self._examine)
+        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
+            await self._where_it_fires(self._tell_time)
+
+    @property
+    def _known(self) -> Any:
+        if self._times is None:
+            raise Raced("the table is to be examined anew")
+        return self._times
+
+    def _server_s(self, query: str) -> bool:
+        """Whether this statement goes by the clock of the server that it is for."""
+        return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
 
     @asynccontextmanager
     async def _in_turn(self, *args: Any, **options: Any) -> AsyncIterator[Taken]:
@@ -199,9 +261,6 @@ class ServerTable(ABC):
         self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
     ) -> AbstractAsyncContextManager[Taken]:
         """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
-
-    async def close(self) -> None:
-        await self._connections.close(self)
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None

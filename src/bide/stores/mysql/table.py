@@ -26,7 +26,7 @@ from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning, said
 from bide.stores.mysql.table_connections import MySqlConnections
 from bide.stores.mysql.table_times import TableTimes, literal
 from bide.stores.named_queries import read_queries
-from bide.stores.server_tables import SILENCE, SOON, ServerTable
+from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _ALTERED = frozenset({1054, 1146, 1176, 1412})
@@ -48,11 +48,10 @@ class MySqlTable(ServerTable):
     _address_of = address_of
 
     def __init__(
-        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
+        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        super().__init__(url, source, connections, clock, using)
+        super().__init__(source, connections, lookers, clock, using)
         self._times: TableTimes | None = None
-        """None: the table is to be examined, anew maybe."""
         self._served = True
         ids = ", ".join(map(_quoted, source.ids))
         self._names = {
@@ -69,32 +68,20 @@ class MySqlTable(ServerTable):
         """Nobody can tell here."""
         return None
 
-    # --- open and close
-
-    async def open(self) -> list[Finding]:
-        self._connections.open(self)
-        try:
-            async with self._connections.turn:
-                with self._ours():
-                    return await self._examine(await self._connections.looker())
-        except BaseException:
-            await self.close()
-            raise
-
     @contextmanager
-    def _ours(self) -> Iterator[None]:
-        """What goes wrong with a statement of ours, in bide's words."""
+    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
+        shown = (asked or self._connections).address.shown
         try:
             yield
         except (MySQLError, Broken, OSError, TimeoutError, NotSent, Lost, Again) as error:
-            found = meaning(error, self._address.shown)
+            found = meaning(error, shown)
             altered = isinstance(error, MySQLError) and error.args[:1] and error.args[0] in _ALTERED
             if altered:
                 self._times = None
             if isinstance(found, Again):
                 raise Raced(str(found)) from error
             if altered or not isinstance(found, StoreError):
-                found = StoreUnavailable(f"{self._address.shown}: {said(error)}")
+                found = StoreUnavailable(f"{shown}: {said(error)}")
             raise found from error
 
     @contextmanager
@@ -120,10 +107,10 @@ class MySqlTable(ServerTable):
         changed: Mapping[str, Any] | None = None,
     ) -> tuple[str, tuple[Any, ...]]:
         """A statement and its arguments."""
-        assert self._times is not None
-        at = "UTC_TIMESTAMP(6)" if self._by_server else literal(as_datetime(now).replace(tzinfo=None))
+        times = self._known
         about = int(self._time.seconds() * 1000) if self._by_server else now
-        cutoff, written = self._times.cutoff(at, about), f"({self._times.shown_at(at, about)})"
+        at = "UTC_TIMESTAMP(6)" if self._server_s(query) else literal(as_datetime(about).replace(tzinfo=None))
+        cutoff, written = times.cutoff(at, about), f"({times.shown_at(at, about)})"
         arguments: list[Any] = []
         changes = []
         for column, value in (changed or self._source.changes).items() if query == "change" else ():
@@ -157,19 +144,18 @@ class MySqlTable(ServerTable):
     # --- look
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        async with self._connections.turn:
-            with self._ours():
-                connection = await self._connections.looker()
+        await self._ready_to_look()
+        async with self._lookers.turn:
+            with self._ours(self._lookers):
+                connection = await self._lookers.looker()
                 try:
-                    if self._times is None:
-                        await self._examine(connection)
                     text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
                     sent = steady.monotonic()
                     [(micros, due, *identity)] = await self._ask(connection, text, arguments)
                 except BaseException:
                     connection.drop()
                     raise
-        if self._by_server:
+        if self._server_s("head"):
             self._time.saw(int(micros), sent, steady.monotonic())
         if due is None:
             return Head(None, int(micros) // 1000)
@@ -178,10 +164,9 @@ class MySqlTable(ServerTable):
 
     def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:
         """Raises RowRefused."""
-        assert self._times is not None
         found = self._identity(identity)
         try:
-            at = self._times.instant_of(due)
+            at = self._known.instant_of(due)
         except ValueError as error:
             raise RowRefused([DueRow(found, 0, {})], f"{UNREADABLE}: {error}") from error
         return DueRow(found, at, {} if columns is None else dict(zip(self._source.loaded, columns, strict=True)))
@@ -227,8 +212,6 @@ class MySqlTable(ServerTable):
         self, connection: Connection, now: Millis, limit: int, skip: Collection[Any], dead: Any
     ) -> list[DueRow]:
         """The rows, locked and changed."""
-        if self._times is None:
-            raise Raced("the table is to be examined anew")
         with self._ours():
             if dead is not None:
                 found = await self._ask(connection, *self._write("take_these", now, ids=[dead]))
@@ -263,6 +246,10 @@ class MySqlTable(ServerTable):
 
     # --- look whether it is there
 
+    async def _micros(self, connection: Connection) -> int:
+        [(micros,)] = await self._ask(connection, _QUERIES["clock"])
+        return int(micros)
+
     async def _examine(self, connection: Connection) -> list[Finding]:
         source, where = self._source, self._address.shown.partition("/")[0]
         schema, _, table = source.table.rpartition(".")
@@ -286,12 +273,7 @@ class MySqlTable(ServerTable):
         # whatever a handler makes the default, it is this table
         self._names["table"] = f"{_quoted(schema)}.{_quoted(table)}"
         self._times = TableTimes(source, types[source.due.lower()])
-
-        async def ask() -> int:
-            [(micros,)] = await self._ask(connection, _QUERIES["clock"])
-            return int(micros)
-
-        now = await self._time.look(ask) // 1000
+        now = await self._tell_time(connection)
         if self._by_server:
             self._time.warn_of_skew(where)
         conditions = {word.lower() for word in _WORD.findall(source.where)} & set(types)

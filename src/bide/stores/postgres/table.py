@@ -26,7 +26,7 @@ from bide.stores.postgres.connecting import PLANNER
 from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
 from bide.stores.postgres.table_connections import AWAY, PostgresConnections
 from bide.stores.postgres.table_times import TableTimes
-from bide.stores.server_tables import SILENCE, SOON, ServerTable
+from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())
@@ -59,11 +59,10 @@ class PostgresTable(ServerTable):
     _address_of = address_of
 
     def __init__(
-        self, url: str, source: TableSource, connections: Any, clock: str, using: Callable[[Any], Joined] | None
+        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        super().__init__(url, source, connections, clock, using)
+        super().__init__(source, connections, lookers, clock, using)
         self._times: TableTimes | None = None
-        """None: the table is to be examined, anew maybe."""
         self._id_types: list[str] = []
         id_ = ", ".join(map(_quoted, source.ids))
         self._names = {
@@ -81,32 +80,20 @@ class PostgresTable(ServerTable):
         self._connections.heard.add(heard)
         return lambda: self._connections.heard.discard(heard)
 
-    # --- open and close
-
-    async def open(self) -> list[Finding]:
-        self._connections.open(self)
-        try:
-            async with self._connections.turn:
-                with self._ours():
-                    return await self._examine(await self._connections.looker())
-        except BaseException:
-            await self.close()
-            raise
-
     @contextmanager
-    def _ours(self) -> Iterator[None]:
-        """What goes wrong with a statement of ours, in bide's words."""
+    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
+        shown = (asked or self._connections).address.shown
         try:
             yield
         except AWAY as error:
             code = getattr(error, "sqlstate", None)
             if code in _ALTERED or isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.DataError):
                 self._times = None
-            found = meaning(error, self._address.shown)
+            found = meaning(error, shown)
             if isinstance(found, Again):
                 raise Raced(str(found)) from error
             if code in _ALTERED or isinstance(found, Lost | NotSent | BadInput):
-                found = StoreUnavailable(f"{self._address.shown}: {said(error)}")
+                found = StoreUnavailable(f"{shown}: {said(error)}")
             raise found from error
 
     @contextmanager
@@ -124,22 +111,17 @@ class PostgresTable(ServerTable):
 
     # --- statements
 
-    def _now(self, statement: _Statement, now: Millis) -> str:
-        return "statement_timestamp()" if self._by_server else statement.given(as_datetime(now), "timestamptz")
-
-    def _about(self, now: Millis) -> Millis:
-        return int(self._time.seconds() * 1000) if self._by_server else now
-
     def _write(
         self, query: str, now: Millis, skip: Collection[Any], changes: Mapping[str, Any] | None = None, **more: Any
     ) -> tuple[str, Sequence[Any]]:
         """A statement and its arguments."""
-        assert self._times is not None
-        statement = _Statement()
-        at = self._now(statement, now)
+        times, statement = self._known, _Statement()
+        about = int(self._time.seconds() * 1000) if self._by_server else now
+        server_s = self._server_s(query)
+        at = "statement_timestamp()" if server_s else statement.given(as_datetime(about), "timestamptz")
         template = _QUERIES[query]
-        cutoff = self._times.cutoff(at, self._about(now), statement.given) if "{cutoff}" in template else ""
-        parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": "", "shown": self._times.shown}
+        cutoff = times.cutoff(at, about, statement.given) if "{cutoff}" in template else ""
+        parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": "", "shown": times.shown}
         if skip:
             # as a subquery it is hashed once, however many rows rest
             parts["skip"] = f" AND {self._one_of} NOT IN ({self._these(statement, skip)})"
@@ -153,7 +135,6 @@ class PostgresTable(ServerTable):
                 found = f"{self._one_of} IN ({self._these(statement, ids)})"
             parts["found"] = found
         if "{changes}" in template:
-            times, about = self._times, self._about(now)
             written = lambda: f"({times.shown_at(at, about, statement.given)})"  # noqa: E731
             parts["changes"] = ", ".join(
                 f"{_quoted(column)} = " + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
@@ -171,15 +152,14 @@ class PostgresTable(ServerTable):
     # --- look
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        async with self._connections.turn:
-            with self._ours():
-                connection = await self._connections.looker()
+        await self._ready_to_look()
+        async with self._lookers.turn:
+            with self._ours(self._lookers):
+                connection = await self._lookers.looker()
                 try:
-                    if self._times is None:
-                        await self._examine(connection)
                     text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
                     sent = steady.monotonic()
-                    if self._address.pooled:
+                    if self._lookers.address.pooled:
                         async with connection.transaction():
                             await connection.execute(_OURS, timeout=SILENCE)
                             [row] = await connection.fetch(text, *arguments, timeout=SILENCE)
@@ -189,10 +169,9 @@ class PostgresTable(ServerTable):
                     if not isinstance(error, asyncpg.PostgresError):
                         connection.terminate()
                     raise
-        if self._by_server and not self._address.pooled:
+        if self._server_s("head") and not self._address.pooled:
             self._time.saw(row["micros"], sent, steady.monotonic())
-        assert self._times is not None
-        due = None if row[1] is None else self._times.instant_of(row[1])
+        due = None if row[1] is None else self._known.instant_of(row[1])
         return Head(due, row["micros"] // 1000, None if due is None else self._identity(row[2:]))
 
     # --- take
@@ -228,8 +207,6 @@ class PostgresTable(ServerTable):
 
     async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
         """The rows, locked and changed."""
-        if self._times is None:
-            raise Raced("the table is to be examined anew")
         text, arguments = self._write("take" if dead is None else "take_one", now, skip, limit=limit, ids=[dead])
         with self._ours():
             await connection.execute(_OURS, timeout=SILENCE)
@@ -240,7 +217,7 @@ class PostgresTable(ServerTable):
         rows = [
             DueRow(
                 self._identity(row[:width]),
-                self._times.instant_of(row[width]),
+                self._known.instant_of(row[width]),
                 dict(zip(names, row[width + 1 :], strict=True)),
             )
             for row in map(tuple, found)
@@ -258,6 +235,9 @@ class PostgresTable(ServerTable):
         return rows
 
     # --- look whether it is there
+
+    async def _micros(self, connection: Any) -> int:
+        return int(await connection.fetchval(_QUERIES["clock"], timeout=SILENCE))
 
     async def _examine(self, connection: Any) -> list[Finding]:
         source, where = self._source, self._address.shown.rpartition(" ")[0]
@@ -277,11 +257,7 @@ class PostgresTable(ServerTable):
             raise SetupError(f"{where}: {source.table} is {VIEW}")
         self._id_types = [types[column] for column in source.ids]
         times = TableTimes(source, types[source.due])
-
-        async def ask() -> int:
-            return int(await connection.fetchval(_QUERIES["clock"], timeout=SILENCE))
-
-        now = await self._time.look(ask) // 1000
+        now = await self._tell_time(connection)
         if self._by_server:
             self._time.warn_of_skew(where)
         self._times = times

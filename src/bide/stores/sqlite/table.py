@@ -36,6 +36,8 @@ class SqliteTable:
     """See `ports.Table`. `stores_own`: whether the app's tasks are in the same file."""
 
     def __init__(self, source: TableSource, file: File, *, stores_own: bool) -> None:
+        if source.reads is not None:
+            raise BadInput("reads", "a URL", "None for a table in a SQLite file, which has no replica")
         self._source = source
         self._file = file
         self._stores_own = stores_own
