@@ -18,7 +18,7 @@ from bide.stores.server_tables import ECHO, SILENCE, SOON, TableConnections
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""
 _RESET = AFRESH + "".join(f"SET {name} = {value};" for name, value in _ALIVE.items())
-AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, NotSent)
+AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
 
 
 class PostgresConnections(TableConnections):
