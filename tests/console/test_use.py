@@ -17,6 +17,7 @@ from tests.console.hands import Keyboard
 from tests.console.seen import BY, KEY, TO, TOPIC, ended
 from tests.service.calling import Api, Running, at, running
 from tests.service.test_access import make
+from tests.waiting import PATIENCE
 
 from bide.engine.kept import Kept
 from bide.service.access import FRESH
@@ -224,6 +225,21 @@ def test_what_somebody_opened_stays_open_on_a_page_that_keeps_itself_fresh(
         expect(page.get_by_text("reschedule: moved")).to_be_visible()
         expect(trace).to_be_visible()
         well(page, axe)
+
+
+def test_a_page_says_in_words_since_when_there_is_no_answer(visits: Visits) -> None:
+    with running("memory:") as one, visits(one) as visitor:
+        page = visitor.goto("/")
+        silence = page.locator("#silence")
+        expect(silence).to_have_text("")
+        page.context.set_offline(True)
+        expect(silence).to_contain_text("No answer since", timeout=PATIENCE * 1_000)
+        expect(silence).to_have_attribute("aria-live", "assertive")
+        expect(page.locator(".away")).to_have_count(1)
+        page.context.set_offline(False)
+        expect(silence).to_have_text("", timeout=PATIENCE * 1_000)
+        faults = visitor.watch.faults
+        faults[:] = [one for one in faults if "DISCONNECTED" not in one and "htmx:" not in one]
 
 
 def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Visits, axe: str) -> None:

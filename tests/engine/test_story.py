@@ -207,3 +207,8 @@ async def test_a_long_wait_is_looked_at_in_part() -> None:
         assert found is not None
         assert (found.planned, found.begun) == (1, 1)
         assert found.idle == (NOON + MINUTE, NOON + 60 * MINUTE)
+
+
+def test_what_died_without_a_delivery_was_not_late() -> None:
+    for error, late in (("deadline: not after 2026-01-01", None), ("holder lost: 10 leases in a row", None), ("no", 5)):
+        assert Attempt(number=1, how=Ended.DEAD, planned=1_000, began=1_005, error=error).late == late

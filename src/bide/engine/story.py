@@ -20,6 +20,7 @@ from bide.core.records import Record, Ref, State, Topic
 from bide.core.texts import error_parts
 from bide.engine.client import Client
 from bide.engine.history import MINUTE, Past, rows_between
+from bide.engine.verdicts import UNDELIVERED
 from bide.ports import Clock, Served, Store
 
 _MOST_EVENTS = 500
@@ -58,8 +59,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """When the next one was to follow."""
 
     @property
+    def undelivered(self) -> bool:
+        """Whether it was only leased to be declared dead: no handler has seen it."""
+        return self.how is Ended.DEAD and self.error.startswith(UNDELIVERED)
+
+    @property
     def late(self) -> Millis | None:
         """How long after its time it began."""
+        if self.undelivered:
+            return None
         return None if self.planned is None or self.began is None else max(0, self.began - self.planned)
 
     @property

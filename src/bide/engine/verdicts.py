@@ -51,12 +51,16 @@ class TopicPolicy(Struct, frozen=True):
     losses: int
 
 
+UNDELIVERED = ("holder lost: ", "deadline: not after ")
+"""How the error of a task begins that died without a delivery."""
+
+
 def unfit(record: Record, route: Policy, now: Millis) -> str | None:
     """Why a task that was just leased must not be delivered any more; None: deliver it."""
     if record.losses >= route.losses:
-        return f"holder lost: {record.losses} leases in a row ended unsettled"
+        return f"{UNDELIVERED[0]}{record.losses} leases in a row ended unsettled"
     if record.deadline is not None and now > record.deadline:
-        return f"deadline: not after {instant_text(record.deadline)}"
+        return f"{UNDELIVERED[1]}{instant_text(record.deadline)}"
     return None
 
 

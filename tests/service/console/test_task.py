@@ -336,7 +336,8 @@ async def _purge(app: Bide) -> None:
 
 def test_what_came_of_a_change(calm: World) -> None:
     calm.schedule(None, delay="5m")
-    for said, text in (("moved", "It was moved."), ("stale_token", "it is no longer as you saw it")):
+    gone = "it is no longer as you saw it"
+    for said, text in (("moved", "It was moved."), ("fired", "It is due now"), ("stale_token", gone)):
         assert text in calm.page(said=said).text
     assert "<i>" not in calm.page(said="<i>").text
 

@@ -88,8 +88,9 @@ class ActionsPage:
         answer = await change_one(visit.client, bulk)
         result, record = answer.result, answer.record
         back = inside(visit.given("back"), "")
+        said = "fired" if bulk.verb is BulkVerb.FIRE and answer.ok else result.value
         if answer.ok and back:
-            return visit.goto(f"{back}{'&' if '?' in back else '?'}said={result.value}")
+            return visit.goto(f"{back}{'&' if '?' in back else '?'}said={said}")
         since = []
         if not answer.ok:
             events = await visit.client.events(ref.topic, ref.key, limit=20)

@@ -8,6 +8,22 @@
     if (document.cookie.includes("bide_zone=" + zone)) location.reload();
   }
 
+  // Said once for each silence, in words, to whoever looks and whoever listens.
+  let answered = new Date();
+  function tellSilence(part) {
+    part.classList.add("away");
+    const said = document.getElementById("silence");
+    if (said && !said.textContent) {
+      said.textContent = said.dataset.words.replace("{time}", answered.toLocaleTimeString(document.documentElement.lang));
+    }
+  }
+  function tellAnswer(part) {
+    answered = new Date();
+    part.classList.remove("away");
+    const said = document.getElementById("silence");
+    if (said && !document.querySelector(".away")) said.textContent = "";
+  }
+
   // <div data-live="/path" data-every="2000">: its inside is asked for again and again, not while the page is hidden,
   // the pointer holds a button, or somebody is inside it with the keyboard.
   function keepFresh(part) {
@@ -17,12 +33,13 @@
       if (waiting || document.hidden || part.contains(document.activeElement)) return;
       waiting = true;
       const open = Array.from(part.querySelectorAll("details[id][open]"), function (one) { return one.id; });
+      delete part.dataset.silent;
       try {
         await htmx.ajax("GET", part.dataset.live, { target: part, swap: "innerHTML" });
         part.querySelectorAll("details").forEach(function (one) { one.open = one.open || open.includes(one.id); });
-        part.classList.remove("away");
+        if (!part.dataset.silent) tellAnswer(part);
       } catch {
-        part.classList.add("away");
+        tellSilence(part);
       } finally {
         waiting = false;
       }
@@ -51,6 +68,9 @@
   });
   document.addEventListener("htmx:sendError", function (event) {
     const part = event.target.closest && event.target.closest("[data-live]");
-    if (part) part.classList.add("away");
+    if (part) {
+      part.dataset.silent = "yes";
+      tellSilence(part);
+    }
   });
 })();
