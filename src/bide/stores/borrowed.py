@@ -59,7 +59,7 @@ class Driver(Protocol):
     @property
     def alone(self) -> bool:
         """Whether what is run now is committed by itself: no transaction is open, and none begins with it."""
-        ...
+        return not self.in_transaction
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         """The rows, by position and name. `statement` has the store's own kind of place holders ($1, or %s)."""
@@ -71,10 +71,13 @@ class Driver(Protocol):
 
     async def close(self) -> None:
         """At once: the server undoes what is open."""
-        ...
+        with suppress(Exception):  # it is closed already
+            closing = getattr(self.raw, "terminate", self.raw.close)()
+            if isawaitable(closing):
+                await closing
 
 
-class AsyncpgDriver:
+class AsyncpgDriver(Driver):
     """asyncpg. What the caller had it do with prepared statements is left as it is."""
 
     asynchronous = True
@@ -88,10 +91,6 @@ class AsyncpgDriver:
         return bool(self.raw.is_closed())
 
     @property
-    def alone(self) -> bool:
-        return not self.in_transaction
-
-    @property
     def in_transaction(self) -> bool:
         return bool(self.raw.is_in_transaction())
 
@@ -102,11 +101,8 @@ class AsyncpgDriver:
     async def command(self, *statements: str) -> None:
         await awaited(self.raw.execute("; ".join(statements)))
 
-    async def close(self) -> None:
-        self.raw.terminate()
 
-
-class PsycopgDriver:
+class PsycopgDriver(Driver):
     """psycopg 3, synchronous or not."""
 
     def __init__(self, raw: Any, *, asynchronous: bool) -> None:
@@ -158,11 +154,8 @@ class PsycopgDriver:
     async def command(self, *statements: str) -> None:
         await self.run("; ".join(statements))
 
-    async def close(self) -> None:
-        await _closing(self.raw)
 
-
-class MysqlDriver:
+class MysqlDriver(Driver):
     """PyMySQL, mysqlclient, asyncmy or aiomysql: cursors alike, but for what has to be awaited."""
 
     _IN_TRANSACTION = 1
@@ -218,22 +211,15 @@ class MysqlDriver:
         for statement in statements:
             await self.run(statement)
 
-    async def close(self) -> None:
-        await _closing(self.raw)
 
-
-class SqliteDriver:
+class SqliteDriver(Driver):
     """The standard library's sqlite3, which its store talks to directly."""
 
     asynchronous = False
+    closed = False
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.closed = False
-
-    @property
-    def alone(self) -> bool:
-        return not self.in_transaction
 
     @property
     def in_transaction(self) -> bool:
@@ -245,9 +231,6 @@ class SqliteDriver:
     async def command(self, *statements: str) -> None:
         for statement in statements:
             self.raw.execute(statement)
-
-    async def close(self) -> None:
-        self.raw.close()
 
 
 class Borrowed:
@@ -354,13 +337,6 @@ def _is(given: object, *classes: _Class) -> bool:
         if isinstance(found, type) and isinstance(given, found):
             return True
     return False
-
-
-async def _closing(raw: Any) -> None:
-    with suppress(Exception):  # it is closed already
-        closing = raw.close()
-        if isawaitable(closing):
-            await closing
 
 
 def on_a_loop() -> bool:

@@ -85,11 +85,9 @@ class Whole:
         try:
             if error is None:
                 await self._carried(self._end())
-        except BaseException:
-            await self._carried(self._undo())
-            raise
-        if error is not None:
-            await self._carried(self._undo())
+        finally:
+            if self._begun:
+                await self._carried(self._undo())
 
     async def _begin(self) -> None:
         await self._driver.command("BEGIN" if self._alone else f"SAVEPOINT {_NAME}", *self._first)
