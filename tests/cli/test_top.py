@@ -159,12 +159,16 @@ def test_over_a_service_there_is_what_it_tells(line: CommandLine, tmp_path: Path
         api.lease("a")
         api.put("a", "2", delay="1h")
         api.close()
+        one.run(one.app.history.flush())
         found = line.one("top", "--store", one.url)
         assert (found["pending"]["number"], found["leased"]["number"]) == (1, 1)
-        assert found["last_minute"] is None
-        assert found["health"] is None
+        assert (found["last_minute"]["scheduled"], found["last_minute"]["begun"]) == (2, 1)
+        assert sum(found["deliveries_by_minute"]) == 1
+        assert {one["name"]: one["level"] for one in found["health"]} == {"store": "ok", "clock": "ok"}
         assert [one["held"] for one in found["holders"]] == [[{"topic": "a", "number": 1, "lost": 0}]]
-        assert "–" in line.run("top", "--store", one.url).stdout
+        said = line.run("top", "--store", one.url).stdout
+        assert "● store it answers" in said
+        assert "not shown" not in said
 
 
 def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +180,11 @@ def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monk
         assert found["pending"]["number"] == 1
         assert [one["topic"] for one in found["topics"]] == ["mine"]
         assert found["workers_known"] is False
-        assert "no worker is alive" not in line.run("top", "--store", one.url).stdout
+        assert found["last_minute"] is None
+        assert found["health"][0] == {"name": "store", "level": "ok", "what": "it answers"}
+        said = line.run("top", "--store", one.url).stdout
+        assert "no worker is alive" not in said
+        assert "not shown: the token may not read every topic" in said
 
 
 async def _two(app: Bide) -> None:

@@ -27,7 +27,6 @@ from bide.core.records import Count
 from bide.engine.overview import Figure, Holder, OfTopic, Overview
 from bide.engine.overview_looks import Overviews
 from bide.engine.throughput import Flow
-from bide.ports import Served
 
 if TYPE_CHECKING:
     from bide.service.health import Check
@@ -79,13 +78,11 @@ def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
         return Exit.DONE
 
 
-async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Check] | None]:
-    """What there is, and whether all is well; None: the service in between knows that. Raises StoreError."""
-    overview = (await overviews.get()).overview()
-    if isinstance(app.store, Served):
-        return overview, None
+async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Check]]:
+    """What there is, and whether all is well. Raises StoreError."""
     from bide.service.health import ready
 
+    overview = (await overviews.get()).overview()
     return overview, (await ready(app)).checks
 
 
@@ -94,7 +91,7 @@ class Screen:
 
     def __init__(self, store: str) -> None:
         self._store = store
-        self._drawn: tuple[Overview, Sequence[Check] | None] | None = None
+        self._drawn: tuple[Overview, Sequence[Check]] | None = None
 
     async def watch(self, app: Bide, overviews: Overviews, every: float) -> None:
         """On the terminal's other screen, until cancelled; a store that goes away is waited for."""
@@ -127,14 +124,10 @@ class Screen:
             return Group(_line(("bide top", "bold"), (f"  {failed}", "bold red"), width=width))
         return self.draw(*self._drawn, width, height, failed)
 
-    def draw(
-        self, seen: Overview, checks: Sequence[Check] | None, width: int, height: int | None, failed: str = ""
-    ) -> Group:
+    def draw(self, seen: Overview, checks: Sequence[Check], width: int, height: int | None, failed: str = "") -> Group:
         """Lines no longer than `width`, and no more than `height` of them (one is left for the cursor)."""
         note = (failed, "bold red") if failed else (self._store, "dim")
-        above = [_head(seen, note, width), *_figures(seen, width), *_warnings(seen, width)]
-        if checks is not None:
-            above.append(_health(checks, width))
+        above = [_head(seen, note, width), *_figures(seen, width), *_warnings(seen, width), _health(checks, width)]
         if any(seen.by_minute):
             above.append(_hour(seen.by_minute, width))
         heads = ("topic", "due", "pending", "leased", "dead", "workers")
@@ -192,6 +185,9 @@ def _figures(seen: Overview, width: int) -> list[Text]:
 
 def _warnings(seen: Overview, width: int) -> list[Text]:
     lines = []
+    if seen.minute is None:
+        words = "the last minute and hour are not shown: the token may not read every topic"
+        lines.append(_line((words, "yellow"), width=width))
     if seen.held_back:
         words = _names(seen.held_back)
         lines.append(_line(("paused, with tasks due: ", "bold yellow"), (words, "yellow"), width=width))
@@ -319,8 +315,8 @@ def _grade(late: Millis | None) -> str:
     return next((style for most, style in _GRADES if late <= most), "bold red")
 
 
-def _shape(seen: Overview, checks: Sequence[Check] | None, store: str) -> dict[str, Any]:
-    """What --json prints; null: that is not to be had from this store."""
+def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any]:
+    """What --json prints; null: that is not to be had from this store, or with this token."""
     oldest = seen.oldest_due
     return {
         "at": instant_text(seen.at),
@@ -357,9 +353,7 @@ def _shape(seen: Overview, checks: Sequence[Check] | None, store: str) -> dict[s
         "workers_known": seen.holders_known,
         "nobody_works_on": _topics(seen.unworked),
         "held_back": _topics(seen.held_back),
-        "health": None
-        if checks is None
-        else [{"name": one.name, "level": one.level.value, "what": one.what} for one in checks],
+        "health": [{"name": one.name, "level": one.level.value, "what": one.what} for one in checks],
     }
 
 

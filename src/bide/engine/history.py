@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, field
 
-from bide.core.errors import StoreError
+from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Topic, Verdict
 from bide.engine.kept import Kept
 from bide.engine.lanes import log_defect
 from bide.ports import Clock, Served, Store
+from bide.ports.wire import UNREADABLE
 
 _log = logging.getLogger("bide.history")
 MINUTE: Millis = 60_000
@@ -99,6 +100,7 @@ class Row(Struct, array_like=True, gc=False):
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Row).decode
+_decode_minutes = msgspec.msgpack.Decoder(dict[int, Row]).decode
 
 
 def bucket_of(late: Millis) -> int:
@@ -250,8 +252,14 @@ class History:
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, Row]:
     """What all processes together tell of the minutes from `first` to `last`; those without a word are left out.
 
-    O(minutes x processes). Raises StoreError.
+    O(minutes x processes). Raises StoreError, and SetupError where a service does not tell them.
     """
+    if isinstance(store, Served):
+        told = await store.minutes(first, last)
+        try:
+            return _decode_minutes(told)
+        except UNREADABLE as error:
+            raise StoreCorrupt(f"the service's history cannot be read ({error})") from error
     found: dict[int, Row] = {}
     kept = Kept(store, clock, SHOWN_TOPIC)
     ends = [(minute + 1) * MINUTE + KEPT for minute in (first, last)]

@@ -77,7 +77,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     oldest_due: tuple[Topic, Millis] | None
     """Of which topic the task is that is due for longest, as far as looked for, and since when."""
     minute: Flow | None
-    """None here and below: a service, which tells no history, is in between."""
+    """None here and below: a service is in between, and its token may not read every topic."""
     hour: Flow | None
     latest: Topic | None
     """The topic that went out latest within the last minute, by the 99th percentile."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, as_datetime
 from bide.core.records import Count, State, Topic
 from bide.engine.client import Client
@@ -22,8 +23,7 @@ from bide.engine.oldest import oldest_due
 from bide.engine.overview import Counted, Seen, Told, Work
 from bide.engine.pauses import Pauses
 from bide.engine.presence import Presence
-from bide.engine.throughput import Throughput
-from bide.ports import Served
+from bide.engine.throughput import Recent, Throughput
 
 EVERY = 1.5
 """Seconds between two looks of a kind at least; who asks every two seconds gets a new one each time."""
@@ -50,7 +50,6 @@ class Overviews:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._presence = Presence(client)
-        self._served = isinstance(client.store, Served)
         self._pauses = Pauses(client.store, client.clock)
         self._throughput = Throughput(client.store, client.clock)
         self._limit, self._highest = _FIRST_LIMIT, _HIGHEST_LIMIT
@@ -106,13 +105,14 @@ class Overviews:
             limit *= 4
 
     async def _listen(self) -> Told:
-        if self._served:
-            _, workers = await asyncio.gather(self._pauses.look(), self._presence.workers())
-            return Told(None, self._pauses.topics, workers)
-        recent, _, workers = await asyncio.gather(
-            self._throughput.look(), self._pauses.look(), self._presence.workers()
-        )
+        recent, _, workers = await asyncio.gather(self._recent(), self._pauses.look(), self._presence.workers())
         return Told(recent, self._pauses.topics, workers)
+
+    async def _recent(self) -> Recent | None:
+        try:
+            return await self._throughput.look()
+        except SetupError:  # a service says so to whoever may not read every topic
+            return None
 
     async def _look_at_work(self) -> Work:
         tally = (await self._counts.get()).tally

@@ -205,6 +205,13 @@ class Served(Protocol):
         """What is paused, of the topics that the caller may do anything with."""
         ...
 
+    async def minutes(self, first: int, last: int) -> bytes:
+        """The rows of the history by minute, as `engine.history` reads them; an hour of them at most.
+
+        Raises SetupError unless the caller may read every topic.
+        """
+        ...
+
 
 @runtime_checkable
 class Parted(Protocol):

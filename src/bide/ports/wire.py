@@ -7,8 +7,8 @@ when the client opens. Other languages use the JSON calls.
     POST /v1/store/open      Hello -> Welcome          a session begins
     POST /v1/store/add       Call  -> Told | Failure   likewise change, settle, extend, lease, purge, record: once each
                                                        and pause and resume
-    POST /v1/store/get       Call  -> Told | Failure   likewise find, tally, announce, events, time, paused: as often
-                                                       as needed
+    POST /v1/store/get       Call  -> Told | Failure   likewise find, tally, announce, events, time, paused, minutes:
+                                                       as often as needed
     POST /v1/store/listen    Call  -> lines of JSON    ["topic", wake], or nothing: still there
 
 A call that writes carries the session and a number that only rises for its operation. The service keeps the last answer
@@ -190,6 +190,7 @@ read_tally_ask = msgspec.msgpack.Decoder(TallyAsk).decode
 read_announce = msgspec.msgpack.Decoder(AnnounceAsk).decode
 read_events_ask = msgspec.msgpack.Decoder(EventsAsk).decode
 read_pause_ask = msgspec.msgpack.Decoder(PauseAsk).decode
+read_minutes = msgspec.msgpack.Decoder(tuple[int, int]).decode
 read_topics = msgspec.msgpack.Decoder(list[Topic]).decode
 
 read_answers = msgspec.msgpack.Decoder(list[Answer | None]).decode

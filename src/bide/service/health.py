@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bide.core.errors import StoreError
+from bide.core.errors import SetupError, StoreError
 from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
@@ -169,6 +169,7 @@ async def reach(store: Store, patience: float) -> Check:
         for one in asked:
             one.cancel()
     errors = [error for one in answered if (error := one.exception()) is not None]
+    errors = [error for error in errors if not isinstance(error, SetupError)]  # a service that refuses a token answers
     unexpected = [error for error in errors if not isinstance(error, StoreError)]
     if unexpected or len(errors) == len(refs):
         raise (unexpected or errors)[0]

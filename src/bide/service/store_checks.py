@@ -35,6 +35,8 @@ from bide.core.records import (
     Verdict,
 )
 from bide.core.retry import FOREVER
+from bide.engine.history import MINUTE
+from bide.engine.throughput import MINUTES
 from bide.ports.wire import MOST
 from bide.service.asks import LONGEST_LEASE, SHORTEST_LEASE
 
@@ -106,6 +108,12 @@ def check_refs(refs: Sequence[Ref]) -> None:
     check_count("refs", refs)
     check_topics(ref.topic for ref in refs)
     check_names("key", [ref.key for ref in refs])
+
+
+def check_minutes(first: int, last: int) -> tuple[int, int]:
+    if not 0 <= first <= last < first + MINUTES or last > LAST_INSTANT // MINUTE:
+        raise BadInput("minutes", (first, last), f"minutes since the epoch, at most {MINUTES} of them")
+    return first, last
 
 
 def check_wants(wants: Mapping[Topic, int]) -> None:

@@ -4,10 +4,10 @@ Nothing that comes in is trusted: every field is checked, every topic by what th
 of the service's own store. Who may what:
 
 add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once and keeps its deadline; a cancel CANCEL, a redrive
-REDRIVE; get and find READ (find without a topic over all topics); tally shows the topics that one may READ; lease,
-extend, settle, announce, listen and record WORK (changes are noted here, as they are made); events EVENTS; pause and
-resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; whoever may not WORK on all topics is
-told that there was nothing to forget.
+REDRIVE; get and find READ (find without a topic over all topics); tally shows the topics that one may READ; minutes
+READ over all topics; lease, extend, settle, announce, listen and record WORK (changes are noted here, as they are
+made); events EVENTS; pause and resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; whoever
+may not WORK on all topics is told that there was nothing to forget.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from bide.core.records import (
     Tally,
 )
 from bide.engine.client import Client
+from bide.engine.history import rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
@@ -91,9 +92,10 @@ class Operations:
             "announce": self._announce,
             "events": self._events,
             "time": self._time,
-            "pause": self._pause,
-            "resume": self._resume,
+            "pause": partial(self._pausing, self._pauses.pause),
+            "resume": partial(self._pausing, self._pauses.resume),
             "paused": self._paused,
+            "minutes": self._minutes,
         }
 
     async def close(self) -> None:
@@ -302,13 +304,9 @@ class Operations:
 
     # --- what is paused
 
-    def _pause(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        return self._pausing(self._pauses.pause, asked, caller)
-
-    def _resume(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        return self._pausing(self._pauses.resume, asked, caller)
-
-    def _pausing(self, do: Callable[[wire.PauseAsk, Caller], Awaitable[bool]], asked: Raw, caller: Caller) -> Act:
+    def _pausing(
+        self, do: Callable[[wire.PauseAsk, Caller], Awaitable[bool]], asked: Raw, caller: Caller, now: Millis
+    ) -> Act:
         ask = wire.read_pause_ask(asked)
         self._pauses.check(ask, caller)
 
@@ -323,7 +321,16 @@ class Operations:
 
         return act
 
-    # --- the log, and the time
+    # --- the history, the log, and the time
+
+    def _minutes(self, asked: Raw, caller: Caller, now: Millis) -> Act:
+        first, last = checks.check_minutes(*wire.read_minutes(asked))
+        caller.check(Verb.READ, None)  # what was scheduled is counted over all topics
+
+        async def act(now: Millis) -> Reply:
+            return await rows_between(self._client.store, self._client.clock, first, last), {}
+
+        return act
 
     def _record(self, asked: Raw, caller: Caller, now: Millis) -> Act:
         events = wire.read_events(asked)

@@ -221,6 +221,9 @@ class HttpStore:
     async def paused(self) -> list[Pause]:
         return self._read(wire.read_pauses, await self._open().calls.look("paused"))
 
+    async def minutes(self, first: int, last: int) -> bytes:
+        return bytes((await self._open().calls.look("minutes", wire.encode((first, last)))).answer)
+
     async def _pausing(self, operation: str, topic: Topic, who: str | None) -> bool:
         told = await self._open().calls.once(operation, wire.encode(wire.PauseAsk(topic, who)), None)
         return self._read(wire.read_truth, told)

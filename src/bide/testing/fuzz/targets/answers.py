@@ -32,6 +32,8 @@ from bide.core.records import (
     State,
     Verdict,
 )
+from bide.engine.clock import SystemClock
+from bide.engine.history import MINUTE, Past, Row, rows_between
 from bide.ports import wire
 from bide.stores.http import HttpStore
 from bide.stores.http import store as http_store
@@ -56,6 +58,7 @@ _OPERATIONS = (
     "announce",
     "events",
     "paused",
+    "minutes",
     "time",
 )
 
@@ -85,6 +88,7 @@ def _sound(draw: Draw, operation: str) -> Any:
         "add": [Answer(Result.CREATED, _RECORD)], "settle": [True], "extend": [True], "get": [_RECORD, None],
         "find": Found([_RECORD], draw.of(None, "cursor")), "tally": wire.FlatTally([("t", State.DEAD, 3, True)], {}),
         "lease": leased, "purge": 3, "announce": {"w": ["t"]}, "events": [], "paused": [], "time": None,
+        "minutes": {NOW // MINUTE: Row(1, {"t": Past(1, 1)})},
     }.get(operation)  # fmt: skip
 
 
@@ -147,6 +151,8 @@ async def asked(store: HttpStore, operation: str) -> None:
         await store.events()
     elif operation == "paused":
         await store.paused()
+    elif operation == "minutes":
+        await rows_between(store, SystemClock(), NOW // MINUTE, NOW // MINUTE)
     else:
         await store.time()
 

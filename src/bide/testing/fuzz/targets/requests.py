@@ -174,6 +174,7 @@ def store_call(draw: Draw, token: int) -> tuple[str, bytes]:
         "tally": [0, now],
         "extend": wire.ExtendAsk([Lease("t", "held", token)], 5_000), "lease": wire.LeaseAsk({"t": 1}, 5_000, "w"),
         "purge": 10, "record": [], "find": wire.FindAsk(Filter(topic="t"), Page(limit=2)), "time": None, "paused": None,
+        "minutes": (29_999_990, 30_000_000),
         "announce": wire.AnnounceAsk("w", ["t"], 5_000), "events": wire.EventsAsk(ref, 10),
         "pause": wire.PauseAsk("t", None),
         "resume": wire.PauseAsk("t", "x"), "listen": ["t"],
