@@ -141,6 +141,30 @@ def test_a_move_past_the_deadline_is_refused(one: Running, browser: Browser, top
     assert "Not done: refused the new time lies past its deadline" in page.words
 
 
+@pytest.mark.parametrize(
+    ("language", "one_task", "on_page", "many"),
+    [
+        ("en", "is over, 2d 2h ago, so it is due now", "is over, 2d 2h ago, so it is due now",
+         "is over, 2d 2h ago, so each becomes due now"),
+        ("zh", "已经过去（2天2小时前），因此任务现已到期", "一个过去的时间（2天2小时前），因此现已到期",
+         "已经过去（2天2小时前），因此每个任务都立即到期"),
+    ],
+)  # fmt: skip
+def test_a_time_that_is_over_is_said(
+    one: Running, visit: Visit, topic: str, language: str, one_task: str, on_page: str, many: str
+) -> None:
+    browser = visit(one, language=language)
+    fill(one, topic, 3)
+    page = browser.send([("verb", "move"), seen(one, topic, "k000"), ("to", "-50h")])
+    assert one_task in page.words
+    page = browser.send([("verb", "move"), seen(one, topic, "k001"), ("to", "-50h"), ("back", f"/tasks/{topic}/k001")])
+    assert on_page in page.words
+    page = browser.send([("verb", "move"), ("scope", "matching"), ("topic", topic), ("to", "-50h")])
+    assert many in page.words
+    page = browser.send([("verb", "move"), seen(one, topic, "k002"), ("to", "9h")])
+    assert one_task not in page.words
+
+
 # --- many
 
 

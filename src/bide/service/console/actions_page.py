@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from bide.core.records import Result, State
 from bide.engine.bulk import Bulk, BulkVerb, change_one, preview, wake_after
@@ -88,7 +89,11 @@ class ActionsPage:
         answer = await change_one(visit.client, bulk)
         result, record = answer.result, answer.record
         back = inside(visit.given("back"), "")
-        said = "fired" if bulk.verb is BulkVerb.FIRE and answer.ok else result.value
+        said, ago = result.value, ""
+        if bulk.verb is BulkVerb.FIRE and answer.ok:
+            said = "fired"
+        elif record is not None and (answer.past or timedelta(0)) >= timedelta(seconds=1):
+            said, ago = "past", visit.phrases.relative(record.due_at)
         if answer.ok and back:
             return visit.goto(f"{back}{'&' if '?' in back else '?'}said={said}")
         since = []
@@ -107,7 +112,7 @@ class ActionsPage:
         return visit.page(
             "change_answer.html", status=200 if answer.ok else 409, verb=NAMES[bulk.verb], ref=ref, answer=answer,
             record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since, again=again,
-            back=back, where=task_address(*ref), paused=paused,
+            back=back, where=task_address(*ref), paused=paused, ago=ago,
         )  # fmt: skip
 
     async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:

@@ -30,6 +30,7 @@ from bide.service.replies import Reply
 
 _SAID: Mapping[str, str] = {
     Result.MOVED: "It was moved.",
+    "past": "It was moved to a time that is over, {ago}, so it is due now.",
     "fired": "It is due now, and the next worker gets it.",
     Result.CANCELLED: "It was cancelled: no delivery starts any more.",
     Result.CANCELLED_WHILE_LEASED: "It was cancelled while being delivered: no other delivery follows.",
@@ -74,8 +75,9 @@ class TaskPage:
         return visit.page(
             "task.html",
             **self._told(visit, told, paused),
-            said=visit.say(_SAID[said]) if said in _SAID else "",
-            well=said in ("fired", Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN),
+            said=visit.say(_SAID[said], ago=visit.phrases.relative(record.due_at)) if said in _SAID else "",
+            well=said
+            in ("fired", "past", Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN),
             payload=shown(record.payload),
             headers=None if options is None else options.headers,
             policy=None if policy is None else to_builtins(policy),
