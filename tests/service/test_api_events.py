@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 from bide.service import streaming
 
@@ -150,3 +150,23 @@ def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.Monkey
 def test_a_query_that_cannot_be(plain: Api) -> None:
     for query in ("topic=", "topics=a", "topic=a&topic=b", "topic=%FF"):
         assert plain("GET", f"/v1/events?{query}").status == 422
+
+
+def test_a_caller_who_gives_up_and_a_stream_are_counted() -> None:
+    with running("memory:") as service:
+        api = Api(service.url)
+        gives_up = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)
+        ask = {"topics": {"t": 1}, "wait": "60s"}
+        gives_up.request("POST", "/v1/lease", json.dumps(ask), {"content-type": "application/json"})
+        wait_until(lambda: service.serving._desk.waiting > 0, "somebody who waits")
+        gives_up.close()
+        with streamed(service):
+            line = 'bide_http_requests_total{call="%s",status="%s"} 1.0'
+            expected = [line % ("lease", 499), line % ("events", 200)]
+
+            def counted() -> bool:
+                text = api("GET", "/metrics").body.decode()
+                return all(one in text for one in expected)
+
+            wait_until(counted, "both counts")
+        api.close()

@@ -37,6 +37,8 @@ from bide.service.verbs import Verbs
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
 """Seconds that the end of a stream may take to be sent."""
+_GONE = 499
+"""Counts a caller who went before the answer, as nginx does."""
 _TASK = (b"v1", b"topics", b"tasks")
 _PAUSE = (b"v1", b"topics", b"pause")
 _STORE = b"/v1/store/"
@@ -125,7 +127,7 @@ class Service:
         request = Request(scope, receive)
         request.limits, request.proxies = (self._body_limit, self._body_patience), self._proxies
         name = "unknown"
-        reply: Reply | Streamed
+        reply: Reply | Streamed | None
         try:
             request.check_host()
             name, page, known = self._route(request)
@@ -136,16 +138,18 @@ class Service:
                 await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
+            status = 200 if isinstance(reply, Streamed) else reply.status
         except Gone:
-            return
+            reply, status = None, _GONE
         except Exception as error:  # noqa: BLE001 - every error is answered
             reply = self._problem(request, name, error)
+            status = reply.status
+        if isinstance(reply, Reply):
+            await _send(reply, send, head=request.method == "HEAD")
+        if self._counts is not None:
+            self._counts.request(name, status, self._loop.time() - started)
         if isinstance(reply, Streamed):
             await self._stream(reply, request, send)
-            return
-        await _send(reply, send, head=request.method == "HEAD")
-        if self._counts is not None:
-            self._counts.request(name, reply.status, self._loop.time() - started)
 
     # --- the way of a request
 

@@ -149,7 +149,11 @@ class Metrics(Instrument):
         self._webhook_seconds = made.histogram(
             "bide_webhook_seconds", "Webhooks, from the first byte of work to the outcome.", ["topic"], _REQUEST
         )
-        self._requests = made.counter("bide_http_requests_total", "Requests that were answered.", ["call", "status"])
+        self._requests = made.counter(
+            "bide_http_requests_total",
+            "Requests, by the status of the answer; 499: the caller went before it.",
+            ["call", "status"],
+        )
         self._request_seconds = made.histogram(
             "bide_http_request_seconds", "Requests, from the first byte to the answer.", ["call"], _REQUEST
         )
