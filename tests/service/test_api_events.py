@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
 from tests.waiting import PATIENCE, wait_until
@@ -129,6 +130,22 @@ def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
             api.done("DELETE", at(quiet, "43"))
             kind, told = back.next()[1:]
             assert (kind, told["key"]) == ("change", "43"), "and no gap"
+        api.close()
+
+
+def test_a_line_that_is_written_late_is_told_to_who_comes_back(topic: str) -> None:
+    with running("memory:", **KEPT) as service:
+        api = Api(service.url)
+        with streamed(service, topic) as stream:
+            api.put(topic, "42")
+            api.done("DELETE", at(topic, "42"))
+            last = stream.next()[0]
+        [known] = service.run(service.app.events(topic, "42"))
+        late = replace(known, at=known.at - 60_000, key="43")
+        store: Any = service.app.store
+        service.run(store.record([late]))
+        with streamed(service, topic, last) as back:
+            assert back.next()[2]["key"] == "43"
         api.close()
 
 
