@@ -14,9 +14,10 @@ from tests.waiting import until
 
 from bide import Bide, Fixed, OutcomeUnknown, SetupError, Task
 from bide.core.records import Lease, NewTask, Record, Ref
-from bide.stores.postgres import PostgresStore, transactions
+from bide.stores import transactions
+from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.transactions import MOST
+from bide.stores.transactions import MOST
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import LEASE, NOW, done, look, new, put, put_one, take
 
@@ -257,16 +258,6 @@ async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) 
         pass
     with pytest.raises(SetupError, match="has ended"):
         await joined.add([new("k")], now=NOW)
-
-
-async def test_one_within_another_is_refused(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    async with store.transaction():
-        with pytest.raises(SetupError, match="within a transaction"):
-            async with store.transaction():
-                pass
-    async with store.transaction() as joined:
-        assert await joined.connection.fetchval("SELECT 1") == 1
 
 
 async def test_a_cancelled_handler_leaves_nothing_open_and_a_commit_is_not_given_up(

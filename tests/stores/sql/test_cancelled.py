@@ -16,7 +16,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.stores.sql.shop import Shop
 
 from bide.stores.borrowed import driver_of
-from bide.stores.postgres.transactions import MOST
+from bide.stores.transactions import MOST
 from bide.testing.store_suite.acts import NOW, new, put
 
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {

@@ -24,6 +24,7 @@ from tests.waiting import until
 from bide import BadInput, SetupError, StoreUnavailable, Task
 from bide.core.records import At
 from bide.stores.mysql import MySqlStore
+from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import joined as postgres_joined
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import NOW, done, lease, new, put
@@ -274,6 +275,19 @@ async def test_of_many_tasks_the_earliest_is_told(database: Database, url: str, 
     async with store.transaction() as joined:
         await joined.add(tasks, now=NOW)
         assert joined.wakes == {"t": NOW}
+
+
+@pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
+async def test_one_transaction_within_another_is_refused(shop: Shop) -> None:
+    async with shop.app:
+        store = shop.app.store
+        assert isinstance(store, MySqlStore | PostgresStore)
+        async with store.transaction():
+            with pytest.raises(SetupError, match="within a transaction"):
+                async with store.transaction():
+                    pass
+        async with store.transaction() as joined:
+            await joined.add([new("k")], now=NOW)
 
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)

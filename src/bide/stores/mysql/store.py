@@ -112,8 +112,8 @@ class MySqlStore:
             identity=opened.is_this,
         )
         opened.transactions = Transactions(
-            self._address, opened.name, opened.joins, opened.lanes["keep"], opened.leased, opened.tell,
-            silence=self._silence,
+            self._address, opened.name, opened.joins, opened.lanes["keep"], opened.tell,
+            leased=opened.leased, silence=self._silence,
         )  # fmt: skip
         try:
 

@@ -61,6 +61,10 @@ class Locked(Again):
     """Undone by the server: somebody has kept a row locked for longer than our lanes wait for one."""
 
 
+AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
+"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+
+
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
     """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, BideError | NotSent | Lost | Again | Taken):

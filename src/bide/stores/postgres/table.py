@@ -23,8 +23,8 @@ from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, 
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.connecting import PLANNER
-from bide.stores.postgres.errors import Again, Lost, NotSent, meaning, said
-from bide.stores.postgres.table_connections import AWAY, PostgresConnections
+from bide.stores.postgres.errors import AWAY, Again, Lost, NotSent, meaning, said
+from bide.stores.postgres.table_connections import PostgresConnections
 from bide.stores.postgres.table_times import TableTimes
 from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
 

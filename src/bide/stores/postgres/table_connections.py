@@ -7,18 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import asyncpg
-
 from bide.core.table_source import TableSource
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import AFRESH, PLANNER, connect
-from bide.stores.postgres.errors import NotSent
+from bide.stores.postgres.errors import AWAY
 from bide.stores.server_tables import ECHO, SILENCE, SOON, TableConnections
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""
 _RESET = AFRESH + "".join(f"SET {name} = {value};" for name, value in _ALIVE.items())
-AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
 
 
 class PostgresConnections(TableConnections):
@@ -77,5 +74,5 @@ class PostgresConnections(TableConnections):
         while True:
             await asyncio.sleep(ECHO)
             async with self.turn:
-                with suppress(*AWAY):
+                with suppress(*self.away):
                     await self._tried(self._looking, self._asked(self._looking))
