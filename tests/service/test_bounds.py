@@ -19,6 +19,7 @@ from tests.waiting import PATIENCE
 
 from bide import Bide
 from bide.core.errors import BadInput
+from bide.engine.history import rows_between
 from bide.service import heads, server
 from bide.service.config import ServeConfig
 from bide.service.origins import networks_of
@@ -118,6 +119,15 @@ def test_nobody_sends_a_form_before_they_are_known() -> None:
             assert client.recv(65_536).startswith(b"HTTP/1.1 303 ")
         browser.log_in(header)
         assert browser("POST", "/changes", large, form).status == 403
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 60), (-1, 5), (5, 4), (10**12, 10**12)])
+async def test_of_the_history_an_hour_is_told_at_once(one: Running, first: int, last: int) -> None:
+    async with Bide(one.url) as app:
+        store: Any = app.store
+        with pytest.raises(BadInput, match="minutes"):
+            await store.minutes(first, last)
+        assert await rows_between(store, app.clock, 0, 59) == {}
 
 
 def test_no_more_connections_than_there_may_be() -> None:
