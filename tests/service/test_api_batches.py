@@ -88,7 +88,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("schedule", {}, "[1].at, delay"),
     ("schedule", {"delay": "1h", "group": ""}, "[1].group"),
     ("schedule", {"delay": "1h", "key": "a\n"}, "[1].key"),
-    ("schedule", {"delay": "1h", "priority": 1}, "[1]"),
+    ("schedule", {"delay": "1h", "priority": 1}, "[1].priority"),
     ("schedule", {"delay": "1h", "retry": "often"}, "[1].retry"),
     ("schedule", {"delay": "1h", "payload_base64": "?"}, "[1].payload_base64"),
     ("schedule", {"delay": "1h", "key": 7}, "[1].key"),
