@@ -135,7 +135,8 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "sleeps-by-its-own-clock", "P8", "A client goes by its machine's clock though its store has one.",
-        Client.open, "self.clock = store.clock() or self._own_clock", "self.clock = self._own_clock", minutes=0.5,
+        Client._begin, "self.clock = (store.clock() if isinstance(store, TellsTime) else None) or self._own_clock",
+        "self.clock = self._own_clock", minutes=0.5,
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
