@@ -18,7 +18,8 @@ answers and the deliveries say. Wrong is
 - strange_life: an id that no answer named, though every call about its key was answered (P12)
 - redelivered_unkilled: answered with 200, and within a lease delivered again though the instance had not been killed
   (P3)
-- not_rising: delivered again without a higher token and a later attempt (P12)
+- not_rising: delivered again without a higher token and a later attempt, but for the one repetition of what was sent
+  on a connection that had broken (P12)
 - bad_delivery: a signature, a header or a payload that is not as it was scheduled
 - left: at the end still waiting or leased, or dead (P10)
 - failed_call: refused, or without an answer for too long; instance_ended: by itself, or not when it was told to

@@ -160,7 +160,12 @@ class Judgement:
             for before, after in pairwise(arrivals):
                 # also before it arrived: what an instance had sent when it died is read after its death
                 killed = self._killed.get(before.instance, after.at) < after.at
-                if after.token <= before.token or after.attempt <= before.attempt:
+                once_more = (
+                    not before.acknowledged
+                    and before.instance == after.instance
+                    and ((after.token, after.attempt) == (before.token, before.attempt))
+                )  # at once, since the connection had broken
+                if not once_more and (after.token <= before.token or after.attempt <= before.attempt):
                     self._blame("not_rising", before, after)
                 if before.acknowledged and killed:
                     self.recovered.append((after.at - self._killed[before.instance]) / 1e9)
