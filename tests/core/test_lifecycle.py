@@ -225,6 +225,7 @@ def check_step(verb: Verb, old: Record | None, new: Record | None, id: str, now:
     if new is old or new is None:
         assert new is old or forgotten
         return
+    last = 0 if old is None else old.token
     old = None if forgotten else old
     cell = TABLE[verb][None if old is None else old.state]
     assert new.state == cell[1]
@@ -232,7 +233,7 @@ def check_step(verb: Verb, old: Record | None, new: Record | None, id: str, now:
         assert old is not None
         assert new.token == old.token
     else:
-        assert new.token > (0 if old is None else old.token)
+        assert new.token > last
     born = old is None or verb in CONFLICTS or verb in (Verb.REDRIVE, Verb.AGAIN)
     assert new.id == (id if born else old.id if old else None)
     if born:

@@ -79,7 +79,7 @@ def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
 
 
 async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Check]]:
-    """What there is, and whether all is well. Raises StoreError."""
+    """Read the overview and the checks of health. Raises StoreError."""
     from bide.service.health import ready
 
     overview = (await overviews.get()).overview()
@@ -316,7 +316,7 @@ def _grade(late: Millis | None) -> str:
 
 
 def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any]:
-    """What --json prints; null: that is not to be had from this store, or with this token."""
+    """Build the output of --json; null: this store does not have it, or this token may not read it."""
     oldest = seen.oldest_due
     return {
         "at": instant_text(seen.at),

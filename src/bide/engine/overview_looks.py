@@ -111,7 +111,7 @@ class Overviews:
     async def _recent(self) -> Recent | None:
         try:
             return await self._throughput.look()
-        except SetupError:  # a service says so to whoever may not read every topic
+        except SetupError:  # a service refuses it to a token that may not read every topic
             return None
 
     async def _look_at_work(self) -> Work:

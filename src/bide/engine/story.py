@@ -60,7 +60,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def undelivered(self) -> bool:
-        """Whether it was only leased to be declared dead: no handler has seen it."""
+        """True where a worker declared the task dead on leasing it: no handler was called."""
         return self.how is Ended.DEAD and self.error.startswith(UNDELIVERED)
 
     @property

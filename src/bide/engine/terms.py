@@ -44,7 +44,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     history: bool = True
     """Whether what happened is written down, minute by minute; see `engine.history`."""
     traces: bool = True
-    """Whether the trace of the last failure is kept with a task."""
+    """Keep the trace of the last failure with its task."""
     retention: Retention = Retention()
     retention_by_topic: Mapping[Topic, Retention] = MappingProxyType({})
 

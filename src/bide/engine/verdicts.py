@@ -51,16 +51,17 @@ class TopicPolicy(Struct, frozen=True):
     losses: int
 
 
-UNDELIVERED = ("holder lost: ", "deadline: not after ")
-"""How the error of a task begins that died without a delivery."""
+_LOST, _OVER = "holder lost: ", "deadline: not after "
+UNDELIVERED = (_LOST, _OVER)
+"""Beginnings of the error of a task that died without a delivery."""
 
 
 def unfit(record: Record, route: Policy, now: Millis) -> str | None:
     """Why a task that was just leased must not be delivered any more; None: deliver it."""
     if record.losses >= route.losses:
-        return f"{UNDELIVERED[0]}{record.losses} leases in a row ended unsettled"
+        return f"{_LOST}{record.losses} leases in a row ended unsettled"
     if record.deadline is not None and now > record.deadline:
-        return f"{UNDELIVERED[1]}{instant_text(record.deadline)}"
+        return f"{_OVER}{instant_text(record.deadline)}"
     return None
 
 
@@ -73,9 +74,9 @@ def settlement(
     *,
     traces: bool = False,
 ) -> Settlement:
-    """What to tell the store. `ended`: None or Done, another Outcome, or whatever else the handler raised.
+    """Decide the settlement. `ended`: None or Done, another Outcome, or the exception that the handler raised.
 
-    `traces`: whether the trace of what it raised is kept behind the text of the error.
+    `traces`: keep the trace of that exception behind the text of the error.
     """
     if ended is None:
         return _done(record, keep, clock)

@@ -6,8 +6,8 @@ of the service's own store. Who may what:
 add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once and keeps its deadline; a cancel CANCEL, a redrive
 REDRIVE; get and find READ (find without a topic over all topics); tally shows the topics that one may READ; minutes
 READ over all topics; lease, extend, settle, announce, listen and record WORK (changes are noted here, as they are
-made); events EVENTS; pause and resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; whoever
-may not WORK on all topics is told that there was nothing to forget.
+made); events EVENTS; pause and resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; a
+caller without WORK on all topics is told that there was nothing to forget.
 """
 
 from __future__ import annotations

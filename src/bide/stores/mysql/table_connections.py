@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from asyncmy.errors import MySQLError
 
-from bide.core.table_source import TableSource
-from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import AFRESH, Connection, connect
 from bide.stores.mysql.errors import Broken, NotSent
 from bide.stores.server_tables import SILENCE, SOON, TableConnections
@@ -16,12 +14,8 @@ class MySqlConnections(TableConnections):
 
     away = (MySQLError, Broken, NotSent, OSError, TimeoutError)
 
-    def __init__(self, address: Address, source: TableSource, most: int) -> None:
-        super().__init__(address, source, most)
-        self._address = address
-
     async def _connect(self, *, looking: bool) -> Connection:
-        return await connect(self._address, within=SILENCE, plain=True)
+        return await connect(self.address, within=SILENCE, plain=True)
 
     async def _asked(self, connection: Connection) -> None:
         await connection.ask("DO 0")

@@ -25,12 +25,11 @@ class PostgresConnections(TableConnections):
         super().__init__(address, source, most)
         self.heard: set[Callable[[], None]] = set()
         """Called when something is notified, and when nothing can be heard any more."""
-        self._address = address
         self._channel = None if address.pooled else source.channel
         self._echo: asyncio.Task[None] | None = None
 
     async def _connect(self, *, looking: bool) -> Any:
-        connection = await connect(self._address, within=SILENCE, session=PLANNER if looking else _ALIVE)
+        connection = await connect(self.address, within=SILENCE, session=PLANNER if looking else _ALIVE)
         if looking and self._channel is not None:
             await connection.add_listener(self._channel, self._told)
             connection.add_termination_listener(self._told)
@@ -47,7 +46,7 @@ class PostgresConnections(TableConnections):
         return transaction
 
     async def _reset(self, connection: Any) -> None:
-        if not self._address.pooled:
+        if not self.address.pooled:
             await connection.execute(_RESET)
 
     def _usable(self, connection: Any) -> bool:

@@ -133,11 +133,15 @@ class Instances:
             await asyncio.wait(self._awaited)
 
     async def cull(self, every: float, over: asyncio.Event) -> None:
-        """Kill one and start it again, then the other, and so on."""
+        """Kill one and start it again, then the other, and so on; each only once both have answered.
+
+        So one is always there, however long the other takes to start.
+        """
         loop = asyncio.get_running_loop()
         due = loop.time()
         for place in itertools.cycle(range(COUNT)):
-            due += every
+            await self.ready()
+            due = max(due + every, loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), due - loop.time())
             if over.is_set():

@@ -157,15 +157,18 @@ class Judgement:
         for one in key.arrivals:
             lives[one.id].append(one)
         for arrivals in lives.values():
+            again: set[int] = set()
             for before, after in pairwise(arrivals):
                 # also before it arrived: what an instance had sent when it died is read after its death
                 killed = self._killed.get(before.instance, after.at) < after.at
-                once_more = (
+                once_more = (  # at once, since the connection had broken
                     not before.acknowledged
-                    and before.instance == after.instance
-                    and ((after.token, after.attempt) == (before.token, before.attempt))
-                )  # at once, since the connection had broken
-                if not once_more and (after.token <= before.token or after.attempt <= before.attempt):
+                    and after.token not in again
+                    and (after.instance, after.token, after.attempt) == (before.instance, before.token, before.attempt)
+                )
+                if once_more:
+                    again.add(after.token)
+                elif after.token <= before.token or after.attempt <= before.attempt:
                     self._blame("not_rising", before, after)
                 if before.acknowledged and killed:
                     self.recovered.append((after.at - self._killed[before.instance]) / 1e9)

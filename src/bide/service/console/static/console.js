@@ -8,7 +8,7 @@
     if (document.cookie.includes("bide_zone=" + zone)) location.reload();
   }
 
-  // Said once for each silence, in words, to whoever looks and whoever listens.
+  // A silence of the service is announced once, in words, on the screen and to screen readers.
   let answered = new Date();
   function tellSilence(part) {
     part.classList.add("away");
