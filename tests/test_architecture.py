@@ -53,7 +53,7 @@ OUTSIDE = {"testing", "lab"}
 """Shipped beside the product: they may import anything, and nothing imports them."""
 
 STORE_PARTS = {
-    "aside", "batches", "borrowed", "cursors", "floors", "held", "listeners", "lost_answers",
+    "aside", "batches", "borrowed", "cursors", "floors", "held", "idle", "listeners", "lost_answers",
     "migrations", "named_queries", "pages", "server_tables", "server_time", "sorted_chunks",
     "transactions", "urls", "whole",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Joined, Raced, RowRefused, Taken
+from bide.stores.idle import Idle
 from bide.stores.server_time import ServerTime, StoreClock
 
 T = TypeVar("T")
@@ -28,8 +29,6 @@ SOON = 3.0
 """Seconds within which a server that is there answers what costs it nothing."""
 ECHO = 10.0
 """Seconds without an answer after which a connection is asked whether it is there."""
-_KEPT = 60.0
-"""Seconds that a connection is kept which nobody uses."""
 
 
 class TableConnections(ABC):
@@ -49,8 +48,7 @@ class TableConnections(ABC):
         self._looking: Any = None
         self.answered = 0.0
         """When the one that looks was last used, by the steady clock."""
-        self._idle: list[tuple[float, Any]] = []
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle: Idle[Any] = Idle(self.drop)
         self._users: set[object] = set()
 
     @abstractmethod
@@ -84,10 +82,8 @@ class TableConnections(ABC):
         self._users.discard(user)
         if self._users:
             return
-        if self._sweep is not None:
-            self._sweep.cancel()
-        left = [one for one in (self._looking, *(one for _, one in self._idle)) if one is not None]
-        self._looking, self._idle = None, []
+        left = [one for one in (self._looking, *self._idle.take_all()) if one is not None]
+        self._looking = None
         await asyncio.gather(*(self._tried(one, self._end(one)) for one in left), return_exceptions=True)
 
     async def looker(self) -> Any:
@@ -108,7 +104,7 @@ class TableConnections(ABC):
         while True:
             if not self._users:
                 raise StoreUnavailable(f"{self.address.shown}: not open")
-            idle = self._idle.pop()[1] if self._idle else None
+            idle = self._idle.take()
             connection = await self._connect(looking=False) if idle is None else idle
             try:
                 within = SILENCE if idle is None else SOON
@@ -116,7 +112,7 @@ class TableConnections(ABC):
             except self.away:
                 if idle is None:
                     raise
-                self._drop_idle(self._idle)
+                self._idle.drop_all()
 
     async def give_back(self, connection: Any, *, lent: bool) -> None:
         """Keep it for later. `lent`: a handler had it."""
@@ -126,20 +122,7 @@ class TableConnections(ABC):
         if not self._users or not self._usable(connection) or len(self._idle) >= self._most:
             self.drop(connection)
             return
-        self._idle.append((time.monotonic(), connection))
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._tidy)
-
-    def _tidy(self) -> None:
-        self._sweep = None
-        self._drop_idle([one for one in self._idle if one[0] <= time.monotonic() - _KEPT])
-        if self._idle:
-            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._tidy)
-
-    def _drop_idle(self, some: Sequence[tuple[float, Any]]) -> None:
-        for one in tuple(some):
-            self._idle.remove(one)
-            self.drop(one[1])
+        self._idle.keep(connection)
 
     async def _tried(self, connection: Any, doing: Awaitable[T], within: float | None = None) -> T:
         """Let go of the connection if it cannot be done in time."""

@@ -19,12 +19,11 @@ from bide.core.errors import BideError, OutcomeUnknown, SetupError, StoreUnavail
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.borrowed import Driver, driver_of
+from bide.stores.idle import Idle
 from bide.stores.whole import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
-_KEPT = 60.0
-"""Seconds that a connection is kept which nobody uses."""
 
 
 class Lent:
@@ -36,7 +35,6 @@ class Lent:
         """The name of its row among the callers."""
         self.number = 0
         """The transactions on it so far."""
-        self.idle_since = 0.0
 
 
 class Own:
@@ -83,8 +81,7 @@ class OwnTransactions(ABC):
         self._silence = silence
         self._places = asyncio.Semaphore(MOST)
         self._owners: set[asyncio.Task[Any] | None] = set()
-        self._idle: list[Any] = []
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle: Idle[Any] = Idle(self._drop)
         self._made = 0
         self._closed = False
 
@@ -178,7 +175,7 @@ class OwnTransactions(ABC):
                 raise StoreUnavailable(f"{self._address.shown}: the store is not open")
             lent: Lent | None = None
             try:
-                lent = self._idle.pop() if self._idle else await self._made_new()
+                lent = self._idle.take() or await self._made_new()
                 lent.number += 1
                 async with asyncio.timeout(self._silence):
                     await self._begin(lent)
@@ -257,27 +254,13 @@ class OwnTransactions(ABC):
         if self._closed or not self._usable(lent):
             self._drop(lent)
             return
-        lent.idle_since = time.monotonic()
-        self._idle.append(lent)
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._let_go)
-
-    def _let_go(self) -> None:
-        """Of those that nobody has used for long, and look again if some are left."""
-        self._sweep = None
-        while self._idle and self._idle[0].idle_since <= time.monotonic() - _KEPT:
-            self._drop(self._idle.pop(0))
-        if self._idle:
-            self._sweep = asyncio.get_running_loop().call_later(_KEPT, self._let_go)
+        self._idle.keep(lent)
 
     async def close(self) -> None:
         """Let go of the connections; a transaction that is open comes to nothing when it is left."""
         self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
-        for lent in self._idle:
+        for lent in self._idle.take_all():
             await self._close(lent)
-        self._idle.clear()
 
 
 def ended(where: str) -> SetupError:
