@@ -81,6 +81,11 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(one) for one in text.split()]
 
 
+def states_of(pid: int) -> set[str]:
+    """Of its threads. A signal that stops reaches the second one only when the first one has run again."""
+    return {stat.read_text().rpartition(") ")[2][0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
+
+
 class Ground:
     """What the processes of a test have written."""
 
@@ -227,6 +232,7 @@ def test_a_frozen_process_is_bounded_by_the_grace(
     process = begin("work", "shop:app", "--processes", "2")
     [*_, frozen] = ground.told("loaded", 2)
     os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: states_of(frozen) == {"T"}, "all its threads to stand still")
     process.terminate()
     assert process.wait(60) == Exit.DEFECT
     ground.said("not drained in time")

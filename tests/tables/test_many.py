@@ -117,7 +117,7 @@ async def test_rows_with_the_same_id_are_tasks_of_their_own(place: Place, clock:
 async def test_a_missing_one_is_named_at_the_start(place: Place) -> None:
     app = await place.app()
     source = await made(place)
-    app.watch(replace(source, table=source.table.replace("13", "14")))
+    app.watch(replace(source, table=source.table.replace("..13}", "..14}")))
     with pytest.raises(SetupError, match=f"no table {place.table}_14"):
         async with app.worker():
             raise AssertionError("it must not start")
