@@ -12,6 +12,7 @@ import asyncmy
 import pytest
 from tests.servers.fixtures import Borrowed
 from tests.servers.mariadb_server import ask
+from tests.waiting import PATIENCE
 
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
@@ -40,7 +41,7 @@ class TestMySql(StoreSuite):
         if url not in self.prepared:
             ask(url, f"CREATE TABLE IF NOT EXISTS {self.own} (text varchar(100)) ENGINE = InnoDB")
             self.prepared.add(url)
-        return MySqlStore(url, clock="caller")
+        return MySqlStore(url, clock="caller", silence=PATIENCE)
 
     @asynccontextmanager
     async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import asyncpg
 import pytest
 from tests.servers.fixtures import Borrowed
+from tests.waiting import PATIENCE
 
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
@@ -30,7 +31,7 @@ class TestPostgres(StoreSuite):
     async def make_store(self, tmp_path: Path) -> PostgresStore:
         url = self.schemas.url(tmp_path)
         self.own = f'"{address_of(url).schema}"'
-        return PostgresStore(url, clock="caller")
+        return PostgresStore(url, clock="caller", silence=PATIENCE)
 
     @asynccontextmanager
     async def _connected(self, tmp_path: Path) -> AsyncIterator[Any]:

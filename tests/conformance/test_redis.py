@@ -32,7 +32,9 @@ class RedisSuite(StoreSuite):
     namespace: str
 
     async def make_store(self, tmp_path: Path) -> RedisStore:
-        return RedisStore(f"{self.url}?namespace={self.place(tmp_path)}&shards={self.shards}", clock="caller")
+        return RedisStore(
+            f"{self.url}?namespace={self.place(tmp_path)}&shards={self.shards}", clock="caller", silence=30
+        )
 
     def place(self, tmp_path: Path) -> str:
         """A namespace for each directory."""

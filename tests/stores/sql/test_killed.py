@@ -60,8 +60,8 @@ async def test_the_server_dies_too_and_nothing_acknowledged_is_lost(
     own_server.start()
     report, said = report_of(run)
     # a crash may take the newest leases: somebody else gets a task whose worker still lives, as the same attempt, and
-    # yet with a token that rises
-    allowed = {"redelivered_unkilled", "not_rising"}
+    # yet with a token that rises; or a client moves or cancels it before that
+    allowed = {"redelivered_unkilled", "not_rising", "changed_while_held"}
     assert not {what: number for what, number in report["wrong"].items() if number and what not in allowed}
     assert report["deliveries"] >= 300
     for case in said.splitlines():
