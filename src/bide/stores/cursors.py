@@ -70,7 +70,7 @@ def read_cursor(text: str | None, where: Filter) -> Place:
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
     if place.order != order:
-        raise BadInput("cursor", text, f"a cursor of this list: this one is of a list by {place.order}")
+        raise BadInput("cursor", text, "a cursor of this list: this one is of a list in another order")
     if where.topic is not None and place.topic != where.topic:
         raise BadInput("cursor", text, "a cursor of this list: this one is of another topic")
     return place
