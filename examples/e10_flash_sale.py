@@ -22,7 +22,7 @@ class Order:
     number: int
 
 
-@app.handler("order.close", concurrency=500)
+@app.handler("order.close", concurrency=500, keep_done="0s", keep_cancelled="0s")
 async def close(task: Task[Order]) -> None:
     lateness.append(task.lateness.total_seconds() / SPEED * 1000)
     shop.execute("UPDATE orders SET status = 'closed' WHERE number = ? AND status = 'unpaid'", (task.payload.number,))

@@ -1,7 +1,7 @@
 """bide: its shipped defaults, for the client and for `bide work`.
 
 But for the handler's `concurrency`, which is 1000 as in the documentation's burst of messages (docs/scenarios.md): what
-holds nothing while it runs need not be held back.
+holds nothing while it runs need not be held back. `keep_done` and `keep_cancelled` are 0, as the others keep no results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.contest.tasks import ended, pause, started
 from bide import Bide, Task
 from bide.cli import main
 
-app = Bide(URL)
+app = Bide(URL, keep_done="0s", keep_cancelled="0s")
 
 
 @app.handler("bench.peers", concurrency=1000)

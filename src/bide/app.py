@@ -22,9 +22,9 @@ from bide.engine.app_worker import AppWorker
 from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
+from bide.engine.retention import retained
 from bide.engine.sync import SyncClient
 from bide.engine.tables import TableLoop
-from bide.engine.terms import Retention
 from bide.engine.watch import Watch
 from bide.engine.worker import Observer
 from bide.ports import Clock, DueRow, Route, Sink, Store, Table, WatchesTables
@@ -184,14 +184,13 @@ class Bide(Client):
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
     ) -> None:
         """How long ended tasks of `topic` are remembered; None as the settings say. Raises BadInput."""
-        general = self.terms.retention
-        retention = Retention(
-            done=general.done if done is None else duration(done, field="keep_done"),
-            cancelled=general.cancelled if cancelled is None else duration(cancelled, field="keep_cancelled"),
-            dead=general.dead if dead is None else duration(dead, field="keep_dead"),
+        self.terms = retained(
+            self.terms,
+            check_topic(topic),
+            done=None if done is None else duration(done, field="keep_done"),
+            cancelled=None if cancelled is None else duration(cancelled, field="keep_cancelled"),
+            dead=None if dead is None else duration(dead, field="keep_dead"),
         )
-        by_topic = {**self.terms.retention_by_topic, check_topic(topic): retention}
-        self.terms = msgspec.structs.replace(self.terms, retention_by_topic=by_topic)
 
     def _route_of(
         self,

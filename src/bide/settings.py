@@ -271,13 +271,18 @@ class Settings:
         default=PAYLOAD_LIMIT, metadata=_about(Whole(1, 67_108_864), "The largest payload, in bytes.")
     )
     keep_done: Millis = field(
-        default=0,
-        metadata=_about(Duration(0, LONGEST), "How long a task is remembered after it is done; 0s forgets it at once."),
+        default=HOUR,
+        metadata=_about(
+            Duration(0, LONGEST),
+            "How long a task is remembered after it is done, at most 10,000 of a topic and process; 0s forgets it at "
+            "once.",
+        ),
     )
     keep_cancelled: Millis = field(
-        default=0,
+        default=HOUR,
         metadata=_about(
-            Duration(0, LONGEST), "How long a task is remembered after it is cancelled; 0s forgets it at once."
+            Duration(0, LONGEST),
+            "How long a task is remembered after it is cancelled, as many as of done ones; 0s forgets it at once.",
         ),
     )
     keep_dead: Millis = field(

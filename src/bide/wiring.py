@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
+from bide.engine.retention import counted
 from bide.engine.terms import Retention, Terms
 from bide.ports import Store, Table
 from bide.settings import Settings
@@ -98,8 +99,8 @@ def webhook_post(**options: Any) -> WebhookPost:
 
 
 def terms_of(settings: Settings) -> Terms:
-    """What the engine goes by."""
-    return Terms(
+    """What the engine goes by, with a bound to how many ended tasks are remembered."""
+    terms = Terms(
         lease=settings.lease,
         cap=settings.max_sleep,
         concurrency=settings.concurrency,
@@ -110,6 +111,7 @@ def terms_of(settings: Settings) -> Terms:
         traces=settings.traces == "on",
         retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
     )
+    return counted(terms)
 
 
 def tracer() -> Tracing:

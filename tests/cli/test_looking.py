@@ -147,7 +147,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(line: CommandLine) -> None:
     assert done.stderr == ""
 
 
-def test_show(line: CommandLine) -> None:
+def test_show(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--key", "k", "--delay", "15m", "--deadline", "1d", "--retry", "quick")
     line.run("schedule", "t", '{"deep": {"number": 42}}', *options)
     line.run("move", "t", "k", "--delay", "1h")
@@ -159,6 +159,7 @@ def test_show(line: CommandLine) -> None:
     shown = line.run("show", "t", "k").stdout
     assert '    "number": 42' in shown
     assert "in 1h (" in shown
+    monkeypatch.setenv("BIDE_KEEP_CANCELLED", "0s")
     line.run("cancel", "t", "k")
     assert "finished and forgotten" in line.run("show", "t", "k", code=1).stdout
     assert line.one("show", "t", "never", code=1) == {"task": None, "details": None, "delivery": None, "events": []}
@@ -167,7 +168,7 @@ def test_show(line: CommandLine) -> None:
 
 def test_show_says_how_late_it_ran_and_why(line: CommandLine) -> None:
     async def late() -> None:
-        async with Bide(line.url, keep_done="1h") as app:
+        async with Bide(line.url) as app:
             app.handler("t")(handle)
             await app.schedule("t", None, key="k", delay="0s")
             await pause(0.3, why="it is to be late by more than what counts as on time")

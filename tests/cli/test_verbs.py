@@ -172,8 +172,10 @@ def test_move_fire_cancel(line: CommandLine) -> None:
     assert "before: in 2h (" in line.run("fire", "t", "k").stdout
     assert line.one("cancel", "t", "k")["answer"] == "cancelled"
     for args in (("move", "t", "k", "--delay", "1h"), ("fire", "t", "k"), ("cancel", "t", "k"), ("redrive", "t", "k")):
+        assert line.one(*args, code=1)["answer"] == "finished"
+    for args in (("move", "t", "j", "--delay", "1h"), ("fire", "t", "j"), ("cancel", "t", "j"), ("redrive", "t", "j")):
         assert line.one(*args, code=1) == {"answer": "not_found", "task": None}
-        assert "t/k: not found" in line.run(*args, code=1).stdout
+        assert "t/j: not found" in line.run(*args, code=1).stdout
 
 
 def test_a_move_past_the_deadline_is_refused(line: CommandLine) -> None:

@@ -82,7 +82,7 @@ async def test_every_verb_is_theirs_who_acts() -> None:
             ("ann", "cancel: cancelled"),
             ("ann", "cancel: cancelled"),
             ("ann", "cancel: cancelled"),
-            ("the service", "schedule: created"),
+            ("the service", "schedule: replaced"),
         ], "new tasks of theirs are not noted: they would push all else out of the log"
 
 

@@ -173,7 +173,7 @@ async def test_a_worker_tells_what_it_did(tmp_path: Path) -> None:
         assert event.was is not None
         assert event.was <= event.at
 
-    silent = Bide(f"sqlite:///{tmp_path / 'silent.db'}", history="off")
+    silent = Bide(f"sqlite:///{tmp_path / 'silent.db'}", history="off", keep_done="0s")
     silent.handler("story")(handle.__wrapped__)
     async with silent:
         await silent.schedule("story", "a", delay="0s")

@@ -90,7 +90,7 @@ async def hidden(app: Bide) -> None:
         assert found_page.cursor is None
     assert (await app.cancel("z", "k")).ok
     tally = await app.tally(["0s", "3000000h"])
-    assert {topic for topic, _ in tally.counts} == {"t"}
+    assert {topic for topic, _ in tally.counts} == {"t", "z"}
     assert set(tally.forecast) == {"t"}
     assert all(event.topic != RESERVED_TOPIC for event in await app.events())
     assert len(await app.cancel_group("g")) == 1

@@ -22,7 +22,9 @@ def test_the_verbs_block_and_answer(tmp_path: Path) -> None:
     assert app.sync.reschedule("t", "k", delay="2h").result == "moved"
     assert [task.key for task in app.sync.find(topic="t")] == ["k"]
     assert app.sync.cancel("t", "k").result == "cancelled"
-    assert app.sync.get("t", "k") is None
+    task = app.sync.get("t", "k")
+    assert task is not None
+    assert task.state == "cancelled"
     app.sync.close()
     app.sync.close()
 

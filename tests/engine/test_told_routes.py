@@ -42,7 +42,8 @@ def test_a_worker_tells_once_in_one_call(virtual: Tell) -> None:
             closes, reminds = await told_in(world)
             assert closes == ToldRoute(
                 topic="order.close", kind="handler", what=f"{__name__}.close", concurrency=50, timeout=30_000,
-                pauses=[15_000, 60_000], tries=3, losses=10, keep_done=3_600_000, keep_dead=14 * 86_400_000,
+                pauses=[15_000, 60_000], tries=3, losses=10, keep_done=3_600_000, keep_cancelled=3_600_000,
+                keep_dead=14 * 86_400_000,
             )  # fmt: skip
             assert (reminds.topic, reminds.timeout, reminds.tries, reminds.jitter) == ("order.remind", None, 12, 0.2)
             assert [told.at for told in await told_routes(world.store, world.clock)] == [world.start] * 2

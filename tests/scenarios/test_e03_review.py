@@ -75,7 +75,7 @@ async def test_a_review_before_that_calls_it_off(rides: Rides, bide_time: TimeMa
 async def test_a_review_after_that_is_too_late(rides: Rides, bide_time: TimeMachine) -> None:
     await rides.end(1)
     await bide_time.advance("48h")
-    assert await rides.rider_gives(1, 1) is Result.NOT_FOUND
+    assert await rides.rider_gives(1, 1) is Result.FINISHED
     assert rides.stars == [(5, "us")]
 
 

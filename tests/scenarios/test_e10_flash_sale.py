@@ -28,7 +28,7 @@ class Sale:
         self.status: dict[int, str] = {}
         self.closings: Counter[int] = Counter()
 
-        @app.handler("order.close")
+        @app.handler("order.close", keep_done="0s", keep_cancelled="0s")
         async def close(task: Task[Order]) -> None:
             self.closings[task.payload.number] += 1
             if self.status[task.payload.number] == "unpaid":

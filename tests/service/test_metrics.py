@@ -35,7 +35,7 @@ class Measured:
     def __init__(self, app: Bide | None = None, **options: Any) -> None:
         self.memory = MemoryStore()
         self.store = FaultyStore(self.memory)
-        self.app = app or Bide(self.store)
+        self.app = app or Bide(self.store, keep_cancelled="0s")
         self.metrics = Metrics(self.app, **{"tally_every": 0, "patience": PATIENCE, **options})
         self.samples: dict[Sample, float] = {}
 

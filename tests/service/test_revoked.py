@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE, wait_until
 
 from bide import Bide
 from bide.core.instants import Millis
+from bide.core.records import State
 from bide.ports import wire
 from bide.service import access, streaming
 from bide.service.callers import ALL_VERBS, Verb
@@ -153,6 +154,6 @@ def test_a_change_in_the_background_ends_with_its_token(one: Running, root: Api)
         revoke(one, token)
         ann.log_in(given(one, Verb.READ)[1], ann.where)
         wait_until(lambda: "its token was revoked" in ann.open(ann.where).words, "the end of the change")
-    left = one.run(one.app.tally()).number(TOPIC)
+    left = one.run(one.app.tally()).number(TOPIC, State.WAITING)
     assert 0 < left < 60
     assert other.name == token.name == "shop"

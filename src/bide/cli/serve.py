@@ -79,7 +79,7 @@ def serve(
             handler.addFilter(uneventful)
             logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo says itself where it is
     else:
-        app = Bide(settings=_settings(store))
+        app = Bide(settings=Settings.from_env(store=store))
     serving = running.serve(
         app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company,
         begin=Stopping().begin,
@@ -88,15 +88,9 @@ def serve(
     return Exit.DONE
 
 
-def _settings(store: str | None) -> Settings:
-    """The environment's; a service remembers for an hour what ended, unless they say how long."""
-    hour = {name: "1h" for name in ("keep_done", "keep_cancelled") if f"{PREFIX}{name.upper()}" not in os.environ}
-    return Settings.from_env(store=store, **hour)
-
-
 def _demo_settings(store: str) -> Settings:
     """On a laptop's disk it need not survive a power cut."""
-    given = {"keep_done": "1h", "keep_cancelled": "15m", "sqlite_synchronous": "normal"}
+    given = {"keep_cancelled": "15m", "sqlite_synchronous": "normal"}
     return Settings.from_env(
         store=store, **{name: value for name, value in given.items() if f"{PREFIX}{name.upper()}" not in os.environ}
     )

@@ -31,8 +31,8 @@ from msgspec import Meta, Struct, field
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.retry import RetryPolicy, policy
+from bide.engine.retention import MOST
 from bide.service.asks import Terms, retries
-from bide.service.keeping import MOST
 
 PER_TASK = "per-task"
 MOST_CONNECTIONS = 4_096

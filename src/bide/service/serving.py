@@ -15,6 +15,7 @@ from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
+from bide.engine.retention import counted
 from bide.engine.settling import Settling
 from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
@@ -27,7 +28,6 @@ from bide.service.console.shared import Shared
 from bide.service.console.site import Site
 from bide.service.consuming import Consuming
 from bide.service.health import Health
-from bide.service.keeping import counted
 from bide.service.metrics import Metrics
 from bide.service.origins import networks_of
 from bide.service.pages import OPEN, pages_of

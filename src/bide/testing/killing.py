@@ -144,7 +144,7 @@ def _live_and_exit(database: Path, path: Path, fatal: int | None, seed: int) -> 
 
 async def _life(database: Path, log: Log, killer: Callable[[str], None], chance: random.Random) -> None:
     store = SqliteStore(str(database), fault=killer)
-    app = Bide(store, lease="150ms", max_sleep="50ms")
+    app = Bide(store, lease="150ms", max_sleep="50ms", keep_done="0s", keep_cancelled="0s")
 
     @app.handler("work", retry=Fixed("5ms", tries=1_000))
     async def work(task: Task[int]) -> None:

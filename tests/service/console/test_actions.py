@@ -16,7 +16,7 @@ from tests.service.test_access import make
 from tests.waiting import wait_until
 
 from bide.core.events import Event
-from bide.core.records import Filter
+from bide.core.records import Filter, State
 from bide.engine.bulk import Bulk, BulkVerb
 from bide.engine.bulk_run import BulkState, Progress
 from bide.engine.bulk_store import LOST_AFTER, BulkStore
@@ -439,7 +439,7 @@ def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path, v
         page = browser.open(where)
         assert "Stopped as the service ended" in page.words
         browser.press("Go on with what is left")
-        left = one.run(one.app.tally()).number("t")
+        left = one.run(one.app.tally()).number("t", State.WAITING)
         browser.press(f"Cancel: {left} tasks", pace="")
         assert f"{left} cancelled" in over(browser).words
-        assert one.run(one.app.tally()).number("t") == 0
+        assert one.run(one.app.tally()).number("t", State.WAITING) == 0

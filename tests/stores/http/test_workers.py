@@ -48,7 +48,7 @@ async def test_verbs_and_handlers_are_those_of_the_library() -> None:
                 await worker.until_empty()
             assert worker.stats.done == 102
             assert worker.stats.lost == 0
-            assert (await app.cancel("order.close", "1")).result == "not_found"
+            assert (await app.cancel("order.close", "1")).result == "finished"
             assert {event.kind.value for event in await app.events()} == {"retry", "change"}
     again = [(attempt, life) for number, attempt, life in seen if number == 2]
     assert [attempt for attempt, _ in again] == [1, 2]

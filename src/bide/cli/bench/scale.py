@@ -58,7 +58,10 @@ async def scale(plan: Plan) -> Report:
     sizes.append(most)
     costs: dict[str, dict[str, float]] = {name: {} for name in OPERATIONS}
     url = _unflushed(plan.place.url)
-    app = Bide(url, settings=Settings(store=url, sqlite_synchronous="normal", history=plan.history))
+    app = Bide(
+        url,
+        settings=Settings(store=url, sqlite_synchronous="normal", history=plan.history, keep_done=0, keep_cancelled=0),
+    )
     with limit_of(plan) as limit:
         limit.measure(5)
         async with app:

@@ -220,8 +220,11 @@ def read_log(path: str) -> tuple[list[Start], list[Settled]]:
 
 
 def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
-    """An app with the shipped defaults, whatever the environment says. With `calls`, its store counts calls there."""
-    settings = Settings(history=spec.history)
+    """An app with the shipped defaults, whatever the environment says, but that it forgets at once what ended.
+
+    With `calls`, its store counts calls there.
+    """
+    settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0)
     store = store_maker(spec.store, settings)()
     if calls is not None:
         for name in _OPERATIONS:

@@ -53,8 +53,7 @@ def demo(surroundings: Surroundings, seconds: float | None, fresh: bool, plain: 
     with 0 when every scenario has come to its end, with 1 when --seconds came first.
     """
     store = _STORE if surroundings.store is None else surroundings.store
-    # Kept for a while, so that `bide ls --state done` has something to show afterwards.
-    settings = Settings.from_env(store=store, keep_done="1h", keep_cancelled="1h")
+    settings = Settings.from_env(store=store)
     demo = Demo(Bide(settings=settings), _path_of(store), speed=speed, fresh=fresh)
     from bide.cli.demo.watching import Lines, Screen
 

@@ -53,7 +53,7 @@ class _Bide(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.app = Bide(self.url)
+        self.app = Bide(self.url, keep_done="0s", keep_cancelled="0s")
 
     @property
     def url(self) -> str:

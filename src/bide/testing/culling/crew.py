@@ -50,7 +50,7 @@ async def _work(number: int, journal: Journal, url: str) -> None:
 
 def app_on(url: str) -> Bide:
     """With the shipped defaults but for the lease, whatever the environment says."""
-    return Bide(url, settings=Settings(lease=int(LEASE * 1000)))
+    return Bide(url, settings=Settings(lease=int(LEASE * 1000), keep_done=0, keep_cancelled=0))
 
 
 class Crew:

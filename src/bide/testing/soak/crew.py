@@ -115,7 +115,7 @@ def work() -> None:
 async def _work() -> None:
     ear = Ear()
     terms = msgspec.json.decode(await ear.word(), type=Terms)
-    app, counted = Bide(terms.url, settings=Settings()), Counted(terms.leak)
+    app, counted = Bide(terms.url, settings=Settings(keep_done=0, keep_cancelled=0)), Counted(terms.leak)
     keep = f"{terms.keep}s"
 
     @app.handler(PLAIN)

@@ -78,7 +78,7 @@ class Soak:
         begun = datetime.now(UTC)
         async with AsyncExitStack() as service:
             url, processes = place.url, given.workers + 1
-            async with Bide(place.url, settings=Settings()) as app:
+            async with Bide(place.url, settings=Settings(keep_done=0, keep_cancelled=0)) as app:
                 await _fill_events(app)
             if given.service:
                 self._service = await service.enter_async_context(Service(place.url, self._folder))
@@ -99,7 +99,7 @@ class Soak:
     async def _soak(self, url: str) -> dict[str, Any]:
         """All of it that needs the store open; what it came to."""
         given = self._given
-        app = Bide(url, settings=Settings())
+        app = Bide(url, settings=Settings(keep_done=0, keep_cancelled=0))
         app.retain(KEPT, done=f"{self._keep}s", cancelled=f"{self._keep}s")
         app.retain(FAILING, dead=f"{self._keep}s")
         crew = Crew(Terms(url=url, keep=self._keep, leak=given.leak))
