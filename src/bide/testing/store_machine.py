@@ -93,6 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
+        self.wait = self.runner.get_loop().run_until_complete  # `run` would set SIGINT's handler before each call
         self.model, self.subject = self.make_model(), self.make_subject()
         self.now: Millis = FIRST_INSTANT
         self.lives = 0
@@ -283,13 +284,10 @@ class StoreMachine(RuleBasedStateMachine):
         cls.compared += 1
 
     def both(self, call: Callable[[Store], Coroutine[Any, Any, Answered]]) -> tuple[Answered, Answered]:
-        return self.runner.run(call(self.model)), self.runner.run(call(self.subject))
+        return self.wait(call(self.model)), self.wait(call(self.subject))
 
     def each(self, mine: Awaitable[Answered], theirs: Awaitable[Answered]) -> tuple[Answered, Answered]:
-        async def run(awaited: Awaitable[Answered]) -> Answered:
-            return await awaited
-
-        return self.runner.run(run(mine)), self.runner.run(run(theirs))
+        return self.wait(mine), self.wait(theirs)
 
     def life(self) -> str:
         self.lives += 1
@@ -302,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
         return 0 if asked is None else self.now + asked
 
     def due_tasks(self, topic: str) -> list[Record]:
-        found = self.runner.run(self.model.find(Filter(topic=topic, wake_before=self.now + 1), Page(limit=100)))
+        found = self.wait(self.model.find(Filter(topic=topic, wake_before=self.now + 1), Page(limit=100)))
         return found.tasks
 
     def everything_is_the_same(self) -> None:
