@@ -54,7 +54,7 @@ OUTSIDE = {"testing", "lab"}
 
 STORE_PARTS = {
     "aside", "batches", "borrowed", "cursors", "floors", "held", "idle", "listeners", "lost_answers",
-    "migrations", "named_queries", "pages", "server_tables", "server_time", "sorted_chunks",
+    "migrations", "named_queries", "pages", "server_store", "server_tables", "server_time", "sorted_chunks",
     "transactions", "urls", "whole",
 }  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""

@@ -78,8 +78,9 @@ class Conflicts:
         self._wary.update(dict.fromkeys(there, self.BATCHES))
 
 
-def slices(asked: Sequence[One]) -> list[Sequence[One]]:
-    return [asked[first : first + AT_ONCE] for first in range(0, len(asked), AT_ONCE)]
+def slices(asked: Sequence[One], at_once: int = AT_ONCE) -> list[Sequence[One]]:
+    """Parts for one statement each."""
+    return [asked[first : first + at_once] for first in range(0, len(asked), at_once)]
 
 
 def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:

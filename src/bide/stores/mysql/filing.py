@@ -20,9 +20,9 @@ import msgspec
 
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic
+from bide.stores.batches import slices
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.lane import Call
-from bide.stores.mysql.sizes import slices
 from bide.stores.mysql.statements import Code, Quote, held, literal
 from bide.stores.mysql.statements import rows as tuples
 

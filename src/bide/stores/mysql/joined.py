@@ -17,14 +17,13 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import Conflicts, merge_earliest
+from bide.stores.batches import Conflicts, merge_earliest, slices
 from bide.stores.borrowed import Borrowed, Driver
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
 from bide.stores.mysql.errors import Again, Fewer, Locked, Lost, NotSent, Taken, by_code, meaning, said
 from bide.stores.mysql.lane import Call, Repeated, Runs, Work
 from bide.stores.mysql.queries import THERE_ANYWHERE
-from bide.stores.mysql.sizes import slices
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
 from bide.stores.whole import Known, Whole
 

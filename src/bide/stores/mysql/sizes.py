@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.records import NewTask
+from bide.stores.batches import slices
 
 AT_ONCE = 1_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
@@ -17,8 +17,6 @@ _AROUND = 2_500
 """Bytes of a statement for a task whose names are the longest, without payload and options."""
 _REST = 4_096
 """Bytes of what else is in a packet."""
-
-One = TypeVar("One")
 
 
 def size_of(new: NewTask) -> int:
@@ -44,16 +42,11 @@ def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
     return problems
 
 
-def slices(asked: Sequence[One], at_once: int = AT_ONCE) -> list[Sequence[One]]:
-    """Parts for one packet each."""
-    return [asked[first : first + at_once] for first in range(0, len(asked), at_once)]
-
-
 def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTask]]:
-    """The same of new tasks, also by their bytes."""
+    """Parts for one packet each, also by their bytes."""
     room = min(_BYTES_AT_ONCE, largest - _REST)
     parts: list[Sequence[NewTask]] = []
-    for part in slices(tasks):
+    for part in slices(tasks, AT_ONCE):
         if 2 * sum([len(new.payload) + len(new.options) for new in part]) + _AROUND * len(part) <= room:
             parts.append(part)
             continue

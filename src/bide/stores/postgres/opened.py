@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from uuid import uuid4
+from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.aside import Aside
-from bide.stores.batches import Conflicts, merge_earliest
+from bide.stores.batches import merge_earliest
 from bide.stores.floors import SLACK, Floors
-from bide.stores.held import HeldTasks
+from bide.stores.held import Held, HeldTasks
 from bide.stores.postgres import leasing, schema
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.bounds import Asked, Bounds
-from bide.stores.postgres.joined import SAMPLES, Identity, Joins
+from bide.stores.postgres.joined import SAMPLES, Joins
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import Hearing, Telling
-from bide.stores.server_time import ServerTime
+from bide.stores.server_store import Ask, ServerOpened
 
 _log = logging.getLogger("bide.postgres")
 _SLACK: Millis = 100
@@ -31,13 +29,16 @@ _SLACK: Millis = 100
 LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 
 
-class Opened:
+class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
+    lanes: dict[str, Lane]
+    joins: Joins
+    transactions: Transactions
+
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:
+        super().__init__(_log)
         self.names = Names(address.schema, address.prefix)
-        self.time = ServerTime()
-        self.name = uuid4().hex[:16]
         queries = queries_of(address.schema, address.prefix)
         self.lanes = {
             kind: Lane(
@@ -51,14 +52,8 @@ class Opened:
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
         self.floors = Floors(used=by_server, slack=SLACK if address.pooled else _SLACK)
         self.bounds = Bounds(used=by_server and not address.pooled, beside=self._look_whole)
-        self.aside = Aside(_log)
         self.purging = Purging(used=by_server)
         self.hearing.told = self._told
-        self.conflicts = Conflicts()
-        self.loop = asyncio.get_running_loop()
-        self.identity: Identity = (0, 0)
-        self.joins: Joins
-        self.transactions: Transactions
         self.raised: Millis = -1
         """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
 
@@ -70,8 +65,6 @@ class Opened:
         return self.aside.run(partial(leasing.look_whole, self.lanes["whole"], self.bounds, asked))
 
     async def look(self, address: Address | None = None) -> None:
-        """Which database this is; with an address also whether its schema is the one that this code works with."""
-
         async def work(call: Call) -> None:
             await call.begin()
             if address is not None:
@@ -82,26 +75,19 @@ class Opened:
 
         await self.lanes["read"].read(work)
 
-    async def is_this(self, identity: Identity) -> bool:
-        """Whether a connection to `identity` is to this database; looked up anew if the server was started again."""
-        if identity != self.identity:
-            try:
-                running: object = asyncio.get_running_loop()
-            except RuntimeError:
-                running = None
-            if running is self.loop:
-                await self.look()
-            else:  # a synchronous verb, in a thread of its own
-                asyncio.run_coroutine_threadsafe(self.look(), self.loop).result()
-        return identity == self.identity
+    async def _micros(self, call: Call) -> int:
+        [(micros,)] = await call.fetch("time")
+        return int(micros)
+
+    async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
+        try:
+            return await ask(self.lanes[kind], part)
+        except Held as error:  # the whole table: somebody alters it, or makes an index
+            return [error] * len(part)
 
     async def close(self) -> None:
-        await self.aside.close()
-        await self.held.close()
-        await self.transactions.close()
         await self.hearing.close()
-        for lane in self.lanes.values():
-            await lane.close()
+        await super().close()
 
 
 class Told:
