@@ -1,7 +1,7 @@
 """bide: its shipped defaults, for the client and for `bide work`.
 
 But for the handler's `concurrency`, which is 1000 as in the documentation's burst of messages (docs/scenarios.md): what
-holds nothing while it runs need not be held back. `keep_done` and `keep_cancelled` are 0, as the others keep no results.
+holds nothing while it runs need not be held back. What ended is deleted at once, as the others keep no results.
 """
 
 from __future__ import annotations
