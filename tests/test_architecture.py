@@ -54,8 +54,8 @@ OUTSIDE = {"testing", "lab"}
 
 STORE_PARTS = {
     "aside", "batches", "borrowed", "cursors", "floors", "held", "idle", "listeners", "lost_answers",
-    "migrations", "named_queries", "pages", "server_store", "server_tables", "server_time", "sorted_chunks",
-    "transactions", "urls", "whole",
+    "migrations", "named_queries", "pages", "server_joined", "server_store", "server_tables", "server_time",
+    "sorted_chunks", "transactions", "urls", "whole",
 }  # fmt: skip
 """Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
 

@@ -24,8 +24,9 @@ from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Clock, Joined, Table
 from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts, slices
-from bide.stores.borrowed import Borrowed, borrowed
+from bide.stores.borrowed import borrowed
 from bide.stores.held import HeldTasks, together
+from bide.stores.server_joined import CallersVerbs, Joins, Reading
 from bide.stores.server_time import ServerTime, StoreClock
 from bide.stores.transactions import OwnTransactions
 
@@ -46,7 +47,7 @@ class ServerOpened(ABC):
     lanes: Any
     """By the kind of call."""
     held: HeldTasks
-    joins: Any
+    joins: Joins
     transactions: OwnTransactions
 
     def __init__(self, log: logging.Logger) -> None:
@@ -106,16 +107,6 @@ class Operations(Protocol):
     async def extend(self, lane: Any, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]: ...
 
 
-class Reading(Protocol):
-    """A store's module that reads."""
-
-    async def get(self, lane: Any, refs: Sequence[Ref]) -> list[Record | None]: ...
-    async def find(self, lane: Any, where: Filter, page: Page) -> Found: ...
-    async def tally(
-        self, lane: Any, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
-    ) -> Tally: ...
-
-
 class Journal(Protocol):
     """A store's module of who works there, and of what happened."""
 
@@ -148,8 +139,8 @@ class ServerStore(ABC, Generic[Opened]):
     _address_of: ClassVar[Callable[[str], Any]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
-    _accepted: ClassVar[str]
-    """The connections that may be joined."""
+    _callers: ClassVar[type[CallersVerbs]]
+    """The verbs on a connection of the caller's."""
 
     def __init__(
         self,
@@ -185,10 +176,6 @@ class ServerStore(ABC, Generic[Opened]):
     @abstractmethod
     async def _told(self, opened: Opened, operation: Any, now: Millis, lane: Any, part: Sequence[Any]) -> list[Any]:
         """An operation on one part of a batch; what it makes wake earlier is told of once it is done."""
-
-    @abstractmethod
-    def _joined(self, opened: Opened, lent: Borrowed) -> Joined:
-        """The verbs on a connection of the caller's."""
 
     async def _ready(self, now: Millis) -> Opened:
         """Before the first call that goes by `now`."""
@@ -311,8 +298,8 @@ class ServerStore(ABC, Generic[Opened]):
         """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
         lent = borrowed(connection)
         if lent is None:
-            raise BadInput("connection", connection, self._accepted)
-        return self._joined(self._open(), lent)
+            raise BadInput("connection", connection, self._callers.accepted)
+        return self._callers(self._open().joins, lent)
 
     # --- Shares
 

@@ -1,30 +1,29 @@
 """The verbs in a transaction that is the caller's: task and data are committed together, or not at all.
 
-Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
-around it can go on. Two things are different from our own connections. The call has no number, since it needs none:
-whether it was done is whether that transaction was committed. And every value is written so that it means the same
-whatever character set, SQL mode and time zone the connection has.
+One more thing than the missing number is different from our own connections: every value is written so that it means
+the same whatever character set, SQL mode and time zone the connection has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
-from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import Conflicts, merge_earliest, slices
-from bide.stores.borrowed import Borrowed, Driver
-from bide.stores.mysql import adding, operations, reading
+from bide.core.records import NewTask
+from bide.stores.batches import Conflicts
+from bide.stores.borrowed import Driver, MysqlDriver
+from bide.stores.mysql import adding, errors, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
-from bide.stores.mysql.errors import Again, Fewer, Locked, Lost, NotSent, Taken, by_code, meaning, said
-from bide.stores.mysql.lane import Call, Repeated, Runs, Work
+from bide.stores.mysql.errors import Fewer, Taken, by_code, meaning, said
+from bide.stores.mysql.lane import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
+from bide.stores.server_joined import CallersVerbs, ServerVerbs, Within, Work
 from bide.stores.whole import Known, Whole
 
 T = TypeVar("T")
@@ -119,123 +118,39 @@ def code_of(error: BaseException) -> int | None:
     return None
 
 
-class Joins:
-    """What the verbs have of the open store."""
+class _Within(Within):
+    """One savepoint more, for what is tried first."""
 
-    def __init__(
-        self,
-        where: str,
-        schema: str,
-        queries: Mapping[str, Template],
-        *,
-        now: Callable[[Millis], Millis | None],
-        about: Callable[[Millis], Millis],
-        reserve: Callable[[Millis, int], Awaitable[int]],
-        identity: Callable[[Identity], Awaitable[bool]],
-    ) -> None:
-        """`reserve`: tokens, where the caller's clock counts. `identity`: whether this is the store's own server."""
-        self.where = where
-        self.schema = schema
-        self.queries = queries
-        self.now = now
-        self.about = about
-        self.reserve = reserve
-        self.identity = identity
-        self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
+    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
+        await self._call.send(b"SAVEPOINT bide_call")
+        try:
+            return await work(self._call)
+        except (Taken, Fewer):
+            await self._call.send(b"ROLLBACK TO bide_call")
+            raise
 
 
-class JoinedVerbs:
-    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+class JoinedVerbs(ServerVerbs):
+    """The verbs on a connection of any of the drivers."""
 
-    def __init__(self, joins: Joins, connection: Any) -> None:
-        self._joins = joins
-        self._connection = connection
-        self.wakes: dict[Topic, Millis] = {}
-        """What this transaction makes wake earlier, to be told once it is committed."""
-
-    @property
-    def connection(self) -> Any:
-        """The connection, for statements of your own."""
-        return self._connection
+    kinds: ClassVar[ModuleType] = errors
+    accepted = ACCEPTED
+    _place = "server"
+    _at_once = _AT_ONCE
+    _within = _Within
+    _operations = operations
+    _reading = reading
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        conflicts = Conflicts()
+        return await self._write(partial(adding.add, conflicts=Conflicts()), tasks, now, adding=True)
 
-        async def operation(
-            lane: Runs, part: Sequence[NewTask], there: Millis | None, about: Millis, tell: operations.Tell
-        ) -> list[Answer]:
-            return await adding.add(lane, part, there, about, tell, conflicts)
+    def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
+        return JoinedCall(driver, self._joins.queries, floor)
 
-        return await self._write(operation, tasks, now, adding=True)
-
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write(operations.change, changes, now)
-
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await self._write(operations.settle, outcomes, now)
-
-    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return [found for part in slices(refs, _AT_ONCE) for found in await reading.get(self, part)]
-
-    async def find(self, where: Filter, page: Page) -> Found:
-        return await reading.find(self, where, page)
-
-    async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
-        if not asked:
-            return []
-        joins = self._joins
-        wakes: dict[Topic, Millis] = {}
-        answers: list[Any] = []
-        there = joins.now(now)
-        floor = None if there is None else await joins.reserve(there, 2 * len(asked))
-
-        async def work(call: Call) -> None:
-            whole = _Whole(call)
-            for part in slices(asked, _AT_ONCE):
-                answers.extend(await operation(whole, part, there, joins.about(now), partial(merge_earliest, wakes)))
-
-        await self._savepoint(work, floor=floor, adding=adding)
-        merge_earliest(self.wakes, wakes)
-        return answers
-
-    # --- as a lane
-
-    async def run(
-        self,
-        work: Work[T],
-        repeated: Callable[[Repeated, Call], Awaitable[T]],
-        *,
-        adding: bool = False,
-        apart: bool = False,
-    ) -> T:
-        return await self._savepoint(work, adding=adding)
-
-    async def read(self, work: Work[T]) -> T:
-        return await self._savepoint(work)
-
-    async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
-        """`work`, whole or not at all."""
-        whole: Whole | None = None
-        try:
-            driver = await self._driver()
-            known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
-            async with known.turn:
-                if known.gone:
-                    await self._check_ended(driver, known)
-                whole = Whole(driver, gone=partial(self._was_undone, driver, known))
-                async with whole:
-                    if not known.ours:
-                        await self._look(driver)
-                        known.ours = True
-                    return await work(JoinedCall(driver, self._joins.queries, floor))
-        except Exception as error:
-            found = self._meaning(error, adding=adding, committing=whole is not None and whole.committing)
-            if found is error:
-                raise
-            raise found from error
-
-    async def _driver(self) -> Driver:
-        raise NotImplementedError
+    async def _whole(self, driver: Driver, known: Known) -> Whole:
+        if known.gone:
+            await self._check_ended(driver, known)
+        return Whole(driver, gone=partial(self._was_undone, driver, known))
 
     async def _was_undone(self, driver: Driver, known: Known, error: Exception) -> bool:
         """Whether the server has undone all of the caller's transaction, as by a deadlock. Nobody has told the caller
@@ -260,64 +175,24 @@ class JoinedVerbs:
                 "back, and begin anew"
             )
 
-    async def _look(self, driver: Driver) -> None:
-        """Whether it is a connection to the store's own server, and gives what our statements take. BadInput."""
+    async def _identity(self, driver: Driver) -> Identity:
         [row] = await driver.run(self._joins.queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
             raise BadInput(
                 "connection", self._connection, "a connection whose converters leave binary and bigint alone"
             )
-        if not await self._joins.identity(identity_of(row)):
-            raise BadInput(
-                "connection", self._connection, f"{ACCEPTED}: this one is to another server than {self._joins.where}"
-            )
+        return identity_of(row)
 
-    def _meaning(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
+    def _meaning(self, error: Exception, *, adding: bool) -> Exception:
         where = self._joins.where
         code, package = code_of(error), type(error).__module__.partition(".")[0]
-        found: Exception
         if code == _READ_ONLY:
             return SetupError(f"{where}: the connection cannot be used now: its transaction is read-only")
         if code:
-            found = by_code(code, f"{where}: {said(error)}", adding=adding)
-        elif package in _DRIVERS:
-            found = SetupError(f"{where}: the connection cannot be used: {said(error)}")
-        else:
-            found = meaning(error, where, adding=adding)
-        if isinstance(found, Lost):
-            text = f"{found}; its transaction is gone with it"
-            return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
-        if isinstance(found, Locked):
-            return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
-        if isinstance(found, Again | NotSent):
-            return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
-        return found
-
-
-class _Whole:
-    """A lane for an operation that is within a savepoint already: one more, for what is tried first."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    async def run(
-        self,
-        work: Work[T],
-        repeated: Callable[[Repeated, Call], Awaitable[T]],
-        *,
-        adding: bool = False,
-        apart: bool = False,
-    ) -> T:
-        call = self._call
-        await call.send(b"SAVEPOINT bide_call")
-        try:
-            return await work(call)
-        except (Taken, Fewer):
-            await call.send(b"ROLLBACK TO bide_call")
-            raise
-
-    async def read(self, work: Work[T]) -> T:
-        return await work(self._call)
+            return by_code(code, f"{where}: {said(error)}", adding=adding)
+        if package in _DRIVERS:
+            return SetupError(f"{where}: the connection cannot be used: {said(error)}")
+        return meaning(error, where, adding=adding)
 
 
 def identity_of(row: Sequence[Any]) -> Identity:
@@ -325,20 +200,7 @@ def identity_of(row: Sequence[Any]) -> Identity:
     return Identity(str(host), int(port), str(data))
 
 
-class CallersConnection(JoinedVerbs):
-    """The verbs on a connection that the caller opened, in whatever transaction it is in.
+class CallersConnection(CallersVerbs, JoinedVerbs):
+    """The verbs on a connection that the caller opened."""
 
-    If it is in none, and none begins by itself with a statement, the verb is one of its own.
-    """
-
-    def __init__(self, joins: Joins, lent: Borrowed) -> None:
-        super().__init__(joins, lent.given)
-        self._lent = lent
-
-    async def _driver(self) -> Driver:
-        driver = await self._lent.driver()
-        if type(driver).__name__ != "MysqlDriver":
-            raise BadInput("connection", self._connection, ACCEPTED)
-        if driver.closed:
-            raise SetupError(f"{self._joins.where}: the connection is closed")
-        return driver
+    _drivers = (MysqlDriver,)

@@ -17,7 +17,7 @@ from bide.stores.mysql import leasing, schema
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.depths import Depths
 from bide.stores.mysql.ear import POLL, Ear
-from bide.stores.mysql.joined import Joins, identity_of
+from bide.stores.mysql.joined import identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.past import Name, go_past
@@ -32,7 +32,6 @@ class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
     lanes: dict[str, Lane]
-    joins: Joins
     transactions: Transactions
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:

@@ -19,18 +19,18 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Leased, NewTask, Settlement, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import slices
-from bide.stores.borrowed import Borrowed
 from bide.stores.held import together
 from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.ear import POLL
-from bide.stores.mysql.joined import ACCEPTED, CallersConnection, Joins
+from bide.stores.mysql.joined import CallersConnection
 from bide.stores.mysql.lane import Lane
 from bide.stores.mysql.opened import Opened
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, WITH_ERRORS, slices_of_new, too_large
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.mysql.transactions import Transactions
+from bide.stores.server_joined import Joins
 from bide.stores.server_store import ServerStore
 
 
@@ -49,7 +49,7 @@ class MySqlStore(ServerStore[Opened]):
     _tables = MySqlTable.each
     _address_of = address_of
     _at_once = AT_ONCE
-    _accepted = ACCEPTED
+    _callers = CallersConnection
     _address: Address
 
     def _made(self, patience: float) -> Opened:
@@ -57,7 +57,6 @@ class MySqlStore(ServerStore[Opened]):
         opened = Opened(address, by_server=self._by_server, patience=patience, silence=self._silence)
         opened.joins = Joins(
             address.shown,
-            address.schema,
             queries_of(address.schema, address.prefix),
             now=self._now,
             about=self._about,
@@ -69,9 +68,6 @@ class MySqlStore(ServerStore[Opened]):
             leased=opened.leased, silence=self._silence,
         )  # fmt: skip
         return opened
-
-    def _joined(self, opened: Opened, lent: Borrowed) -> CallersConnection:
-        return CallersConnection(opened.joins, lent)
 
     # --- AnswersApart
 

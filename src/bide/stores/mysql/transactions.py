@@ -12,11 +12,12 @@ from bide.core.instants import Millis
 from bide.core.records import Settlement
 from bide.stores.mysql import errors
 from bide.stores.mysql.connecting import connect
-from bide.stores.mysql.joined import JoinedVerbs, Joins
+from bide.stores.mysql.joined import JoinedVerbs
 from bide.stores.mysql.lane import Call
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
+from bide.stores.server_joined import Joins
 from bide.stores.transactions import Lent, Own, OwnTransactions, ended
 
 _IN_TRANSACTION = 1

@@ -15,7 +15,7 @@ from bide.stores.held import Held, HeldTasks
 from bide.stores.postgres import leasing, schema
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.bounds import Asked, Bounds
-from bide.stores.postgres.joined import SAMPLES, Joins
+from bide.stores.postgres.joined import SAMPLES
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
@@ -33,7 +33,6 @@ class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
     lanes: dict[str, Lane]
-    joins: Joins
     transactions: Transactions
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:

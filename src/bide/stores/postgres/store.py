@@ -15,16 +15,16 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Leased, NewTask, Settlement, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, slices
-from bide.stores.borrowed import Borrowed
 from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
 from bide.stores.postgres.address import Address, address_of
-from bide.stores.postgres.joined import ACCEPTED, CallersConnection, Joins
+from bide.stores.postgres.joined import CallersConnection
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.opened import Opened, Told
 from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import POLL
+from bide.stores.server_joined import Joins
 from bide.stores.server_store import EVENTS_KEPT, ServerStore
 
 
@@ -44,7 +44,7 @@ class PostgresStore(ServerStore[Opened]):
     _tables = PostgresTable.each
     _address_of = address_of
     _at_once = AT_ONCE
-    _accepted = ACCEPTED
+    _callers = CallersConnection
     _address: Address
 
     def __init__(
@@ -75,9 +75,6 @@ class PostgresStore(ServerStore[Opened]):
             address, opened.name, opened.joins, opened.lanes["keep"], opened.hearing.tell, silence=self._silence
         )
         return opened
-
-    def _joined(self, opened: Opened, lent: Borrowed) -> CallersConnection:
-        return CallersConnection(opened.joins, lent)
 
     async def _ready(self, now: Millis) -> Opened:
         """Where the caller's clock counts, the counter is raised to it before the first call that goes by it."""

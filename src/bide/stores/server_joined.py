@@ -1,0 +1,229 @@
+"""What the stores on database servers have in common of the verbs in a transaction that is the caller's.
+
+Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
+around it can go on. The call has no number, since it needs none: whether it was done is whether that transaction was
+committed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Tally, Topic
+from bide.stores.batches import merge_earliest, slices
+from bide.stores.borrowed import Borrowed, Driver
+from bide.stores.whole import Known, Whole
+
+T = TypeVar("T")
+Work = Callable[[Any], Awaitable[T]]
+"""What is done with a call."""
+
+
+class Reading(Protocol):
+    """A store's module that reads."""
+
+    async def get(self, lane: Any, refs: Sequence[Ref]) -> list[Record | None]: ...
+    async def find(self, lane: Any, where: Filter, page: Page) -> Found: ...
+    async def tally(
+        self, lane: Any, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
+    ) -> Tally: ...
+
+
+class Joins:
+    """What the verbs have of the open store."""
+
+    def __init__(
+        self,
+        where: str,
+        queries: Mapping[str, Any],
+        *,
+        now: Callable[[Millis], Millis | None],
+        about: Callable[[Millis], Millis],
+        identity: Callable[[object], Awaitable[bool]],
+        tell: Callable[[Mapping[Topic, Millis], Millis], list[str]] = lambda wakes, about: [],
+        reserve: Callable[[Millis, int], Awaitable[int]] | None = None,
+    ) -> None:
+        """`identity`: whether this is the store's own server. `tell`: the messages that go with these wakes.
+
+        `reserve`: tokens, where the caller's clock counts.
+        """
+        self.where = where
+        self.queries = queries
+        self.now = now
+        self.about = about
+        self.identity = identity
+        self.tell = tell
+        self.reserve = reserve
+        self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
+
+
+class Within:
+    """A lane for an operation that is within a savepoint already."""
+
+    passes = False
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
+        return await work(self._call)
+
+    async def read(self, work: Work[T]) -> T:
+        return await work(self._call)
+
+
+class ServerVerbs(ABC):
+    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+
+    kinds: ClassVar[ModuleType]
+    """The kinds of errors of the store, and what the driver's mean."""
+    accepted: ClassVar[str]
+    """The connections that may be joined."""
+    _place: ClassVar[str]
+    """What a connection must be to: a database of a server, or any of it."""
+    _at_once: ClassVar[int]
+    """Tasks in one statement."""
+    _within: ClassVar[type[Within]] = Within
+    _operations: ModuleType
+    _reading: Reading
+    passes = False
+
+    def __init__(self, joins: Joins, connection: Any) -> None:
+        self._joins = joins
+        self._connection = connection
+        self.wakes: dict[Topic, Millis] = {}
+        """What this transaction makes wake earlier, to be told once it is committed."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection, for statements of your own."""
+        return self._connection
+
+    @abstractmethod
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]: ...
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write(self._operations.change, changes, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write(self._operations.settle, outcomes, now)
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        return [one for part in slices(refs, self._at_once) for one in await self._reading.get(self, part)]
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await self._reading.find(self, where, page)
+
+    async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
+        if not asked:
+            return []
+        joins = self._joins
+        there, about = joins.now(now), joins.about(now)
+        floor = None if there is None or joins.reserve is None else await joins.reserve(there, 2 * len(asked))
+        wakes: dict[Topic, Millis] = {}
+        answers: list[Any] = []
+
+        def tell(some: Mapping[Topic, Millis]) -> list[str]:
+            merge_earliest(wakes, some)
+            return joins.tell(some, about)
+
+        async def work(call: Any) -> None:
+            lane = self._within(call)
+            for part in slices(asked, self._at_once):
+                answers.extend(await operation(lane, part, there, about, tell))
+
+        await self._savepoint(work, floor=floor, adding=adding)
+        merge_earliest(self.wakes, wakes)
+        return answers
+
+    # --- as a lane
+
+    async def run(self, work: Work[T], repeated: object, *, adding: bool = False, **_: Any) -> T:
+        return await self._savepoint(work, adding=adding)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._savepoint(work)
+
+    async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
+        """`work`, whole or not at all. `floor`: the first token, where the caller's clock counts."""
+        whole: Whole | None = None
+        try:
+            driver = await self._driver()
+            known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
+            async with known.turn:
+                whole = await self._whole(driver, known)
+                async with whole:
+                    if not known.ours:
+                        await self._look(driver)
+                        known.ours = True
+                    return await work(self._call(driver, floor))
+        except Exception as error:
+            found = self._told(error, adding=adding, committing=whole is not None and whole.committing)
+            if found is error:
+                raise
+            raise found from error
+
+    async def _look(self, driver: Driver) -> None:
+        """Whether it is a connection to where the store is, and gives what our statements take. Raises BadInput."""
+        identity = await self._identity(driver)
+        if identity is None or not await self._joins.identity(identity):
+            other = f"this one is to another {self._place} than {self._joins.where}"
+            raise BadInput("connection", self._connection, f"{self.accepted}: {other}")
+
+    def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
+        """What to raise: a caller's transaction is not begun anew, as ours would be."""
+        kinds, found = self.kinds, self._meaning(error, adding=adding)
+        if isinstance(found, kinds.Lost):
+            text = f"{found}; its transaction is gone with it"
+            return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
+        if isinstance(found, kinds.Locked):
+            return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
+        if isinstance(found, (kinds.Again, kinds.NotSent)) or not (found is error or isinstance(found, BideError)):
+            return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
+        return found
+
+    # --- the server's part
+
+    @abstractmethod
+    async def _driver(self) -> Driver: ...
+    @abstractmethod
+    def _call(self, driver: Driver, floor: int | None) -> Any: ...
+    @abstractmethod
+    async def _whole(self, driver: Driver, known: Known) -> Whole:
+        """The block of one verb. Raises SetupError where none can begin."""
+
+    @abstractmethod
+    async def _identity(self, driver: Driver) -> object | None:
+        """What a connection is to; None: nothing of bide's. Raises BadInput if it does not give what we take."""
+
+    @abstractmethod
+    def _meaning(self, error: Exception, *, adding: bool) -> Exception:
+        """What an error of a driver means, whichever it is."""
+
+
+class CallersVerbs(ServerVerbs):
+    """The verbs on a connection that the caller opened, in whatever transaction it is in.
+
+    If it is in none, and none begins by itself with a statement, the verb is one of its own.
+    """
+
+    _drivers: ClassVar[tuple[type[Driver], ...]]
+
+    def __init__(self, joins: Joins, lent: Borrowed) -> None:
+        super().__init__(joins, lent.given)
+        self._lent = lent
+
+    async def _driver(self) -> Driver:
+        driver = await self._lent.driver()
+        if not isinstance(driver, self._drivers):
+            raise BadInput("connection", self._connection, self.accepted)
+        if driver.closed:
+            raise SetupError(f"{self._joins.where}: the connection is closed")
+        return driver
