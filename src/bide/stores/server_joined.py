@@ -47,19 +47,16 @@ class Joins:
         now: Callable[[Millis], Millis | None],
         about: Callable[[Millis], Millis],
         identity: Callable[[object], Awaitable[bool]],
-        tell: Callable[[Mapping[Topic, Millis], Millis], list[str]] = lambda wakes, about: [],
-        reserve: Callable[[Millis, int], Awaitable[int]] | None = None,
+        messages: Callable[[Mapping[Topic, Millis], Millis], list[str]],
+        reserve: Callable[[Millis, int], Awaitable[int]],
     ) -> None:
-        """`identity`: whether this is the store's own server. `tell`: the messages that go with these wakes.
-
-        `reserve`: tokens, where the caller's clock counts.
-        """
+        """`identity`: whether this is the store's own server. The others are what `ServerOpened` says of them."""
         self.where = where
         self.queries = queries
         self.now = now
         self.about = about
         self.identity = identity
-        self.tell = tell
+        self.messages = messages
         self.reserve = reserve
         self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
 
@@ -126,13 +123,13 @@ class ServerVerbs(ABC):
             return []
         joins = self._joins
         there, about = joins.now(now), joins.about(now)
-        floor = None if there is None or joins.reserve is None else await joins.reserve(there, 2 * len(asked))
+        floor = None if there is None else await joins.reserve(there, 2 * len(asked))
         wakes: dict[Topic, Millis] = {}
         answers: list[Any] = []
 
         def tell(some: Mapping[Topic, Millis]) -> list[str]:
             merge_earliest(wakes, some)
-            return joins.tell(some, about)
+            return joins.messages(some, about)
 
         async def work(call: Any) -> None:
             lane = self._within(call)

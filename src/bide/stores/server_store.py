@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -36,6 +36,8 @@ _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 _SHORT = 0.2
 """Seconds that extending waits for what somebody has locked: the leases of all the others are next."""
+LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
+"""The kinds of calls: each has a connection of its own, opened when first used."""
 T = TypeVar("T")
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
 """A call on a lane, about a part of a batch."""
@@ -47,6 +49,8 @@ class ServerOpened(ABC):
     lanes: Any
     """By the kind of call."""
     held: HeldTasks
+    joined_queries: Mapping[str, Any]
+    """The statements in a transaction of the caller's."""
     joins: Joins
     transactions: OwnTransactions
 
@@ -69,6 +73,18 @@ class ServerOpened(ABC):
     @abstractmethod
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         """What `ask` answers on that lane, and Held for each that somebody keeps locked."""
+
+    @abstractmethod
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """What was committed in this process, or seen there, and wakes then."""
+
+    def messages(self, wakes: Mapping[Topic, Millis], about: Millis) -> list[str]:
+        """What a transaction of the caller's sends with these wakes."""
+        return []
+
+    async def reserve(self, now: Millis, most: int) -> int:
+        """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
+        return 0
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
         """`answers` with a future in the place of each that says Held."""
@@ -139,6 +155,7 @@ class ServerStore(ABC, Generic[Opened]):
     _address_of: ClassVar[Callable[[str], Any]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
+    _transactions: ClassVar[type[OwnTransactions]]
     _callers: ClassVar[type[CallersVerbs]]
     """The verbs on a connection of the caller's."""
 
@@ -188,6 +205,16 @@ class ServerStore(ABC, Generic[Opened]):
         if self._opened is not None:
             return
         opened = self._made(min(_AT_FIRST, self._patience))
+        opened.joins = Joins(
+            self._address.shown,
+            opened.joined_queries,
+            now=self._now,
+            about=self._about,
+            identity=opened.is_this,
+            messages=opened.messages,
+            reserve=opened.reserve,
+        )
+        opened.transactions = self._transactions(self._address, opened, silence=self._silence)
         try:
             await opened.look(self._address)
             await opened.look_at_the_clock()

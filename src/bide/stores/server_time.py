@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from bide.core.instants import Millis
+from bide.ports import Finding
 
 _log = logging.getLogger("bide.stores")
 _DRIFT = 200e-6
@@ -71,6 +72,12 @@ class ServerTime:
         if abs(self.skew) > 1 and not self._warned:
             self._warned = True
             _log.warning("this machine's clock is %+.1f s off that of %s; bide goes by the server's", self.skew, where)
+
+    def finding(self) -> Finding:
+        """What `doctor` says of this machine's clock."""
+        off = abs(self.skew) > 1
+        advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
+        return Finding(ok=not off, what=f"this machine's clock is {self.skew:+.3f} s off the server's", advice=advice)
 
     @property
     def skew(self) -> float:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any, ClassVar
 
 from bide.core.errors import BideError, OutcomeUnknown, SetupError, StoreUnavailable
-from bide.core.instants import Millis
-from bide.core.records import Topic
 from bide.stores.borrowed import Driver, driver_of
 from bide.stores.idle import Idle
 from bide.stores.whole import Known, to_its_end
@@ -62,22 +60,12 @@ class OwnTransactions(ABC):
     away: ClassVar[tuple[type[Exception], ...]]
     """The driver's errors."""
 
-    def __init__(
-        self,
-        address: Any,
-        name: str,
-        joins: Any,
-        keep: Any,
-        committed: Callable[[Mapping[Topic, Millis]], None],
-        *,
-        silence: float,
-    ) -> None:
-        """`keep`: the lane on which a lost commit is looked up; `committed` is told what wakes earlier by one."""
+    def __init__(self, address: Any, opened: Any, *, silence: float) -> None:
+        """`opened`: what the open store has. Its lane `keep` is the one on which a lost commit is looked up."""
         self._address = address
-        self._name = name
-        self._joins = joins
-        self._keep = keep
-        self._committed = committed
+        self._opened = opened
+        self._joins = opened.joins
+        self._keep = opened.lanes["keep"]
         self._silence = silence
         self._places = asyncio.Semaphore(MOST)
         self._owners: set[asyncio.Task[Any] | None] = set()
@@ -134,7 +122,7 @@ class OwnTransactions(ABC):
     def _done(self, joined: Any) -> None:
         """Tell what was committed."""
         if joined.wakes:
-            self._committed(joined.wakes)
+            self._opened.tell(joined.wakes)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         """What to raise where the server refuses to commit."""
@@ -195,7 +183,7 @@ class OwnTransactions(ABC):
 
     async def _made_new(self) -> Lent:
         self._made += 1
-        return await self._connect(f"{self._name}:transaction{self._made}")
+        return await self._connect(f"{self._opened.name}:transaction{self._made}")
 
     def _is_away(self, found: Exception) -> bool:
         return isinstance(found, (self.kinds.Lost, self.kinds.NotSent))

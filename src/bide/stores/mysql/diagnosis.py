@@ -11,7 +11,7 @@ from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection
 from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.schema import found_version, wanted
+from bide.stores.mysql.schema import MIGRATIONS, found_version
 from bide.stores.server_time import ServerTime
 
 _LONG = 600
@@ -32,7 +32,7 @@ async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Findi
             _packet(connection),
             Finding(True, f"nobody is told of others' commits here: each process looks for them every {POLL} ms"),
             await _oldest(connection),
-            _clock(time),
+            time.finding(),
         ]
 
     return await lane.read(work)
@@ -56,7 +56,7 @@ async def _server(connection: Connection, address: Address) -> Finding:
 
 async def _schema(connection: Connection, address: Address) -> Finding:
     found = await found_version(connection, address)
-    ok = found >= wanted()
+    ok = found >= MIGRATIONS.wanted
     return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
@@ -111,9 +111,3 @@ async def _oldest(connection: Connection) -> Finding:
         f"the oldest transaction is {age} s old" if age else "no old transaction",
         "" if ok else "it keeps InnoDB from cleaning up, and leases get slower: end it (information_schema.innodb_trx)",
     )
-
-
-def _clock(time: ServerTime) -> Finding:
-    off = abs(time.skew) > 1
-    advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
-    return Finding(ok=not off, what=f"this machine's clock is {time.skew:+.3f} s off the server's", advice=advice)

@@ -21,18 +21,16 @@ from bide.stores.mysql.joined import identity_of
 from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.past import Name, go_past
-from bide.stores.mysql.transactions import Transactions
-from bide.stores.server_store import Ask, ServerOpened
+from bide.stores.mysql.queries import queries_of
+from bide.stores.server_store import LANES, Ask, ServerOpened
 
 _log = logging.getLogger("bide.mysql")
-LANES = ("add", "change", "settle", "lease", "extend", "read", "keep", "held", "whole")
 
 
 class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
     lanes: dict[str, Lane]
-    transactions: Transactions
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
         super().__init__(_log)
@@ -44,6 +42,7 @@ class Opened(ServerOpened):
             for kind in LANES
         }  # fmt: skip
         self.listeners = Listeners(_log)
+        self.joined_queries = queries_of(address.schema, address.prefix)
         self.held = HeldTasks(self.lanes["held"], address.shown)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
@@ -96,8 +95,6 @@ class Opened(ServerOpened):
         return int(micros)
 
     async def reserve(self, now: Millis, most: int) -> int:
-        """The first of so many tokens, where the caller's clock counts."""
-
         async def work(call: Call) -> int:
             [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.commit())
             return int(micros)
@@ -105,7 +102,6 @@ class Opened(ServerOpened):
         return await self.here(self.lanes["keep"].read(work))
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """What was committed in this process, or seen there, and wakes then."""
         self.floors.told(wakes)
         self.depths.told(wakes)
         self.expected.told(wakes)

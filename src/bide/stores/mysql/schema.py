@@ -10,23 +10,20 @@ addition, on the database (and, to make that itself, CREATE on it before it is t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from asyncmy.errors import MySQLError
 
 from bide.core.errors import BideError, StoreUnavailable
-from bide.stores.migrations import Migration, check_version, read_migrations, version_of
+from bide.stores.migrations import Migrations
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.errors import Broken, Lost, NotSent, meaning
 from bide.stores.mysql.queries import Names, queries_of
 from bide.stores.mysql.statements import Template
-from bide.stores.named_queries import read_statements
 
-_HERE = Path(__file__).parent / "migrations"
 _PATIENCE = 30.0
 T = TypeVar("T")
 
@@ -35,17 +32,7 @@ _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
     at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4"""
 _DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
-
-
-@lru_cache(maxsize=1)
-def migrations() -> Sequence[Migration]:
-    """All that this code knows, in order."""
-    return read_migrations(_HERE)
-
-
-def wanted() -> int:
-    """The version that this code works with."""
-    return migrations()[-1].number
+MIGRATIONS = Migrations(Path(__file__).parent / "migrations", _BOOK, _DONE)
 
 
 async def found_version(connection: Connection, address: Address) -> int:
@@ -56,24 +43,17 @@ async def found_version(connection: Connection, address: Address) -> int:
     if not there:
         return 0
     [rows] = await connection.ask(queries["migrations"].write())
-    book = [(number, checksum.decode()) for number, checksum in rows]
-    return version_of(book, migrations(), address.shown)
+    return MIGRATIONS.version_of([(number, checksum.decode()) for number, checksum in rows], address.shown)
 
 
 async def check(connection: Connection, address: Address) -> None:
     """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
-    check_version(await found_version(connection, address), wanted(), address.shown)
+    MIGRATIONS.check(await found_version(connection, address), address.shown)
 
 
 def statements(address: Address, since: int = 0) -> list[str]:
     """What `migrate` runs after version `since`, in a database that is there: to run it by hand, for example."""
-    names = Names(address.schema, address.prefix)
-    written = [names.write(_BOOK)] if since == 0 else []
-    for one in migrations():
-        if one.number > since:
-            written += [names.write(text) for text in read_statements(one.text)]
-            written.append(names.write(_DONE) % (one.number, one.name, one.checksum))
-    return written
+    return MIGRATIONS.statements(Names(address.schema, address.prefix).write, since)
 
 
 async def _missing(connection: Connection, address: Address) -> tuple[int, list[str]]:
@@ -82,7 +62,7 @@ async def _missing(connection: Connection, address: Address) -> tuple[int, list[
     [[(there,)]] = await connection.ask(looked.write(schema=address.schema))
     made = [] if there else [f"CREATE DATABASE IF NOT EXISTS `{address.schema}` CHARACTER SET utf8mb4"]
     version = await found_version(connection, address)
-    return version, made + (statements(address, version) if version < wanted() else [])
+    return version, made + (statements(address, version) if version < MIGRATIONS.wanted else [])
 
 
 async def apply(connection: Connection, address: Address) -> list[str]:
@@ -98,7 +78,7 @@ async def apply(connection: Connection, address: Address) -> list[str]:
             await connection.ask(statement)
     finally:
         await connection.ask(Template("SELECT RELEASE_LOCK(:name)").write(name=names.lock))
-    return [f"{one.number:04} {one.name}" for one in migrations() if one.number > version]
+    return MIGRATIONS.steps(version)
 
 
 async def migrate(url: str) -> list[str]:
@@ -117,7 +97,7 @@ async def plan(url: str) -> list[str]:
 
 async def versions(url: str) -> tuple[int, int]:
     """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
-    return await _asked(address_of(url), found_version), wanted()
+    return await _asked(address_of(url), found_version), MIGRATIONS.wanted
 
 
 async def _asked(address: Address, ask: Callable[[Connection, Address], Awaitable[T]]) -> T:

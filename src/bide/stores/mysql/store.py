@@ -26,11 +26,9 @@ from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.joined import CallersConnection
 from bide.stores.mysql.lane import Lane
 from bide.stores.mysql.opened import Opened
-from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.sizes import AT_ONCE, WITH_ERRORS, slices_of_new, too_large
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.mysql.transactions import Transactions
-from bide.stores.server_joined import Joins
 from bide.stores.server_store import ServerStore
 
 
@@ -49,25 +47,12 @@ class MySqlStore(ServerStore[Opened]):
     _tables = MySqlTable.each
     _address_of = address_of
     _at_once = AT_ONCE
+    _transactions = Transactions
     _callers = CallersConnection
     _address: Address
 
     def _made(self, patience: float) -> Opened:
-        address = self._address
-        opened = Opened(address, by_server=self._by_server, patience=patience, silence=self._silence)
-        opened.joins = Joins(
-            address.shown,
-            queries_of(address.schema, address.prefix),
-            now=self._now,
-            about=self._about,
-            reserve=opened.reserve,
-            identity=opened.is_this,
-        )
-        opened.transactions = Transactions(
-            address, opened.name, opened.joins, opened.lanes["keep"], opened.tell,
-            leased=opened.leased, silence=self._silence,
-        )  # fmt: skip
-        return opened
+        return Opened(self._address, by_server=self._by_server, patience=patience, silence=self._silence)
 
     # --- AnswersApart
 

@@ -46,11 +46,6 @@ class Transactions(OwnTransactions):
     kinds: ClassVar[ModuleType] = errors
     away = (MySQLError, errors.Broken, errors.NotSent, OSError, TimeoutError)
 
-    def __init__(self, *given: Any, leased: LeasedRows, silence: float) -> None:
-        """`leased`: what was leased here, which is told what was settled."""
-        super().__init__(*given, silence=silence)
-        self._leased = leased
-
     async def _connect(self, name: str) -> Lent:
         return Lent(await connect(self._address, within=self._silence, plain=True), name)
 
@@ -92,8 +87,8 @@ class Transactions(OwnTransactions):
         await lent.connection.close(within=self._silence)
 
     def _joined(self, lent: Lent) -> OwnTransaction:
-        return OwnTransaction(self._joins, lent.connection.driver, self._leased)
+        return OwnTransaction(self._joins, lent.connection.driver, self._opened.leased)
 
     def _done(self, joined: OwnTransaction) -> None:
-        self._leased.settled(joined.settled)
+        self._opened.leased.settled(joined.settled)
         super()._done(joined)

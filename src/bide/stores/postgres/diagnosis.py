@@ -8,7 +8,7 @@ from bide.ports import Finding
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.queries import Names
-from bide.stores.postgres.schema import found_version, wanted
+from bide.stores.postgres.schema import MIGRATIONS, found_version
 from bide.stores.postgres.wakes import Hearing
 from bide.stores.server_time import ServerTime
 
@@ -32,7 +32,7 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
             _listening(address, hearing, works=works),
             await _bloat(connection, address),
             await _horizon(connection),
-            _clock(time),
+            time.finding(),
         ]
         await call.commit()
         return found
@@ -52,7 +52,7 @@ async def _server(connection: Any, address: Address) -> Finding:
 
 async def _schema(connection: Any, address: Address) -> Finding:
     found = await found_version(connection, address)
-    ok = found >= wanted()
+    ok = found >= MIGRATIONS.wanted
     return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
@@ -118,9 +118,3 @@ async def _horizon(connection: Any) -> Finding:
         f"the oldest transaction is {age} s old" if age else "no old transaction",
         "" if ok else "it keeps vacuum from cleaning up, and leases get slower: end it (pg_stat_activity shows who)",
     )
-
-
-def _clock(time: ServerTime) -> Finding:
-    off = abs(time.skew) > 1
-    advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
-    return Finding(ok=not off, what=f"this machine's clock is {time.skew:+.3f} s off the server's", advice=advice)

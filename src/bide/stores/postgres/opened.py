@@ -19,21 +19,18 @@ from bide.stores.postgres.joined import SAMPLES
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
-from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import Hearing, Telling
-from bide.stores.server_store import Ask, ServerOpened
+from bide.stores.server_store import LANES, Ask, ServerOpened
 
 _log = logging.getLogger("bide.postgres")
 _SLACK: Millis = 100
 """The slack of the floors where wakes are heard: then who committed late has told of it, whatever is looked for."""
-LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 
 
 class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
     lanes: dict[str, Lane]
-    transactions: Transactions
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:
         super().__init__(_log)
@@ -46,6 +43,7 @@ class Opened(ServerOpened):
             )
             for kind in LANES
         }  # fmt: skip
+        self.joined_queries = queries_of(address.schema, address.prefix, joined=True)
         self.held = HeldTasks(self.lanes["held"], address.shown)
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
@@ -62,6 +60,12 @@ class Opened(ServerOpened):
 
     def _look_whole(self, asked: Asked) -> bool:
         return self.aside.run(partial(leasing.look_whole, self.lanes["whole"], self.bounds, asked))
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        self.hearing.tell(wakes)
+
+    def messages(self, wakes: Mapping[Topic, Millis], about: Millis) -> list[str]:
+        return self.telling.within(wakes, about)
 
     async def look(self, address: Address | None = None) -> None:
         async def work(call: Call) -> None:

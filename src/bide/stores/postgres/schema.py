@@ -6,40 +6,27 @@ schema is accepted: migrations only ever add what older code can live with.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
 
 from bide.core.errors import BideError, StoreUnavailable
-from bide.stores.migrations import Migration, check_version, read_migrations, version_of
-from bide.stores.named_queries import read_statements
+from bide.stores.migrations import Migrations
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import Lost, NotSent, meaning
 from bide.stores.postgres.queries import Names, queries_of
 
-_HERE = Path(__file__).parent / "migrations"
 _PATIENCE = 30.0
 T = TypeVar("T")
 
 _BOOK = """CREATE TABLE {migration} (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now()
 )"""
-_DONE = "INSERT INTO {migration} (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')"
-
-
-@lru_cache(maxsize=1)
-def migrations() -> Sequence[Migration]:
-    """All that this code knows, in order."""
-    return read_migrations(_HERE)
-
-
-def wanted() -> int:
-    """The version that this code works with."""
-    return migrations()[-1].number
+_DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
+MIGRATIONS = Migrations(Path(__file__).parent / "migrations", _BOOK, _DONE)
 
 
 async def found_version(connection: Any, address: Address) -> int:
@@ -47,23 +34,17 @@ async def found_version(connection: Any, address: Address) -> int:
     queries = queries_of(address.schema, address.prefix)
     if not await connection.fetchval(queries["has_migrations"]):
         return 0
-    return version_of(await connection.fetch(queries["migrations"]), migrations(), address.shown)
+    return MIGRATIONS.version_of(await connection.fetch(queries["migrations"]), address.shown)
 
 
 async def check(connection: Any, address: Address) -> None:
     """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
-    check_version(await found_version(connection, address), wanted(), address.shown)
+    MIGRATIONS.check(await found_version(connection, address), address.shown)
 
 
 def statements(address: Address, since: int = 0) -> list[str]:
     """What `migrate` runs after version `since`, in a schema that is there: for whoever would rather run it by hand."""
-    names = Names(address.schema, address.prefix)
-    written = [names.write(_BOOK)] if since == 0 else []
-    for one in migrations():
-        if one.number > since:
-            written += [names.write(text) for text in read_statements(one.text)]
-            written.append(names.write(_DONE, number=str(one.number), name=one.name, checksum=one.checksum))
-    return written
+    return MIGRATIONS.statements(Names(address.schema, address.prefix).write, since)
 
 
 async def apply(connection: Any, address: Address) -> list[str]:
@@ -74,7 +55,7 @@ async def apply(connection: Any, address: Address) -> list[str]:
         version = await found_version(connection, address)  # now that nobody else is about to change it
         for statement in await _missing(connection, address, version):
             await connection.execute(statement)
-    return [f"{one.number:04} {one.name}" for one in migrations() if one.number > version]
+    return MIGRATIONS.steps(version)
 
 
 async def _missing(connection: Any, address: Address, version: int) -> list[str]:
@@ -109,7 +90,7 @@ async def versions(url: str) -> tuple[int, int]:
 
     async def look(connection: Any, address: Address) -> tuple[int, int]:
         async with connection.transaction():
-            return await found_version(connection, address), wanted()
+            return await found_version(connection, address), MIGRATIONS.wanted
 
     return await _connected(url, look)
 
@@ -124,8 +105,7 @@ async def _connected(url: str, work: Callable[[Any, Address], Awaitable[T]]) -> 
         finally:
             await connection.close(timeout=_PATIENCE)
     except (NotSent, Lost, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-        found = meaning(error, address.shown)
-        raise _plain(found) from error
+        raise _plain(meaning(error, address.shown)) from error
 
 
 def _plain(found: Exception) -> Exception:

@@ -20,11 +20,9 @@ from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.joined import CallersConnection
 from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.opened import Opened, Told
-from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import POLL
-from bide.stores.server_joined import Joins
 from bide.stores.server_store import EVENTS_KEPT, ServerStore
 
 
@@ -44,6 +42,7 @@ class PostgresStore(ServerStore[Opened]):
     _tables = PostgresTable.each
     _address_of = address_of
     _at_once = AT_ONCE
+    _transactions = Transactions
     _callers = CallersConnection
     _address: Address
 
@@ -61,20 +60,7 @@ class PostgresStore(ServerStore[Opened]):
         self._cap = cap
 
     def _made(self, patience: float) -> Opened:
-        address = self._address
-        opened = Opened(address, by_server=self._by_server, patience=patience, silence=self._silence, cap=self._cap)
-        opened.joins = Joins(
-            address.shown,
-            queries_of(address.schema, address.prefix, joined=True),
-            now=self._now,
-            about=self._about,
-            tell=opened.telling.within,
-            identity=opened.is_this,
-        )
-        opened.transactions = Transactions(
-            address, opened.name, opened.joins, opened.lanes["keep"], opened.hearing.tell, silence=self._silence
-        )
-        return opened
+        return Opened(self._address, by_server=self._by_server, patience=patience, silence=self._silence, cap=self._cap)
 
     async def _ready(self, now: Millis) -> Opened:
         """Where the caller's clock counts, the counter is raised to it before the first call that goes by it."""

@@ -24,7 +24,7 @@ async def diagnose(reader: Reader, layout: Layout, nodes: Nodes, where: str, tim
         for look in (_flags, _durability, _policy, _memory, _persistence):
             one = look(server, server.info)
             found.append(Finding(ok=one.ok, what=f"{link.name}: {one.what}", advice=one.advice, severe=one.severe))
-    found.append(_clock(time))
+    found.append(time.finding())
     counts = await reader.ask([(shard, ("HGET", layout.counts(shard), "damaged")) for shard in range(layout.shards)])
     damaged = sum(int(count or 0) for count in counts)
     if damaged:
@@ -93,9 +93,3 @@ def _persistence(server: Server, info: Mapping[str, str]) -> Finding:
     return Finding(
         ok=False, severe=True, what=f"writing to disk fails: {', '.join(failing)}", advice="see its log, and its disk"
     )
-
-
-def _clock(time: ServerTime) -> Finding:
-    off = abs(time.skew) > 1
-    advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
-    return Finding(ok=not off, what=f"this machine's clock is {time.skew:+.3f} s off the server's", advice=advice)
