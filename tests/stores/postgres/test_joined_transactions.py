@@ -58,7 +58,7 @@ async def completed(store: PostgresStore, held: Record, effects: Effects) -> Non
 
 
 async def test_effect_and_completion_are_one_commit_and_what_fails_is_done_again(url: str, effects: Effects) -> None:
-    app, seen = Bide(url), []
+    app, seen = Bide(url, keep_done="0s"), []
 
     @app.handler("order.close", retry=Fixed("1ms", tries=5))
     async def close(task: Task[None]) -> None:

@@ -21,7 +21,7 @@ def say(what: str, key: str, token: int) -> None:
 
 
 async def main(url: str, lease: str) -> None:
-    app = Bide(RedisStore(url), lease=lease)
+    app = Bide(RedisStore(url), lease=lease, keep_done="0s")
 
     @app.handler("work", losses=1_000)
     async def work(task: Task[None]) -> None:

@@ -34,7 +34,7 @@ class Crew:
     async def hire(
         self, topics: Sequence[str], *, concurrency: int = 10, until_set: asyncio.Event | None = None
     ) -> Worker:
-        app = Bide(RedisStore(self.url), concurrency=concurrency)
+        app = Bide(RedisStore(self.url), concurrency=concurrency, keep_done="0s")
         number = next(self._numbers)
 
         async def work(task: Task[Any]) -> None:
@@ -140,7 +140,7 @@ async def test_a_worker_that_stands_still_for_longer_than_its_lease(url: str, ro
             theirs.add(key)
 
     reading = asyncio.create_task(read())
-    app = Bide(RedisStore(url), lease="500ms")
+    app = Bide(RedisStore(url), lease="500ms", keep_done="0s")
 
     @app.handler("work", losses=1_000)
     async def work(task: Task[None]) -> None:
