@@ -1,8 +1,7 @@
-"""How many ended tasks are remembered: of each topic at most so many done ones, and as many cancelled ones.
+"""A bound on how many ended tasks of a topic are remembered: so many done ones, and as many cancelled ones.
 
-What would be one too many is forgotten as it ends. Each process counts what it ended itself, by when it is to be
-forgotten; so several together remember at most as many times that. What a topic's handler says of itself, such as
-`keep_done="1d"`, is kept whatever its number: somebody may rely on it.
+A task beyond the bound is deleted as it ends. Each process counts the tasks that it ended itself, so several processes
+together remember a multiple of the bound. A retention that a handler sets, such as `keep_done="1d"`, has no bound.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TOPICS = 10_000
 
 
 class Counted(Retention, frozen=True, kw_only=True):
-    """A retention that looks at how many are remembered. Dead tasks are for somebody to look at, and all are kept."""
+    """A retention with a bound on the number of remembered tasks. Dead tasks have no bound."""
 
     kept: dict[State, deque[Millis]] = msgspec.field(
         default_factory=lambda: {State.DONE: deque(), State.CANCELLED: deque()}
@@ -50,7 +49,7 @@ class Counted(Retention, frozen=True, kw_only=True):
 
 
 class ByTopic(Mapping[Topic, Retention]):
-    """What topics say themselves, and for any other a count of its own, made when it is first asked for."""
+    """The retention of each topic: its own where it sets one, else a counted one, made at its first use."""
 
     def __init__(self, general: Retention, given: Mapping[Topic, Retention], most: int = MOST) -> None:
         self._general = general

@@ -16,7 +16,7 @@ from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
-"""Tries again, on a lane of the store's."""
+"""A call on a lane of the store, with a part of a batch."""
 
 
 class Held(StoreUnavailable):

@@ -75,7 +75,7 @@ class Migrations:
             )
 
     def statements(self, write: Callable[[str], str], since: int) -> list[str]:
-        """What is run after version `since`; `write` puts the names of the tables into a statement."""
+        """The statements that bring version `since` to the wanted one; `write` fills in the names of the tables."""
         written = [write(self._book)] if since == 0 else []
         for one in self.known:
             if one.number > since:

@@ -1,4 +1,4 @@
-"""What the stores on database servers have in common of the verbs in a transaction that is the caller's.
+"""The verbs in a transaction of the caller, as the stores on database servers share them.
 
 Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
 around it can go on. The call has no number, since it needs none: whether it was done is whether that transaction was
@@ -23,7 +23,7 @@ from bide.stores.whole import Known, Whole
 
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
-"""What is done with a call."""
+"""An operation on a call."""
 
 
 class Reading(Protocol):
@@ -37,7 +37,7 @@ class Reading(Protocol):
 
 
 class Joins:
-    """What the verbs have of the open store."""
+    """The parts of the open store that the verbs use."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -25,7 +25,7 @@ from bide.ports import COUNTED, Clock, Joined, Table
 from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts, slices
 from bide.stores.borrowed import borrowed
-from bide.stores.held import HeldTasks, together
+from bide.stores.held import Ask, HeldTasks, together
 from bide.stores.server_joined import CallersVerbs, Joins, Reading
 from bide.stores.server_time import ServerTime, StoreClock
 from bide.stores.transactions import OwnTransactions
@@ -39,8 +39,6 @@ _SHORT = 0.2
 LANES = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 """The kinds of calls: each has a connection of its own, opened when first used."""
 T = TypeVar("T")
-Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
-"""A call on a lane, about a part of a batch."""
 
 
 class ServerOpened(ABC):

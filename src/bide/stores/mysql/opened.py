@@ -11,7 +11,7 @@ from typing import Any
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.floors import Floors
-from bide.stores.held import Held, HeldTasks, is_among
+from bide.stores.held import Ask, Held, HeldTasks, is_among
 from bide.stores.listeners import Listeners
 from bide.stores.mysql import leasing, schema
 from bide.stores.mysql.address import Address
@@ -22,7 +22,7 @@ from bide.stores.mysql.lane import Call, Lane
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.past import Name, go_past
 from bide.stores.mysql.queries import queries_of
-from bide.stores.server_store import LANES, Ask, ServerOpened
+from bide.stores.server_store import LANES, ServerOpened
 
 _log = logging.getLogger("bide.mysql")
 

@@ -11,7 +11,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.floors import SLACK, Floors
-from bide.stores.held import Held, HeldTasks
+from bide.stores.held import Ask, Held, HeldTasks
 from bide.stores.postgres import leasing, schema
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.bounds import Asked, Bounds
@@ -20,7 +20,7 @@ from bide.stores.postgres.lane import Call, Lane
 from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import Hearing, Telling
-from bide.stores.server_store import LANES, Ask, ServerOpened
+from bide.stores.server_store import LANES, ServerOpened
 
 _log = logging.getLogger("bide.postgres")
 _SLACK: Millis = 100
@@ -85,7 +85,7 @@ class Opened(ServerOpened):
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         try:
             return await ask(self.lanes[kind], part)
-        except Held as error:  # the whole table: somebody alters it, or makes an index
+        except Held as error:  # ALTER TABLE or CREATE INDEX locks the whole table
             return [error] * len(part)
 
     async def close(self) -> None:
