@@ -178,6 +178,8 @@ class ServerStore(ABC, Generic[Opened]):
         self._silence = silence
         self._events_kept = events_kept
         self._opened: Opened | None = None
+        self._changing = asyncio.Lock()
+        """Who opens or closes: two who open at once would each connect, and one of them would never be closed."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.shown})"
@@ -200,8 +202,11 @@ class ServerStore(ABC, Generic[Opened]):
 
     async def open(self) -> None:
         """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
-        if self._opened is not None:
-            return
+        async with self._changing:
+            if self._opened is None:
+                self._opened = await self._connect()
+
+    async def _connect(self) -> Opened:
         opened = self._made(min(_AT_FIRST, self._patience))
         opened.joins = Joins(
             self._address.shown,
@@ -223,12 +228,13 @@ class ServerStore(ABC, Generic[Opened]):
             lane.patience = self._patience
         if self._by_server:
             opened.time.warn_of_skew(self._address.shown)
-        self._opened = opened
+        return opened
 
     async def close(self) -> None:
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            await opened.close()
+        async with self._changing:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                await opened.close()
 
     def _open(self) -> Opened:
         if self._opened is None:

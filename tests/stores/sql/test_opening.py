@@ -84,6 +84,28 @@ async def test_prefixes_keep_two_stores_of_one_schema_apart(
     assert keys(await listed(two, Filter())) == ["of two"]
 
 
+async def test_two_who_open_at_once_open_it_once(
+    database: Database, fresh_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that had connected one would never be closed."""
+    await database.schema.migrate(fresh_url)
+    store = database.Store(fresh_url)
+    make, made = store._made, 0
+
+    def counted(patience: float) -> object:
+        nonlocal made
+        made += 1
+        return make(patience)
+
+    monkeypatch.setattr(store, "_made", counted)
+    try:
+        await asyncio.gather(store.open(), store.open())
+        assert made == 1
+        await put_one(store)
+    finally:
+        await store.close()
+
+
 async def test_names_that_are_words_of_sql_can_be_used(fresh_url: str, open_store: OpensStore) -> None:
     store = await open_store(f"{fresh_url}_order&prefix=select_")
     await put_one(store)
