@@ -31,10 +31,11 @@ proofs: ## short forms of simulation, mutants, torture, soak and fuzz: nothing l
 	@$(INSTALL)
 	@$(PYTEST) --dist load tests/proofs $(ARGS)
 
-races: ## race every store against itself a thousand times over
+races: ## race every store against itself a thousand times over, and play twenty times the games of two stores
 	@$(SETUP) test
 	@$(INSTALL)
-	@RACES=$${RACES:-1000} $(PYTEST) --dist load tests/conformance -k "against or race or fifty or many_schedules" $(ARGS)
+	@RACES=$${RACES:-1000} GAMES=$${GAMES:-20} $(PYTEST) --dist load tests/conformance \
+	  -k "against or race or fifty or many_schedules or as_memory_does or over_every_timer" $(ARGS)
 
 proofs-long: races simulate mutants model torture soak fuzz ## their long forms, one after the other: hours
 

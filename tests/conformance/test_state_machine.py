@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
+
+GAMES = int(os.environ.get("GAMES", "1"))
+"""How many times the games of `make test` are played; `make races` plays them twenty times over."""
 
 TIMERS: dict[str, Callable[[int], Timer[str]]] = {
     "heap": lambda now: HeapTimer(start=now),
@@ -41,7 +45,7 @@ def test_memory_answers_the_same_over_every_timer(timer: str) -> None:
     def subject() -> Store:
         return MemoryStore(timer=TIMERS[timer])
 
-    assert play(subject, games=45, moves=100, exact_wakes=timer == "heap") >= 3_000
+    assert play(subject, games=25 * GAMES, moves=100, exact_wakes=timer == "heap") >= 1_600 * GAMES
 
 
 def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
@@ -50,20 +54,20 @@ def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
     def subject() -> Store:
         return SqliteStore(str(fast_place / f"{next(files)}.db"), synchronous="normal")
 
-    assert play(subject, games=130, moves=100) >= 10_000
+    assert play(subject, games=65 * GAMES, moves=100) >= 5_000 * GAMES
 
 
 @pytest.mark.parametrize("shards", [1, 16])
 def test_redis_answers_as_memory_does(redis_url: str, redis_namespace: str, shards: int) -> None:
-    assert play_redis(redis_url, redis_namespace, shards, games=120) >= 8_000
+    assert play_redis(redis_url, redis_namespace, shards, games=60 * GAMES) >= 4_000 * GAMES
 
 
 def test_a_redis_cluster_answers_as_memory_does(redis_cluster_url: str, redis_namespace: str) -> None:
-    assert play_redis(redis_cluster_url, redis_namespace, 16, games=45) >= 3_000
+    assert play_redis(redis_cluster_url, redis_namespace, 16, games=25 * GAMES) >= 1_600 * GAMES
 
 
 def test_redis_under_sentinel_answers_as_memory_does(redis_sentinel_url: str, redis_namespace: str) -> None:
-    assert play_redis(redis_sentinel_url, redis_namespace, 16, games=45) >= 3_000
+    assert play_redis(redis_sentinel_url, redis_namespace, 16, games=25 * GAMES) >= 1_600 * GAMES
 
 
 class BorrowingPostgres(PostgresStore):
@@ -79,7 +83,7 @@ class BorrowingPostgres(PostgresStore):
 
 
 def test_postgres_answers_as_memory_does(postgres_schemas: Borrowed) -> None:
-    assert play(lambda: BorrowingPostgres(postgres_schemas), games=60, moves=100) >= 4_000
+    assert play(lambda: BorrowingPostgres(postgres_schemas), games=30 * GAMES, moves=100) >= 2_000 * GAMES
 
 
 class BorrowingMySql(MySqlStore):
@@ -95,7 +99,7 @@ class BorrowingMySql(MySqlStore):
 
 
 def test_mysql_answers_as_memory_does(mysql_schemas: Borrowed) -> None:
-    assert play(lambda: BorrowingMySql(mysql_schemas), games=60, moves=100, exact_ends=False) >= 4_000
+    assert play(lambda: BorrowingMySql(mysql_schemas), games=30 * GAMES, moves=100, exact_ends=False) >= 2_000 * GAMES
 
 
 def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:
