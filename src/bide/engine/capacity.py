@@ -43,6 +43,8 @@ def wants(rooms: Mapping[Topic, Room], slots: int, turn: int = 0) -> dict[Topic,
     opened = [topic for topic, room in rooms.items() if room.free > 0]
     if free <= 0 or not opened:
         return {}
+    if len(rooms) == 1:  # nobody to share with
+        return {opened[0]: min(free, rooms[opened[0]].free)}
     begin = turn % len(opened)
     in_turn = opened[begin:] + opened[:begin]
     hungry = sorted((one for one in in_turn if rooms[one].hungry), key=lambda one: rooms[one].occupied)
