@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bide.core.records import In, Result, State
+from bide.core.records import In, Result, State, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.check import check
 from bide.testing.history.events import Asks, Event
@@ -82,3 +82,58 @@ def test_what_its_holder_was_told_of_is_not_given_back() -> None:
 @pytest.mark.parametrize("between", [[], SEEN_HELD])
 def test_giving_back_changes_nothing_else(between: list[Event], wrong: ev.Seen) -> None:
     assert [one.promise for one in check([GIVES_BACK, *given_back(*between, again=wrong)]).violations] != []
+
+
+TWICE = ev.Seen("one", State.LEASED, 100, 6_505, 3_700, 2, 0, 0, 4_005_000, 10)
+"""Leased at 4,005, after a lease that ended unknown to anybody, and one that was given back at 3,700."""
+CALLED_OFF = ev.Seen("one", State.CANCELLED, 100, 3_700, 0, 1, 0, 0, 4_005_000, 10, finished_at=4_005, keep_until=9_999)
+"""The same, cancelled at 4,005."""
+
+
+def given_back_after_a_loss(slack: int, *ends: Event) -> list[Event]:
+    return [
+        replace(GIVES_BACK, slack=slack),
+        *history("worker-0")[:4],
+        ev.Leasing(5, "worker-1", 2_700 * MS, 2_700, {"steady": 5}, 5_200),
+        ev.Leased(5, 2_710 * MS, 2_705, [], None),
+        *ends,
+    ]
+
+
+@pytest.mark.parametrize("slack", [0, 4_002])
+def test_what_is_given_back_may_have_been_lost_before(slack: int) -> None:
+    leased: list[Event] = [
+        ev.Leasing(4, "worker-1", 4_000 * MS, 4_000, {"steady": 5}, 6_500),
+        ev.Leased(4, 4_010 * MS, 4_005, [ev.Held("steady", "k", TWICE)], None),
+    ]
+    assert check(given_back_after_a_loss(slack, *leased)).violations == []
+
+
+@pytest.mark.parametrize("slack", [0, 4_002])
+def test_what_is_given_back_after_a_loss_may_be_cancelled(slack: int) -> None:
+    cancelled: list[Event] = [
+        ev.Asked(4, "client-0/0", 4_000 * MS, 4_000, Asks.CANCEL, "steady", "k", keeps=True),
+        ev.Answered(4, 4_010 * MS, 4_005, Result.CANCELLED, CALLED_OFF),
+    ]
+    assert check(given_back_after_a_loss(slack, *cancelled)).violations == []
+
+
+def test_that_may_be_so_although_it_was_due_about_then_anyway() -> None:
+    """When it wakes is known by seconds only; a loss before that counts for nothing says that it was given back."""
+    told = ev.Seen("two", State.LEASED, 131, 6_505, 3_700, 2, 0, 0, 4_005_000, 121)
+    events: list[Event] = [
+        replace(GIVES_BACK, slack=4_002),
+        *history("worker-0")[:3],
+        ev.Leased(2, 110 * MS, 105, [ev.Held("steady", "k", HELD)], None),
+        ev.Began("worker-0", 112 * MS, 112, "steady", "k", "one", 105_000, 1, 100),
+        ev.Ended("worker-0", 114 * MS, "steady", "k", 105_000, "done"),
+        ev.Settling(6, "worker-0", 120 * MS, 120, "steady", "k", 105_000, Verdict.DONE, In(10), next_id="two"),
+        ev.Told(6, 122 * MS, 122, True),
+        ev.Leasing(7, "worker-1", 200 * MS, 200, {"steady": 5}, 2_700),
+        ev.Leased(7, 210 * MS, 205, [], None),
+        *given_back_after_a_loss(0)[-2:],
+        ev.Leasing(4, "worker-1", 4_000 * MS, 4_000, {"steady": 5}, 6_500),
+        ev.Leased(4, 4_010 * MS, 4_005, [ev.Held("steady", "k", told)], None),
+        ev.Began("worker-1", 4_020 * MS, 4_020, "steady", "k", "two", 4_005_000, 2, 3_700),
+    ]
+    assert check(events).violations == []

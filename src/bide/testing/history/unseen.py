@@ -221,8 +221,9 @@ class Unseen:
         return []
 
     def _looks_returned(self, task: Task, token: int) -> bool:
-        """Whether what comes next is of this life, and is or was due at another time than it would be."""
-        plan = task.planned_at if task.state is _LEASED else task.wake_at
+        """Whether what comes next is of this life, and was no longer held, or is or was due at another time."""
+        held = task.state is _LEASED
+        plan = task.planned_at if held else task.wake_at
         for op in self._versions.get(token, ()):
             seen, answer = op.seen, op.answer
             assert seen is not None
@@ -232,7 +233,10 @@ class Unseen:
                 continue
             if seen.planned_at and not same(plan, seen.planned_at):
                 return True
-            if op.kind == SHOWN and seen.state is _WAITING and not same(task.wake_at, seen.wake_at):
+            if op.kind == LEASED and seen.losses < task.losses + held:
+                return True
+            waited = seen.state is State.CANCELLED if op.kind != SHOWN else seen.state is _WAITING
+            if waited and not seen.planned_at and (held or not same(task.wake_at, seen.wake_at)):
                 return True
         return False
 
