@@ -179,7 +179,7 @@ class ServerStore(ABC, Generic[Opened]):
         self._events_kept = events_kept
         self._opened: Opened | None = None
         self._changing = asyncio.Lock()
-        """Who opens or closes: two who open at once would each connect, and one of them would never be closed."""
+        """Serializes `open` and `close`: two concurrent opens would each connect, and nobody would close the first."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.shown})"

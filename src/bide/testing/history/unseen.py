@@ -221,7 +221,7 @@ class Unseen:
         return []
 
     def _looks_returned(self, task: Task, token: int) -> bool:
-        """Whether what comes next is of this life, and was no longer held, or is or was due at another time."""
+        """Whether the version that is shown next is of this life, and shows it released or due at another time."""
         held = task.state is _LEASED
         plan = task.planned_at if held else task.wake_at
         for op in self._versions.get(token, ()):
@@ -235,7 +235,7 @@ class Unseen:
                 return True
             if op.kind == LEASED and seen.losses < task.losses + held:
                 return True
-            waited = seen.state is State.CANCELLED if op.kind != SHOWN else seen.state is _WAITING
+            waited = seen.state is (_WAITING if op.kind == SHOWN else State.CANCELLED)
             if waited and not seen.planned_at and (held or not same(task.wake_at, seen.wake_at)):
                 return True
         return False
