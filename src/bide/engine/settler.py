@@ -29,7 +29,7 @@ _GATHER = 0.01
 """Seconds that outcomes gather while a backlog is worked off."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _CATCHING_UP = 1.0
-"""Seconds that a lease waits at most for outcomes whose own leases have run out, where a store has parts."""
+"""Seconds that a lease waits at most for outcomes whose own leases have run out."""
 
 Told = Callable[[Delivery, Settlement, bool], None]
 
@@ -61,15 +61,11 @@ class Settler:
         ]
 
     async def catch_up(self, by: float) -> None:
-        """Before a lease: see that those outcomes are told first, as long as the store takes them.
-
-        One part of a store that is slow holds up no lease for long; a store in one piece would be as slow to lease.
-        """
+        """Before a lease: see that those outcomes are told first, as long as the store takes them."""
         loop = asyncio.get_running_loop()
-        limit = None if self._part_of is None else _CATCHING_UP
-        ends = math.inf if limit is None else loop.time() + limit
+        ends = loop.time() + _CATCHING_UP
         while (late := self.behind(by)) and loop.time() < ends:
-            await asyncio.wait([outbox.hurry() for outbox in late], timeout=limit)
+            await asyncio.wait([outbox.hurry() for outbox in late], timeout=_CATCHING_UP)
             if any(outbox.failing for outbox in late):
                 return
 
