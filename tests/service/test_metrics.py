@@ -68,31 +68,35 @@ async def until_empty(app: Bide) -> None:
         await worker.until_empty()
 
 
-async def test_tasks_by_topic_and_state_and_what_is_due(measured: Measured) -> None:
-    app = measured.app
-    await app.schedule("post", key="later", delay="1h")
-    await measured.overdue("post", "overdue", 90_000)
-    await app.schedule("mail", key="leased", delay="0s")
-    now = app.clock.now()
-    await app.store.lease({"mail": 1}, now=now, until=now + 60_000, holder="me")
-    await measured.scrape()
-    assert measured("bide_store_up") == 1
-    assert measured("bide_tasks", topic="post", state="waiting") == 2
-    assert measured("bide_tasks", topic="mail", state="leased") == 1
-    assert measured("bide_tasks", topic="mail", state="waiting") == 0
-    assert measured("bide_tasks_due", topic="post") == 1
-    assert measured("bide_tasks_due", topic="mail") == 0
-    oldest = measured("bide_oldest_due_seconds", topic="post")
-    assert oldest is not None
-    assert 90 <= oldest < 3_600, "seconds"
-    assert measured("bide_oldest_due_seconds", topic="mail") == 0
-    assert measured("bide_counts_at_limit") == 0
-    assert measured("bide_clock_skew_seconds") is None, "a memory store has no clock of its own"
+def test_tasks_by_topic_and_state_and_what_is_due() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        measured = Measured()
+        async with measured.app as app:
+            await app.schedule("post", key="later", delay="1h")
+            await measured.overdue("post", "overdue", 90_000)
+            await app.schedule("mail", key="leased", delay="0s")
+            now = app.clock.now()
+            await app.store.lease({"mail": 1}, now=now, until=now + 60_000, holder="me")
+            await measured.scrape()
+            assert measured("bide_store_up") == 1
+            assert measured("bide_tasks", topic="post", state="waiting") == 2
+            assert measured("bide_tasks", topic="mail", state="leased") == 1
+            assert measured("bide_tasks", topic="mail", state="waiting") == 0
+            assert measured("bide_tasks_due", topic="post") == 1
+            assert measured("bide_tasks_due", topic="mail") == 0
+            oldest = measured("bide_oldest_due_seconds", topic="post")
+            assert oldest is not None
+            assert 90 <= oldest < 3_600, "seconds"
+            assert measured("bide_oldest_due_seconds", topic="mail") == 0
+            assert measured("bide_counts_at_limit") == 0
+            assert measured("bide_clock_skew_seconds") is None, "a memory store has no clock of its own"
 
-    await app.cancel("post", "later")
-    await app.cancel("post", "overdue")
-    await measured.scrape()
-    assert measured("bide_tasks", topic="post", state="waiting") == 0, "a topic that is known stays, at 0"
+            await app.cancel("post", "later")
+            await app.cancel("post", "overdue")
+            await measured.scrape()
+            assert measured("bide_tasks", topic="post", state="waiting") == 0, "a topic that is known stays, at 0"
+
+    run_virtual(story)
 
 
 async def test_lateness_outcomes_and_wakes_of_a_worker(measured: Measured) -> None:
@@ -292,22 +296,25 @@ async def test_topics_with_a_route_keep_their_series_and_others_make_room() -> N
     )  # fmt: skip
 
 
-async def test_a_topic_that_is_gone_for_an_hour_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Measured(topics=1)
-    async with made.app as app:
-        await app.schedule("old", key="a", delay="1h")
-        made.metrics.settled("old", Verdict.DONE)
-        await app.schedule("new", key="a", delay="1h")
-        await app.schedule("new", key="b", delay="1h")
-        await made.scrape()
-        assert (made("bide_topics_in_other"), made("bide_tasks", topic="old", state="waiting")) == (1, 1)
-        await app.cancel("old", "a")
-        monkeypatch.setitem(made.metrics._topics.known, "old", -3_600.0)
-        monkeypatch.setattr(made.metrics._topics, "_clock", lambda: 1.0)
-        await made.scrape()
-        await made.scrape()
-        assert made("bide_tasks", topic="new", state="waiting") == 2
-        assert made("bide_outcomes_total", topic="old", verdict="done") is None
+def test_a_topic_that_is_gone_for_an_hour_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(loop: VirtualLoop) -> None:
+        made = Measured(topics=1)
+        async with made.app as app:
+            await app.schedule("old", key="a", delay="1h")
+            made.metrics.settled("old", Verdict.DONE)
+            await app.schedule("new", key="a", delay="1h")
+            await app.schedule("new", key="b", delay="1h")
+            await made.scrape()
+            assert (made("bide_topics_in_other"), made("bide_tasks", topic="old", state="waiting")) == (1, 1)
+            await app.cancel("old", "a")
+            monkeypatch.setitem(made.metrics._topics.known, "old", -3_600.0)
+            monkeypatch.setattr(made.metrics._topics, "_clock", lambda: 1.0)
+            await made.scrape()
+            await made.scrape()
+            assert made("bide_tasks", topic="new", state="waiting") == 2
+            assert made("bide_outcomes_total", topic="old", verdict="done") is None
+
+    run_virtual(story)
 
 
 async def test_many_scrapes_are_one_tally() -> None:

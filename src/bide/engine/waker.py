@@ -67,8 +67,8 @@ class Waker:
         """
         self.capped = False
         asked_at, self._asked_at = self._asked_at, None
+        await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
         if self._kicked:
-            await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
             return
         heard = self._heard
         self._told = heard is not None and (wake is None or heard < wake)
