@@ -139,22 +139,24 @@ class _Outbox:
         """Until the store has them all. What failed alone, since its part of the store is away, is sent again alone."""
         pause = _FIRST_PAUSE
         while True:
-            accepted = await self._ask(batch)
-            for (delivery, settlement), ok in zip(batch, accepted, strict=True):
-                if isinstance(ok, asyncio.Future):
-                    self._held_up(delivery, settlement, ok)
-                elif not isinstance(ok, Exception):
-                    self._tell(delivery, settlement, accepted=bool(ok))
-            failed = [ok for ok in accepted if isinstance(ok, StoreError)]
-            if not failed:
+            left, why = list[tuple[Delivery, Settlement]](), None
+            for one, answer in zip(batch, await self._ask(batch), strict=True):
+                if isinstance(answer, int):
+                    self._tell(*one, bool(answer))
+                elif isinstance(answer, StoreError):
+                    left.append(one)
+                    why = why or answer
+                elif isinstance(answer, asyncio.Future):
+                    self._held_up(*one, answer)
+            if not left:
                 return
             self._told_all(failing=True)
-            batch = [one for one, ok in zip(batch, accepted, strict=True) if isinstance(ok, StoreError)]
+            batch = left
             if self._closing:
                 _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
-                           len(batch), failed[0])  # fmt: skip
+                           len(batch), why)  # fmt: skip
                 return
-            _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(batch), pause, failed[0])
+            _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(batch), pause, why)
             self._pausing = self._loop.create_future()
             await asyncio.wait([self._pausing], timeout=pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
@@ -195,7 +197,7 @@ class _Outbox:
             return [defect]
         return accepted
 
-    def _tell(self, delivery: Delivery, settlement: Settlement, *, accepted: bool) -> None:
+    def _tell(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
         try:
             self._told(delivery, settlement, accepted)
         except Exception:  # noqa: BLE001 - an observer's defect must not keep the others from being told
@@ -209,7 +211,7 @@ class _Outbox:
             self._late.discard(answer)
             error = asyncio.CancelledError("cancelled") if answer.cancelled() else answer.exception()
             if error is None:
-                self._tell(delivery, settlement, accepted=answer.result())
+                self._tell(delivery, settlement, answer.result())
             elif self._closing or not isinstance(error, StoreError):
                 _log.error("an outcome could not be settled before closing; it will be delivered again: %s", error)
             else:
