@@ -1,140 +1,276 @@
-"""The demo: every scenario comes to its right end, also when it is stopped, killed and started again."""
+"""`bide demo` (`bide serve --demo`): the service, with a town's live traffic; in real time, and in virtual."""
 
 from __future__ import annotations
 
-import asyncio
-import io
+import logging
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing
-from datetime import timedelta
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from rich.console import Console
-from tests.waiting import wait_until
+from tests.waiting import elapse, wait_until
 
-from bide import Bide
-from bide.cli.demo.board import board
-from bide.cli.demo.pace import Pace, Scale
-from bide.cli.demo.publishing import EVENING, TOMORROW_8
-from bide.cli.demo.run import Demo
-from bide.cli.demo.watching import Lines
+from bide import Bide, StoreUnavailable
+from bide.cli.demo.coupons import AUDIENCE
+from bide.cli.demo.notebook import Notebook
+from bide.cli.demo.orders import SALE, is_paid
+from bide.cli.demo.reminders import GUESTS, SUMMER
+from bide.cli.demo.town import Town
+from bide.cli.demo.words import uneventful
 from bide.cli.exits import Exit
+from bide.core.records import State
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
+from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
 
-QUICK = ("demo", "--plain", "--speed", "8")
-SLOWER = ("demo", "--plain", "--speed", "3")
-"""So that it has not ended before it is killed."""
-HANGS = "180"
-LAST_WORD = ("Bold claims", "whatever was told of them last")
-"""The author takes them back before they are due: on a machine that stands still just then that may be too late."""
-ENDS: dict[str, set[tuple[str | int, str | int]]] = {
-    "SELECT title, status FROM demo_post": {
-        ("Morning news", "published"), ("Price list", "published"), ("Big surprise", "published"), LAST_WORD,
-    },
-    "SELECT number, status FROM demo_order": {(1041, "paid"), (1042, "paid"), (1043, "closed")},
-    "SELECT passenger, stars FROM demo_ride": {("Ada's ride", 5), ("Ben's ride", 4), ("Cem's ride", 5)},
-    "SELECT name, meals FROM demo_pet": {("Mia's cat", 1), ("Mia's dog", 2), ("Ben's rabbit", 1)},
+AT_ONCE = {
+    "order.remind", "order.close", "payment.notify", "post.publish", "coupon.remind", "subscription.renew",
+    "review.default", "event.remind", "meal.done", "heartbeat",
 }  # fmt: skip
 
 
-def assert_right_ends(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
+class Shown:
+    """A running `bide demo`, and what it has said first."""
 
-        def told(thing: str) -> list[str]:
-            lines = "SELECT words FROM demo_line WHERE thing = ? ORDER BY line"
-            return [words for (words,) in connection.execute(lines, (thing,))]
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.said = ""
+        while "event-summer" not in self.said:
+            line = process.stdout.readline()
+            assert line, f"it ended: {process.communicate()}"
+            self.said += line
+        [self.url] = re.findall(r"^The console is at (http://127\.0\.0\.1:\d+)$", self.said, re.MULTILINE)
 
-        claims = ("Bold claims", {"back to draft": "draft"}.get(told("Bold claims")[-1], "published"))
-        for query, rows in ENDS.items():
-            assert set(connection.execute(query).fetchall()) == {claims if row is LAST_WORD else row for row in rows}
-        for thing in ("book-shop", "tea-house", "noodle-bar"):
-            assert told(thing)[-1] == "200"
-            assert told(thing).count("200") == 1
+    def page(self, path: str) -> tuple[int, str]:
+        with urllib.request.urlopen(self.url + path, timeout=60) as reply:
+            return reply.status, reply.read().decode()
 
-
-def test_it_comes_to_its_end(line: CommandLine) -> None:
-    result = line.run(*QUICK, "--seconds", HANGS)
-    for code in ("E1", "E2", "E3", "E5", "E7"):
-        assert re.search(f"{code} .*: came to its end", result.stdout)
-    assert "never early" in result.stdout
-    assert "What to try next" in result.stdout
-    assert_right_ends(line.directory / "bide-demo.db")
-    assert line.json("ls", "--store", "sqlite:///bide-demo.db") == []
-    assert len(line.json("ls", "--state", "done", "--store", "sqlite:///bide-demo.db")) > 8
-
-    again = line.run(*QUICK, "--seconds", "0.5", code=Exit.NOT_DONE).stdout
-    assert "continuing" not in again
-    assert "Stopped before the end" in again
+    def interrupt(self) -> tuple[int, str]:
+        """Ctrl-C: the exit code, and what was on stderr."""
+        self.process.send_signal(signal.SIGINT)
+        _, complaints = self.process.communicate(timeout=60)
+        return self.process.returncode, complaints
 
 
-@pytest.fixture
-def killed(line: CommandLine) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bide", *SLOWER, "--store", "sqlite:///own.db"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    yield process
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+@contextmanager
+def shown(*options: str) -> Iterator[Shown]:
+    command = [sys.executable, "-m", "bide", "demo", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield Shown(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_started_again_it_goes_on(line: CommandLine, killed: subprocess.Popen[str], number: signal.Signals) -> None:
-    assert killed.stdout is not None
-    assert any("Big surprise: now!" in said for said in killed.stdout)
-    assert f"a demo is running, process {killed.pid}" in line.error("demo", "--store", "sqlite:///own.db")
-    killed.send_signal(number)
-    said, _ = killed.communicate(timeout=60)
-    if number is signal.SIGINT:
-        assert killed.returncode == Exit.INTERRUPTED
-        assert "`bide demo --store sqlite:///own.db` goes on from here" in said
-    due = ("ls", "--topic", "blog.publish", "--before", "0s", "--store", "sqlite:///own.db")
-    wait_until(lambda: "Morning news" in {one["key"] for one in line.json(*due)}, "the news to be due meanwhile")
-    result = line.run(*QUICK, "--store", "sqlite:///own.db", "--seconds", HANGS)
-    assert "continuing: the stories began" in result.stdout
-    assert "was stopped" in result.stdout
-    assert_right_ends(line.directory / "own.db")
+def asked(path: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as connection:
+        return connection.execute(query).fetchall()
 
 
-def test_fresh_begins_anew(line: CommandLine) -> None:
-    line.run(*QUICK, "--seconds", "0.8", code=Exit.NOT_DONE)
-    assert "continuing" in line.run(*QUICK, "--seconds", "0.3", code=Exit.NOT_DONE).stdout
-    assert "continuing" not in line.run(*QUICK, "--seconds", "0.3", "--fresh", code=Exit.NOT_DONE).stdout
+def test_it_serves_delivers_ends_and_goes_on(line: CommandLine) -> None:
+    path = line.directory / "bide-console-demo.db"
+
+    def waits(topic: str) -> int:
+        [(number,)] = asked(path, f"SELECT count(*) FROM bide_task WHERE topic = '{topic}' AND state = 0")
+        return int(number)
+
+    with shown() as first:
+        assert first.page("/readyz")[0] == 200
+        assert first.page("/")[0] == 200
+        wait_until(lambda: waits("coupon.remind") == AUDIENCE, "a reminder for each of the audience")
+        wait_until(lambda: waits("event.remind") >= GUESTS, "one for each guest")
+        topics = "SELECT DISTINCT topic FROM bide_task"
+        wait_until(lambda: {topic for (topic,) in asked(path, topics)} >= AT_ONCE, "all that begins at once")
+        delivered = "SELECT count(*) FROM bide_task WHERE topic = 'payment.notify' AND state = 2"
+        wait_until(lambda: asked(path, delivered)[0][0], "a delivery")
+        assert first.page("/healthz")[0] == 200
+        assert first.interrupt() == (0, "")
+
+    orders = "SELECT max(CAST(key AS INTEGER)) FROM bide_task WHERE topic = 'order.close'"
+    [(before,)] = asked(path, orders)
+    with shown() as second:
+        wait_until(lambda: asked(path, orders)[0][0] > before, "another order")
+        assert waits("coupon.remind") == AUDIENCE
+        assert second.interrupt() == (0, "")
 
 
-def test_the_board_stays_within_its_window(line: CommandLine) -> None:
-    store = "sqlite:///bide-demo.db"
-    demo = Demo(Bide(store), "bide-demo.db", speed=8, fresh=True)
-    asyncio.run(demo.play(Lines(store), seconds=3))
-    for width, height in ((80, 24), (120, 35), (200, 60), (60, 24)):
-        console = Console(file=io.StringIO(), width=width, height=height)
-        drawn = board(demo.stories, demo.lateness, store, "", int(time.time() * 1000), width, height)
-        with console.capture() as captured:
-            console.print(drawn)
-        lines = captured.get().splitlines()
-        assert max(map(len, lines)) <= width
-        assert len(lines) <= height
+def test_a_port_that_is_taken(line: CommandLine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = line.error("serve", "--demo", "--port", str(port), code=Exit.SETUP)
+    assert f"--port {port}: cannot listen there" in said
+    assert "or --port 0 for any that is free" in said
+    assert [file.name for file in line.directory.glob("*.db")] == ["tasks.db"]
 
 
-def test_quickened_time() -> None:
-    scale = Scale("1m", "1s", then=Scale("1h", "1s", after="15m"))
-    assert scale.words == "1m = 1s, after 15m 1h = 1s"
-    for story, real in ((0, 0), (60_000, 1_000), (900_000, 15_000), (900_000 + 3_600_000, 16_000)):
-        assert scale.to_real(story) == real
-        assert scale.to_story(real) == story
-    pace = Pace(Scale("1h", "1.5s"), begins=1_000_000, speed=2, opens=EVENING)
-    assert pace.real_at(3_600_000) == 1_000_750
-    assert pace.at(TOMORROW_8).timestamp() == 1_009
-    assert pace.words(1_009_000) == "Fri 08:00"
-    assert pace.length("2h") == timedelta(seconds=1.5)
+def test_a_store_of_others_is_left_alone(line: CommandLine) -> None:
+    line.run("schedule", "order.close", "--key", "theirs", "--delay", "0s")
+    said = line.error("serve", "--demo", "--port", "0", "--store", line.url)
+    assert said.startswith("bide: --store: ")
+    assert "this one holds order.close" in said
+    assert line.one("show", "order.close", "theirs")["task"]["state"] == "waiting"
+
+
+# --- in virtual time
+
+
+def in_town(
+    story: Callable[[Town, Bide, VirtualLoop], Awaitable[None]], said: list[str], store: Any = None, **settings: Any
+) -> None:
+    """Play `story` in a town on a store in memory, its handlers at work."""
+
+    async def play(loop: VirtualLoop) -> None:
+        app = Bide(MemoryStore() if store is None else store, clock=VirtualClock(loop), **settings)
+        town = Town(app, shown_store="memory:", say=said.append)
+        await town.ready()
+        async with app, app.worker(), town.beside("http://here"):
+            await story(town, app, loop)
+
+    run_virtual(play)
+
+
+def test_six_minutes() -> None:
+    said: list[str] = []
+
+    async def story(town: Town, app: Bide, loop: VirtualLoop) -> None:
+        last, ends = town.orders.last_of_the_sale, town.orders.sale_ends
+        assert 50_000 < ends - app.clock.now() <= 66_000
+        assert ends % 10_000 == 0
+        await town.orders.until(ends + 10_000)
+
+        # the first question: why was this order closed late
+        closed = await app.get("order.close", str(last))
+        assert closed is not None
+        assert closed.state is State.DONE
+        assert closed.record.due_at == ends
+        assert closed.record.started_at is not None
+        assert 800 <= closed.record.started_at - ends <= 3_000
+        paid = next(number for number in range(last, 0, -1) if is_paid(number))
+        cancelled = await app.get("order.close", str(paid))
+        assert cancelled is not None
+        assert cancelled.state is State.CANCELLED
+        assert [event.who for event in await app.events("order.close", str(paid))] == ["shop"]
+
+        await town.orders.until(ends + 300_000)  # the second sale
+        counts = await app.tally()
+        assert counts.number("coupon.remind") >= AUDIENCE - 10
+        assert counts.number("order.archive") > 100
+        assert counts.number("meal.done", State.WAITING) == 400
+        assert counts.number("subscription.renew", State.WAITING) == 20_000
+        assert counts.number("review.default", State.WAITING) > 2_500
+        assert 0 < counts.number("payment.notify", State.DEAD) < 100
+        assert counts.number("heartbeat") > 30
+        party = [task async for task in app.find(group=SUMMER)]
+        assert len(party) == GUESTS
+        assert len({task.due_at for task in party}) == 1
+
+        errors = Counter([task.error async for task in app.find(topic="payment.notify", state="dead")])
+        assert len(errors) == 3
+        assert any("no outcome within 0.5 s" in str(error) for error in errors)
+        who = {event.who for event in await app.events(limit=10_000)}
+        assert {"shop", "anna", "bo"} <= who
+        assert any(str(one).startswith("player-") for one in who)
+
+    in_town(story, said, keep_done="1h", keep_cancelled="15m")
+    opening, *minutes = said
+    assert "http://here/tasks?group=event-summer" in opening
+    assert re.search(r"http://here/tasks/order\.close/\d+", opening)
+    assert max(map(len, opening.splitlines())) <= 110
+    assert 5 <= len(minutes) <= 7
+    assert any(re.fullmatch(r"\d\d:\d\d  [\d,]+ delivered, .* \(order\.close\)", one) for one in minutes)
+
+
+def test_the_next_run_knows_the_customers_of_the_last() -> None:
+    said: list[str] = []
+
+    async def play(loop: VirtualLoop) -> None:
+        store = MemoryStore()
+        numbers, ends = range(0), 0
+        for run in range(2):
+            app = Bide(store, clock=VirtualClock(loop), keep_cancelled="15m", keep_done="1h")
+            town = Town(app, shown_store="memory:", say=said.append)
+            await town.ready()
+            async with app, app.worker(), town.beside("http://here"):
+                if run == 0:
+                    numbers, ends = town.orders.sale, town.orders.sale_ends
+                    await town.orders.until(ends - 38_000)  # all have ordered, few have paid
+                    ordered = await states(app, numbers)
+                    assert ordered.total() == SALE
+                    assert ordered[State.WAITING] > SALE * 2 // 3
+                    continue
+                assert not set(numbers) & set(town.orders.sale)
+                await town.orders.until(ends + 5_000)
+                assert await states(app, numbers) == {State.CANCELLED: 2 * SALE // 3, State.DONE: SALE // 3}
+                assert (await app.tally()).number("coupon.remind") == AUDIENCE
+            await elapse(2)
+
+    async def states(app: Bide, numbers: range) -> Counter[State]:
+        found = await app.get_many([("order.close", str(number)) for number in numbers])
+        return Counter(one.state for one in found if one is not None)
+
+    run_virtual(play)
+
+
+def test_a_store_that_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+    away = False
+    store = FaultyStore(MemoryStore(), fault=lambda _: StoreUnavailable("it is away") if away else None)
+
+    async def story(town: Town, app: Bide, loop: VirtualLoop) -> None:
+        nonlocal away
+        await elapse(5)
+        away = True
+        await elapse(30)
+        away = False
+        before = (await app.tally()).number("order.close")
+        await elapse(20)
+        assert (await app.tally()).number("order.close") > before + 20
+        assert (await app.tally()).number("coupon.remind") == AUDIENCE
+
+    in_town(story, said, store)
+    told = [record.getMessage() for record in caplog.records if record.name == "bide.demo"]
+    assert "in the demo orders cannot go on: it is away" in told
+    assert len(told) == len(set(told)), "each story says so once"
+    assert not [one for one in told if "defect" in one]
+
+
+async def test_numbers_are_given_once() -> None:
+    store = MemoryStore()
+    taken: list[int] = []
+    for _ in range(3):
+        async with Bide(store) as app:
+            notebook = Notebook(app)
+            await notebook.refuse_strangers()
+            for count in (1, 1_500, 700, 1):
+                numbers = await notebook.numbers(count)
+                assert len(numbers) == count
+                taken += numbers
+    assert len(taken) == len(set(taken))
+    assert taken == sorted(taken)
+
+
+def test_what_the_terminal_need_not_tell() -> None:
+    def is_told(name: str, *args: object) -> bool:
+        return uneventful(logging.LogRecord(name, logging.WARNING, "", 0, "%s/%s failed", args, None))
+
+    assert not is_told("bide.worker", "payment.notify", "1")
+    assert is_told("bide.worker", "order.close", "1")
+    assert not is_told("bide.audit", "anna", "1")
+    assert uneventful(logging.LogRecord("bide.worker", logging.ERROR, "", 0, "a defect", None, None))

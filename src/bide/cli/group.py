@@ -24,7 +24,7 @@ from bide.core.errors import BideError
 
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Start here": {
-        "demo": ("bide.cli.demo.command:demo", "Watch five everyday scenarios at work, in less than a minute."),
+        "demo": ("bide.cli.serve:demo", "Watch a small town's live traffic in the console."),
         "doctor": ("bide.cli.doctor:doctor", "Check the settings, this machine and the store; say what to do."),
     },
     "Put in and change": {
@@ -53,7 +53,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lab": ("bide.lab.command:lab", "The classic ways of doing something later, measured beside bide."),
     },
 }
-_LOOKS = {*SECTIONS["Start here"], *SECTIONS["Look"], "bench", "lab"}
+_LOOKS = {"doctor", *SECTIONS["Look"], "bench", "lab"}
 """They change nothing: they end when nobody reads on."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
 
@@ -72,7 +72,7 @@ class Commands(click.Group):
             return None
         if self._output is not None:
             self._output.ends = cmd_name in _LOOKS
-            if cmd_name in ("serve", "work"):
+            if cmd_name in ("demo", "serve", "work"):
                 on_signals(end_at_once)
         module, _, attribute = _WHERE[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)

@@ -1,9 +1,10 @@
-"""`bide serve`: the timeline over HTTP, with webhooks, until told to stop."""
+"""`bide serve`: the timeline over HTTP, with webhooks, until told to stop; and `bide demo`, which has live traffic."""
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import click
 
@@ -22,9 +23,15 @@ _DEMO_KEEPS = 20_000
 """Ended tasks of a topic: an hour of the demo's orders, so that any of them can be looked at."""
 
 
+_HOST = click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+_PORT = click.option(
+    "--port", type=WholeNumber(0, 65_535), default=8420, show_default=True, help="The port; 0: a free one."
+)
+
+
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=WholeNumber(0, 65_535), default=8420, show_default=True, help="The port; 0: a free one.")
+@_HOST
+@_PORT
 @click.option("--config", "path", metavar="FILE", help="A TOML file: webhooks, and how topics are worked on.")
 @click.option("--webhook", "webhooks", metavar="TOPIC=URL", multiple=True, help="Post the tasks of TOPIC to URL.")
 @click.option("--allow", metavar="NETWORK|HOST:PORT", multiple=True, help="Webhooks may go there, though not public.")
@@ -68,8 +75,8 @@ def serve(
     store = surroundings.store
     company: running.Beside | None = None
     if demo:
-        from bide.cli.demo.traffic.town import Town
-        from bide.cli.demo.traffic.words import uneventful
+        from bide.cli.demo.town import Town
+        from bide.cli.demo.words import uneventful
 
         app = Bide(settings=_demo_settings(_DEMO_STORE if store is None else store))
         company = Town(app, shown_store=without_password(app.url), say=click.echo)
@@ -86,6 +93,20 @@ def serve(
     )  # fmt: skip
     run_loop(serving, uvloop=uvloop)
     return Exit.DONE
+
+
+@click.command()
+@_HOST
+@_PORT
+@shared_options(json=False)
+@click.pass_context
+def demo(context: click.Context, host: str, port: int) -> Any:
+    """Watch the console at http://127.0.0.1:8420 while a small town orders, pays and changes its mind.
+
+    The same as `bide serve --demo`: in real time, in this one process, on bide-console-demo.db in this directory or on
+    --store, if that is empty, until Ctrl-C. Started again it goes on with what is there.
+    """
+    return context.invoke(serve, host=host, port=port, demo=True)
 
 
 def _demo_settings(store: str) -> Settings:

@@ -1,6 +1,7 @@
-"""`bide demo`: five everyday scenarios on a SQLite file, each in its own quickened time.
+"""`bide demo`: a small town's traffic in real time, for the console to show, for as long as it runs.
 
-Read a scenario first (`publishing`, `orders`, `reviews`, `payments`, `feeding`): each is an app like yours, with a
-table, handlers, and the people who change their minds, as methods marked with the story time at which they act.
-`story` is what the five have in common, `pace` their quickened time, `ledger` what survives Ctrl-C, `board` the screen.
+Read a story first (`orders`, `payments`, `posts`, `coupons`, `subscriptions`, `reviews`, `reminders`, `meals`,
+`heartbeats`): each declares handlers as any app does, and plays the people who schedule, cancel and change their minds.
+`story` is what they have in common, `notebook` what survives a restart, `town` runs them all, `words` is what the
+terminal says.
 """

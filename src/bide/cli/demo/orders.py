@@ -1,76 +1,156 @@
-"""E2, the unpaid order: reminded after 5 minutes, cancelled after 15, closed after a day, unless it is paid."""
+"""Unpaid orders: reminded, then closed, unless they are paid before; and now and then a sale with one deadline for all.
+
+Two thirds are paid, which cancels what is to become of the order. The deadline of a sale falls on one second, and
+`order.close` works on eight at a time only, 25 ms each: so the last of five hundred is late by a second or two, and its
+page in the console tells why.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from random import Random
 
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.pace import Scale
-from bide.cli.demo.story import Story, act
-from bide.core.records import Record
+from bide.cli.demo.notebook import Notebook
+from bide.cli.demo.payments import Payment, Payments
+from bide.cli.demo.story import Story
+from bide.core.instants import Millis, as_datetime
+from bide.core.records import NewTask
 from bide.core.tasks import Task
+from bide.engine.acting import acting_as
+
+_PAUSE = 1 / 3
+"""Seconds between two orders, on average."""
+SALE = 1_500
+"""Orders of a sale."""
+_CROWD = 75
+"""So many of them in one transaction."""
+_SELLS_FOR = 10.0
+"""Seconds in which they are made."""
+_SALE_EVERY: Millis = 5 * 60_000
+_SALE_ROUND: Millis = 10_000
+"""A sale's deadline is a whole ten seconds on the clock."""
+_AHEAD: Millis = 50_000
+"""How long before the deadline a sale begins."""
+_TOLD_EVERY: Millis = 500
+"""The bank tells of what was paid twice a second."""
+_WORK = 0.025
+"""Seconds that closing an order takes."""
 
 
 class Order(msgspec.Struct):
     number: int
+    cents: int
+    sale: bool = False
 
 
 class Orders(Story):
-    code = "E2"
-    title = "Unpaid order"
-    scale = Scale("1m", "1s", then=Scale("1h", "1s", after="15m"))
-    topics = ("order.remind", "order.cancel", "order.close")
-    tables = ("demo_order (number INTEGER PRIMARY KEY, status TEXT NOT NULL)",)
+    topics = ("order.remind", "order.close", "order.archive")
+
+    def __init__(self, app: Bide, notebook: Notebook, payments: Payments) -> None:
+        super().__init__(app, notebook)
+        self.payments = payments
+        self.sale: range
+        """The numbers of the next sale's orders."""
+        self.sale_ends: Millis
 
     def define(self, app: Bide) -> None:
-        @app.handler("order.remind")
+        @app.handler("order.remind", keep_done="10m")
         async def remind(task: Task[Order]) -> None:
-            self.fired(task, "reminded")
+            """A message to the customer."""
 
-        @app.handler("order.cancel")
-        async def cancel(task: Task[Order]) -> None:
-            await self._set_status(task, "cancelled")
-
-        @app.handler("order.close")
+        @app.handler("order.close", concurrency=8, retry="quick")
         async def close(task: Task[Order]) -> None:
-            await self._set_status(task, "closed")
+            await asyncio.sleep(_WORK)  # the stock gets its goods back
+            order = task.payload
+            if not order.sale:
+                await self.archive.schedule(order, key=task.key, group=task.group, delay="20m")
 
-        self.remind, self.cancel, self.close = remind, cancel, close
+        @app.handler("order.archive", keep_done="10m")
+        async def archive(task: Task[Order]) -> None:
+            """Out of the shop's list."""
 
-    def thing_of(self, record: Record) -> str:
-        return record.group or record.key
+        self.remind, self.close, self.archive = remind, close, archive
 
-    async def _set_status(self, task: Task[Order], status: str) -> None:
-        async with task.transaction() as database:  # the status changes and the task is done, or neither
-            database.execute(
-                "UPDATE demo_order SET status = ? WHERE number = ? AND status <> 'paid'", (status, task.payload.number)
-            )
-        self.fired(task, status)
+    async def prepare(self) -> None:
+        """The first sale has its numbers already, so that its last unpaid order can be told."""
+        self.sale = await self.notebook.numbers(SALE)
+        now = self.app.clock.now()
+        self.sale_ends = -(-(now + _AHEAD + 5_000) // _SALE_ROUND) * _SALE_ROUND
+        async for task in self.app.find(topic="order.close", state="waiting"):
+            try:
+                order = msgspec.json.decode(task.payload_bytes, type=Order)
+            except msgspec.MsgspecError:
+                continue  # no order of ours: somebody tries what happens to it
+            self._customer(order, task.record.created_at, task.record.due_at)
 
-    @act("0m")
-    async def three_people_order(self) -> None:
-        for number in (1041, 1042, 1043):
-            await self._order(number)
+    @property
+    def last_of_the_sale(self) -> int:
+        """The order that will be closed last, since it is not paid."""
+        return max(number for number in self.sale if not is_paid(number))
 
-    async def _order(self, number: int) -> None:
-        """The order and what is to become of it, in one transaction: there is never one without the other."""
-        order, group = Order(number), f"order-{number}"
-        async with self.transaction() as database, self.app.using(database):
-            database.execute("INSERT OR REPLACE INTO demo_order VALUES (?, 'unpaid')", (number,))
-            for handler, delay in ((self.remind, "5m"), (self.cancel, "15m"), (self.close, "24h")):
-                await handler.schedule(order, key=str(number), group=group, at=self.pace.after(delay, since="0m"))
-        self.said(group, "ordered")
+    async def play(self) -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self.now_and_then(_PAUSE, self._order))
+            both.create_task(self._sales())  # waits for a store that is away, as the other does: neither ends
 
-    async def _pay(self, number: int) -> None:
-        async with self.transaction() as database, self.app.using(database):
-            database.execute("UPDATE demo_order SET status = 'paid' WHERE number = ?", (number,))
-            answers = await self.app.cancel_group(f"order-{number}")
-        self.called_off(f"order-{number}", f"paid: {len(answers)} cancelled")
+    async def _order(self) -> None:
+        [number] = await self.notebook.numbers()
+        now = self.app.clock.now()
+        await self._take([self._new(number, now, now + self.chance.randrange(20_000, 90_000))])
 
-    @act("3m")
-    async def one_pays_at_once(self) -> None:
-        await self._pay(1041)
+    async def _sales(self) -> None:
+        while True:
+            await self.until(self.sale_ends - _AHEAD)
+            crowds = [self.sale[place : place + _CROWD] for place in range(0, SALE, _CROWD)]
+            for crowd in crowds:
+                begun = self.app.clock.now()
+                orders = [self._new(number, begun, self.sale_ends, sale=True) for number in crowd]
+                await self.patiently(partial(self._take, orders))
+                await self.until(begun + round(1000 * _SELLS_FOR / len(crowds)))
+            await self.patiently(self._next_sale)
 
-    @act("8m")
-    async def one_pays_when_reminded(self) -> None:
-        await self._pay(1042)
+    async def _next_sale(self) -> None:
+        self.sale = await self.notebook.numbers(SALE)
+        self.sale_ends += _SALE_EVERY
+
+    def _new(self, number: int, now: Millis, due: Millis, *, sale: bool = False) -> tuple[Order, Millis, Millis]:
+        return Order(number, 500 + 17 * number % 20_000, sale), now, due
+
+    async def _take(self, orders: Sequence[tuple[Order, Millis, Millis]]) -> None:
+        """Orders come in: each with what is to become of it, in one transaction; its customer pays in time, or not."""
+        tasks: list[NewTask] = []
+        for order, now, due in orders:
+            key = str(order.number)
+            group = f"order-{key}"
+            tasks.append(self.close.new(order, key=key, group=group, at=as_datetime(due)))
+            if not order.sale:
+                reminder = as_datetime(now) + timedelta(milliseconds=round(0.4 * (due - now)))
+                tasks.append(self.remind.new(order, key=key, group=group, at=reminder))
+        await self.app.schedule_many(tasks)
+        for order, now, due in orders:
+            self._customer(order, now, due)
+
+    def _customer(self, order: Order, ordered: Millis, due: Millis) -> None:
+        if is_paid(order.number) and self.app.clock.now() < due:
+            share = Random(order.number).uniform(0.1, 0.95)
+            paid = ordered + round(share * (due - ordered))
+            self.person(self._pay(order, -(-paid // _TOLD_EVERY) * _TOLD_EVERY))
+
+    async def _pay(self, order: Order, at: Millis) -> None:
+        await self.until(at)
+        topics = ("order.close",) if order.sale else ("order.close", "order.remind")
+        with acting_as("shop"):  # all calls of one moment become one transaction
+            await asyncio.gather(*(self.app.cancel(topic, str(order.number)) for topic in topics))
+        if not order.sale and order.number % 3 == 1:
+            await self.app.schedule_new(self.payments.new(Payment(order.number, order.cents)))
+
+
+def is_paid(number: int) -> bool:
+    """Two of three are."""
+    return number % 3 != 0

@@ -1,56 +1,59 @@
-"""E3, the automatic review: a ride that nobody has reviewed after 48 hours gets five stars."""
+"""Automatic reviews: a ride that nobody has reviewed 48 hours later gets five stars."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.pace import Scale
-from bide.cli.demo.story import Story, act
+from bide.cli.demo.story import Story, millis_of
+from bide.core.records import NewTask
 from bide.core.tasks import Task
+from bide.engine.acting import acting_as
+
+_RIDES = 4_000
+"""Of the last two days."""
+_AFTER = timedelta(hours=48)
 
 
 class Ride(msgspec.Struct):
-    passenger: str
+    driver: str
+    stars: int = 5
 
 
 class Reviews(Story):
-    code = "E3"
-    title = "Automatic review"
-    scale = Scale("1d", "10s")
-    topics = ("ride.review",)
-    tables = ("demo_ride (passenger TEXT PRIMARY KEY, stars INTEGER)",)
+    topics = ("review.default",)
 
     def define(self, app: Bide) -> None:
-        @app.handler("ride.review")
+        @app.handler("review.default")
         async def review(task: Task[Ride]) -> None:
-            async with task.transaction() as database:  # the row decides: a review in the last moment stays
-                changed = database.execute(
-                    "UPDATE demo_ride SET stars = 5 WHERE passenger = ? AND stars IS NULL", (task.payload.passenger,)
-                )
-                stars = "5 stars" if changed.rowcount else "reviewed already"
-            self.fired(task, stars)
+            """Five stars, unless there are some."""
 
         self.review = review
 
-    @act("0h")
-    async def two_rides_end(self) -> None:
-        await self._ride_ends("Ada's ride", now="0h")
-        await self._ride_ends("Ben's ride", now="0h")
+    async def play(self) -> None:
+        await self.fill("reviews", self._of_the_last_days)
+        await self.now_and_then(15, self._a_ride)
 
-    @act("12h")
-    async def another_ride_ends(self) -> None:
-        await self._ride_ends("Cem's ride", now="12h")
+    def _of_the_last_days(self) -> Iterator[NewTask]:
+        soon = self.app.clock.now() + 120_000
+        for day in range(3):
+            for ride, at in enumerate(sorted(self.waking_hours(day) for _ in range(_RIDES // 3))):
+                if soon < millis_of(at):
+                    yield self._new(f"before-{day}-{ride:04}", ride, at)
 
-    @act("30h")
-    async def ben_reviews(self) -> None:
-        async with self.transaction() as database, self.app.using(database):
-            database.execute("UPDATE demo_ride SET stars = 4 WHERE passenger = ?", ("Ben's ride",))
-            await self.review.cancel("Ben's ride")
-        self.called_off("Ben's ride", "Ben gave 4 stars")
+    def _new(self, name: str, number: int, at: datetime) -> NewTask:
+        driver = f"driver-{number % 150}"
+        return self.review.new(Ride(driver), key=f"ride-{name}", group=driver, at=at, on_conflict="keep")
 
-    async def _ride_ends(self, passenger: str, *, now: str) -> None:
-        async with self.transaction() as database, self.app.using(database):
-            database.execute("INSERT OR REPLACE INTO demo_ride VALUES (?, NULL)", (passenger,))
-            await self.review.schedule(Ride(passenger), key=passenger, at=self.pace.after("48h", since=now))
-        self.said(passenger, "ended")
+    async def _a_ride(self) -> None:
+        """One ends; the passenger of another has an opinion."""
+        [number] = await self.notebook.numbers()
+        await self.app.schedule_new(self._new(str(number), number, self.app.now() + _AFTER))
+        if self.chance.random() < 0.5:
+            reviewed = await self.one_of("review.default")
+            if reviewed is not None:
+                with acting_as("passenger"):
+                    await self.app.cancel(*reviewed.record.ref)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story
+from bide.cli.demo.story import Story
 from bide.core.outcomes import Done
 from bide.core.tasks import Task
 from bide.engine.acting import acting_as

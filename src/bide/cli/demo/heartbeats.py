@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story
+from bide.cli.demo.story import Story
 from bide.core.tasks import Task
 
 _CONNECTIONS = 40

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from bide.cli.demo.traffic.coupons import AUDIENCE, Coupons
-from bide.cli.demo.traffic.orders import SALE, Orders
-from bide.cli.demo.traffic.payments import Payments
-from bide.cli.demo.traffic.reminders import GUESTS, SUMMER
-from bide.cli.demo.traffic.story import millis_of
+from bide.cli.demo.coupons import AUDIENCE, Coupons
+from bide.cli.demo.orders import SALE, Orders
+from bide.cli.demo.payments import Payments
+from bide.cli.demo.reminders import GUESTS, SUMMER
+from bide.cli.demo.story import millis_of
 from bide.core.instants import Millis, as_datetime
 from bide.engine.history import MINUTE, Past, Row
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story
+from bide.cli.demo.story import Story
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.acting import acting_as

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story
+from bide.cli.demo.story import Story
 from bide.core.outcomes import Done
 from bide.core.records import NewTask
 from bide.core.tasks import Task

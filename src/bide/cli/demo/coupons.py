@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story, millis_of
+from bide.cli.demo.story import Story, millis_of
 from bide.core.instants import as_datetime
 from bide.core.records import NewTask
 from bide.core.tasks import Task

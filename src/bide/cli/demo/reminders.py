@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.traffic.story import Story, millis_of
+from bide.cli.demo.story import Story, millis_of
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 

@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from bide.app import Bide
-from bide.cli.demo.traffic import words
-from bide.cli.demo.traffic.coupons import Coupons
-from bide.cli.demo.traffic.heartbeats import Heartbeats
-from bide.cli.demo.traffic.meals import Meals
-from bide.cli.demo.traffic.notebook import Notebook
-from bide.cli.demo.traffic.orders import Orders
-from bide.cli.demo.traffic.payments import Payments
-from bide.cli.demo.traffic.posts import Posts
-from bide.cli.demo.traffic.reminders import Reminders
-from bide.cli.demo.traffic.reviews import Reviews
-from bide.cli.demo.traffic.story import Story
-from bide.cli.demo.traffic.subscriptions import Subscriptions
+from bide.cli.demo import words
+from bide.cli.demo.coupons import Coupons
+from bide.cli.demo.heartbeats import Heartbeats
+from bide.cli.demo.meals import Meals
+from bide.cli.demo.notebook import Notebook
+from bide.cli.demo.orders import Orders
+from bide.cli.demo.payments import Payments
+from bide.cli.demo.posts import Posts
+from bide.cli.demo.reminders import Reminders
+from bide.cli.demo.reviews import Reviews
+from bide.cli.demo.story import Story
+from bide.cli.demo.subscriptions import Subscriptions
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.engine.history import MINUTE, rows_between
