@@ -259,6 +259,27 @@ async def test_two_tables_do_not_wait_for_each_other(place: Place) -> None:
 
 
 @pytest.mark.parametrize("empty", ["postgres"], indirect=True)
+async def test_a_held_row_is_looked_at_again_after_a_pause_and_not_at_once(
+    place: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await place.app()
+    app.watch(place.source(), concurrency=2).handler(lambda row: None)
+    loop, kicks = await place.loop(app), list[bool]()
+    monkeypatch.setattr(loop, "_kick", lambda: kicks.append(True))
+    await place.add(1, now() - 10)
+    editor = await asyncpg.connect(place.plain)
+    place.exits.push_async_callback(editor.close)
+    async with editor.transaction():
+        await editor.execute(f"SELECT id FROM {place.table} FOR UPDATE")
+        fired, wake = await loop.run_once()
+        assert (fired, loop.stats.looks) == (0, 2), "at what is due, and at what comes after that"
+        assert wake is not None
+        assert not kicks, "it sleeps until that wake"
+    assert (await loop.run_once())[0] == 1
+    assert kicks
+
+
+@pytest.mark.parametrize("empty", ["postgres"], indirect=True)
 async def test_handlers_run_beside_one_another_and_a_held_row_is_passed_over(place: Postgres) -> None:
     app = await place.app()
     watch = app.watch(place.source(), concurrency=2)

@@ -59,6 +59,25 @@ async def test_a_row_that_the_table_keeps_as_it_is_rests_and_is_named_once(
     assert await place.states() == {1: (2, 0), 2: (3, 1), 3: (3, 1)}
 
 
+@pytest.mark.parametrize("handled", [False, True])
+async def test_each_of_several_rows_that_the_table_keeps_is_counted(
+    place: Place, clock: ManualClock, handled: bool
+) -> None:
+    """The look after such a row leaves out the others; else it would find nothing, and their counts were forgotten."""
+    app = await place.app(clock=clock)
+    await place.keep("kept")
+    watch = app.watch(place.source(tries=3), retry=Fixed("1m", tries=9), concurrency=4)
+    if handled:
+        watch.handler(lambda row: None)
+    loop = await place.loop(app)
+    for number in (1, 2, 3):
+        await place.add(number, START - HOUR, title="kept")
+    for _ in range(3):
+        await loop.run_once()
+        clock.advance(60_000)
+    assert (loop.stats.failed, loop.stats.dead) == (9, 3)
+
+
 @pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
 async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture

@@ -266,14 +266,19 @@ class TableLoop:
         running = loop.create_task(self._handle_one(now, skip, told), name=f"bide {self.watch.source.table}")
         self._running[running] = None
         running.add_done_callback(self._ended)
-        identities = await told
-        if running in self._running and identities:
+        identities = list[Any]()
+        try:
+            identities = await told
+        finally:
+            if not identities:  # it has no row that could be left out, and must not be asked about again
+                await asyncio.wait([running])
+        if running in self._running:
             self._running[running] = identities[0]
         return bool(identities)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
-        self._running.pop(running, None)
-        self._kick()
+        if self._running.pop(running) is not None:
+            self._kick()
 
     async def _handle_one(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
         """One transaction with a handler; `told` which row it has, before that is called."""

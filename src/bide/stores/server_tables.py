@@ -25,6 +25,8 @@ from bide.stores.server_time import ServerTime, StoreClock
 T = TypeVar("T")
 SILENCE = 30.0
 """Seconds that one statement of ours may take; a handler's own are its own."""
+_MOST_DOUBTED = 100
+"""Texts of errors for which a table was examined anew, and found as it was."""
 SOON = 3.0
 """Seconds within which a server that is there answers what costs it nothing."""
 ECHO = 10.0
@@ -153,6 +155,7 @@ class ServerTable(ABC):
         self._time: ServerTime = connections.time
         self._by_server = clock == "server"
         self._using = using
+        self._doubted: set[str] = set()
 
     @classmethod
     def each(
@@ -224,6 +227,19 @@ class ServerTable(ABC):
         if self._times is None:
             raise Raced("the table is to be examined anew")
         return self._times
+
+    def _maybe_altered(self, error: Exception) -> bool:
+        """Whether a change failed since the table may have been altered: then it is examined anew.
+
+        If the same comes again after that it was a row's own, such as a trigger of its that names a missing table.
+        """
+        text = str(error)
+        if text in self._doubted:
+            return False
+        if len(self._doubted) >= _MOST_DOUBTED:
+            self._doubted.clear()
+        self._doubted.add(text)
+        return True
 
     def _server_s(self, query: str) -> bool:
         """Whether this statement goes by the clock of the server that it is for."""

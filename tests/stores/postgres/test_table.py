@@ -16,7 +16,7 @@ from tests.servers.postgres_pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
 from tests.waiting import until
 
-from bide import Bide, Row, SetupError, Sql
+from bide import Bide, Row, SetupError, Sql, StoreUnavailable
 from bide.testing.clock import ManualClock
 from bide.testing.proxy import FaultProxy
 
@@ -149,6 +149,26 @@ async def test_an_error_that_nobody_thought_of_is_of_one_row(place: Postgres, sp
     for number in (1, 2, 3):
         await place.add(number, START - 10 + number)
     await place.run(spoil.format(table=place.table))
+    await loop.run_once()
+    assert {number: status for number, (status, _) in (await place.states()).items()} == {1: 2, 2: 3, 3: 3}
+
+
+async def test_a_row_whose_trigger_needs_a_missing_table_holds_up_nobody(place: Postgres) -> None:
+    """It fails as all rows do of a table that was altered: so that is examined once more, and then it is the row."""
+    app = await place.app(clock=ManualClock(START))
+    app.watch(place.source())
+    loop = await place.loop(app)
+    await place.run(
+        f"CREATE FUNCTION {place.own}.audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF OLD.id = 1 THEN INSERT INTO nowhere VALUES (1); END IF; RETURN NEW; END $$"
+    )
+    await place.run(
+        f"CREATE TRIGGER audit BEFORE UPDATE ON {place.table} FOR EACH ROW EXECUTE FUNCTION {place.own}.audit()"
+    )
+    for number in (1, 2, 3):
+        await place.add(number, START - 5 + number)
+    with pytest.raises(StoreUnavailable, match="nowhere"):
+        await loop.run_once()
     await loop.run_once()
     assert {number: status for number, (status, _) in (await place.states()).items()} == {1: 2, 2: 3, 3: 3}
 

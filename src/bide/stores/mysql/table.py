@@ -90,8 +90,8 @@ class MySqlTable(ServerTable):
         try:
             yield
         except MySQLError as error:
-            passes = isinstance(meaning(error, ""), Lost | NotSent | Again) or error.args[0] in _ALTERED
-            if passes:
+            passes = isinstance(meaning(error, ""), Lost | NotSent | Again)
+            if passes or (error.args[0] in _ALTERED and self._maybe_altered(error)):
                 raise
             raise RowRefused(rows, f"the database refuses the changes: {error}") from error
 

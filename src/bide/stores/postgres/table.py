@@ -102,8 +102,8 @@ class PostgresTable(ServerTable):
         try:
             yield
         except asyncpg.PostgresError as error:
-            passes = isinstance(meaning(error, ""), Lost | NotSent | Again) or error.sqlstate in _ALTERED
-            if not rows or passes:
+            passes = isinstance(meaning(error, ""), Lost | NotSent | Again)
+            if not rows or passes or (error.sqlstate in _ALTERED and self._maybe_altered(error)):
                 raise
             if type(error) is asyncpg.DataError:  # of our arguments: the type of a column may be another now
                 self._times = None
