@@ -15,7 +15,7 @@ import pytest
 from tests.service.calling import Api, Running, running
 from tests.service.console.browsing import Browser
 from tests.service.test_access import make
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 from bide import Bide
 from bide.core.errors import BadInput
@@ -72,6 +72,42 @@ def test_a_header_without_end_is_not_kept(one: Running) -> None:
         client.sendall(GET + b"a: ")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             client.sendall(b"x" * 50_000_000)
+
+
+@pytest.mark.parametrize("between", [b"0\r\nt: ", b"1;t="])
+def test_what_stands_between_and_behind_the_parts_of_a_body_is_bounded_too(one: Running, between: bytes) -> None:
+    with connected(one) as client:
+        client.sendall(b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.sendall(b"1\r\na\r\n" + between)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.sendall(b"x" * 50_000_000)
+
+
+def test_a_body_in_many_parts_is_taken(one: Running) -> None:
+    post = b"POST /v1/schedule HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    parts = b"1;of=many\r\n \r\n" * 20_000
+    found = answered(
+        one, post + b"transfer-encoding: chunked\r\n\r\n2\r\n[]\r\n" + parts + b"0\r\nt: t\r\n\r\n",
+        GET + b"connection: close\r\n\r\n",
+    )  # fmt: skip
+    assert found.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_who_was_answered_before_the_end_of_a_body_has_a_while_for_the_rest(
+    one: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "PATIENCE", 0.1)
+    with connected(one) as client:
+        client.sendall(b"POST /v1/nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
+
+        def is_over() -> bool:
+            try:
+                client.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_over, "the connection to be closed, though a byte comes now and then")
 
 
 def test_a_large_body_and_the_request_behind_it_are_no_headers(one: Running) -> None:
@@ -162,6 +198,21 @@ def test_what_was_refused_is_not_kept(one: Running) -> None:
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] - before < 2 * size
     finally:
+        tracemalloc.stop()
+
+
+def test_a_body_that_was_answered_waits_for_no_garbage_collector(one: Running) -> None:
+    size = 1_000_000
+    tracemalloc.start()
+    gc.disable()
+    try:
+        with closing(Api(one.url)) as api:
+            before = tracemalloc.get_traced_memory()[0]
+            for place in range(20):
+                assert api("PUT", "/v1/topics/t/tasks/1", {"delay": f"x{place}" + "A" * size}).status == 422
+        assert tracemalloc.get_traced_memory()[0] - before < 5 * size
+    finally:
+        gc.enable()
         tracemalloc.stop()
 
 

@@ -1,8 +1,10 @@
-"""The connections of the service: the head of a request is bounded in bytes and in time, before anybody is known.
+"""The connections of the service: what is not a body is bounded in bytes and in time, before anybody is known.
 
 The parser itself has no bound: it would keep a header that never ends. Bytes are counted as they come, chunk by chunk;
 what is in one chunk with the beginning of a head is at most as much as one read of the socket, and is looked at exactly
-only where it could be too much. So a usual request costs two comparisons.
+only where it could be too much. So a usual request costs two comparisons. The same bound goes for what stands between
+the parts of a body that comes in chunks, and behind the last of them. A request that was answered before its body had
+come is given a while for the rest.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ class BoundedHeads(HttpToolsProtocol):
     _open = True
     """Whether a head is being waited for, or read."""
     _size = 0
+    """Bytes of this head; within a body, of what is not part of it."""
+    _part = False
+    """Whether what came last held a part of a body, or the end of a request."""
     _doubtful = False
     """Whether what came last may be too much."""
     _too_large = False
@@ -41,16 +46,20 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        begun = self._begun
+        begun, self._part = self._begun, False
         self._doubtful = self._size + len(data) > MOST_BYTES
         super().data_received(data)
-        if self._open and not self.transport.is_closing():
-            if begun == self._begun:
-                self._size += len(data)
-            if self._size > MOST_BYTES:
+        if self.transport.is_closing():
+            return
+        if begun == self._begun and not self._part:
+            self._size += len(data)
+        if self._size > MOST_BYTES:
+            if self._open:
                 self._refuse(_TOO_LARGE)
-            elif self._timer is None:
-                self._timer = self.loop.call_later(PATIENCE, self._late)
+            else:
+                self.transport.close()
+        elif self._open and self._timer is None:
+            self._timer = self.loop.call_later(PATIENCE, self._late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -63,6 +72,21 @@ class BoundedHeads(HttpToolsProtocol):
             self._too_large = True
             raise ValueError("too large")  # which the parser hands on as a bad request
         super().on_headers_complete()
+        self._size = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._part, self._size = True, 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._closed()
+        self._part, self._size = True, 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self.cycle.response_complete and self._timer is None:
+            self._timer = self.loop.call_later(PATIENCE, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         if self._too_large:

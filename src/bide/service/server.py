@@ -146,6 +146,7 @@ class Service:
             status = reply.status
         if isinstance(reply, Reply):
             await _send(reply, send, head=request.method == "HEAD")
+        request.body = b""  # the request itself is there until the garbage collector comes by
         if self._counts is not None:
             self._counts.request(name, status, self._loop.time() - started)
         if isinstance(reply, Streamed):

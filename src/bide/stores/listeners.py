@@ -13,22 +13,21 @@ from bide.ports import Heard
 class Listener:
     """One subscription of a worker; all of a process share what they hear by."""
 
-    def __init__(self, topics: Collection[Topic], heard: Heard, listeners: list[Listener]) -> None:
+    def __init__(self, topics: Collection[Topic], heard: Heard, listeners: dict[Listener, None]) -> None:
         self.topics = frozenset(topics)
         self.heard = heard
         self._listeners = listeners
-        listeners.append(self)
+        listeners[self] = None
 
     async def close(self) -> None:
-        if self in self._listeners:
-            self._listeners.remove(self)
+        self._listeners.pop(self, None)
 
 
 class Listeners:
     """All subscriptions of a store; true if there are any."""
 
     def __init__(self, log: Logger) -> None:
-        self._all: list[Listener] = []
+        self._all: dict[Listener, None] = {}
         self._log = log
 
     def __bool__(self) -> bool:

@@ -51,26 +51,30 @@ class Listeners:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: tuple[Listener, ...] = ()
+        self._all: dict[Listener, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def add(self, listener: Listener) -> None:
         with self._lock:
-            self._all = (*self._all, listener)
+            self._all[listener] = None
 
     def remove(self, listener: Listener) -> None:
         with self._lock:
-            self._all = tuple(one for one in self._all if one is not listener)
+            self._all.pop(listener, None)
+
+    def _now(self) -> list[Listener]:
+        with self._lock:
+            return list(self._all)
 
     def topics(self) -> set[Topic]:
         """Everything that anybody listens to."""
-        return set[Topic]().union(*(listener.topics for listener in self._all))
+        return set[Topic]().union(*(listener.topics for listener in self._now()))
 
     def committed(self) -> None:
         """Somebody has committed something."""
-        for listener in self._all:
+        for listener in self._now():
             if isinstance(listener, CommitListener):
                 try:
                     listener.loop.call_soon_threadsafe(listener.committed)
@@ -79,7 +83,7 @@ class Listeners:
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Pass on the earliest wake of each topic: one call into each loop that cares."""
-        for listener in self._all:
+        for listener in self._now():
             if not listener.topics.isdisjoint(wakes):
                 try:
                     listener.loop.call_soon_threadsafe(listener.hear, wakes)
