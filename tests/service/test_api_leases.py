@@ -17,6 +17,7 @@ from tests.service.instance import served
 from tests.waiting import not_before, until
 from yarl import URL
 
+from bide.service.audit import Rates
 from bide.service.config import ServeConfig, TopicConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -299,6 +300,22 @@ def test_each_outcome(api: Api, topic: str) -> None:
     assert found["again"]["id"] != leased["again"]["id"]
     assert found["retry"]["id"] == leased["retry"]["id"]
     assert api.done("POST", "/v1/settle", batch) == {"settled": [False] * 6}
+
+
+def test_who_settles_does_not_push_all_others_out_of_the_log_of_events(topic: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Rates, "MOST", 20)
+    monkeypatch.setattr(Rates, "A_SECOND", 0.0)
+    with running("memory:") as service, contextlib.closing(Api(service.url)) as api:
+        for number in range(30):
+            api.put(topic, str(number), delay="0s")
+        ended = [
+            {"topic": topic, "key": task["key"], "token": task["token"], "outcome": "retry"}
+            for task in api.lease(topic, 30)
+        ]
+        assert api.done("POST", "/v1/settle", ended) == {"settled": [True] * 30}
+        service.run(service.app.recorder.flush())
+        assert len(service.run(service.app.events(limit=100))) == 20
+        assert service.app.recorder.dropped == 10
 
 
 def test_a_token_that_is_old_changes_nothing(api: Api, topic: str) -> None:

@@ -20,7 +20,10 @@ from bide.ports import Clock, Store
 
 
 class Settling:
-    """Tells the store how deliveries elsewhere ended. `settled` is called for each outcome that it accepted."""
+    """Tells the store how deliveries elsewhere ended. `settled` is called for each outcome that it accepted.
+
+    `may_note`: whether this caller may write one more line into the log of events, which all share.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Settling:
         policy_of: Callable[[Topic], Policy],
         settled: Callable[[Topic, Verdict], None] | None = None,
         history: History | None = None,
+        may_note: Callable[[str], object] = lambda who: True,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -40,6 +44,7 @@ class Settling:
         self._policy_of = policy_of
         self._settled = settled
         self._history = history
+        self._may_note = may_note
 
     async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
         """Record how these leases ended; false where the lease was gone, and nothing changed. Raises StoreError."""
@@ -77,6 +82,9 @@ class Settling:
         return await self._store.extend(leases, now=now, until=now + self._clock.span(length))
 
     def _note(self, record: Record, told: Settlement, who: str) -> None:
+        if not self._may_note(who):
+            self._recorder.dropped += 1
+            return
         kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
         self._recorder.delivered(record, kind, told.why, at=self._clock.now(), who=who, wake=told.wake)
 

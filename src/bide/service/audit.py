@@ -138,6 +138,21 @@ class Bucket:
         return taken
 
 
+class Rates:
+    """How many lines each caller may still write into the log of events, which holds some 10,000 in all."""
+
+    MOST, A_SECOND = 2_000, 20.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all: dict[str, Bucket] = {}
+
+    def take(self, who: str, wanted: int = 1) -> int:
+        """How many of the wanted there are."""
+        now = self._clock()
+        return self._all.setdefault(who, Bucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
+
+
 def network_of(peer: str) -> str:
     """What one party can be expected to have of addresses: one of IPv4, 2^64 of IPv6."""
     try:

@@ -21,7 +21,7 @@ from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
 from bide.service.access import Access, check_start, is_loopback
-from bide.service.audit import audit
+from bide.service.audit import Rates, audit
 from bide.service.config import PER_TASK, ServeConfig
 from bide.service.console.pages import Console
 from bide.service.console.shared import Shared
@@ -136,6 +136,7 @@ class Serving:
             policy_of=self.policy_of,
             settled=self.metrics.settled,
             history=app.history,
+            may_note=Rates().take,
         )
         health = Health(app)
         console = Console(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))

@@ -46,7 +46,7 @@ from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
 from bide.service import store_checks as checks
-from bide.service.audit import Bucket
+from bide.service.audit import Rates
 from bide.service.callers import Caller, Verb
 from bide.service.store_items import Reply, each, merged, seen, sifted
 from bide.service.store_pauses import StorePauses, held_by, in_the_name_of
@@ -54,8 +54,6 @@ from bide.service.store_pauses import StorePauses, held_by, in_the_name_of
 _PRESENCE: Millis = 60_000
 """How long a worker is taken to live after it last said so, at most."""
 _MOST_HOLDERS = 10_000
-_RECORDED = (2_000, 20.0)
-"""Events that one caller may write at once, and so many more a second: the log holds some 10,000."""
 _PAGE_BYTES = 8 << 20
 """Of payloads and errors, in one page: a page that would have more is read again with a lower limit."""
 
@@ -76,8 +74,7 @@ class Operations:
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
         """Who announced here, and until when they are taken to live."""
-        self._rates: dict[str, Bucket] = {}
-        """How much each caller may still write into the log of events."""
+        self._rates = Rates()
         self.all: Mapping[str, Prepare] = {
             "add": self._add,
             "change": self._change,
@@ -337,10 +334,9 @@ class Operations:
         checks.check_events(events)
         caller.check_all(Verb.WORK, {event.topic for event in events})
         if not self._trusting:  # changes are noted here as they are made, and by nobody else
-            rate = self._rates.setdefault(caller.id, Bucket(*_RECORDED, now / 1000))
             fresh = [event for event in events if event.kind is not EventKind.CHANGE]
-            who = partial(in_the_name_of, caller)
-            events = [replace(one, who=who(one.who), at=now) for one in fresh[: rate.take(now / 1000, len(fresh))]]
+            who, most = partial(in_the_name_of, caller), self._rates.take(caller.id, len(fresh))
+            events = [replace(one, who=who(one.who), at=now) for one in fresh[:most]]
 
         async def act(now: Millis) -> Reply:
             store = self._client.store
