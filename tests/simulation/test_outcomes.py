@@ -105,6 +105,10 @@ def test_a_worker_settles_what_has_ended_before_it_leases_it_again() -> None:
     itself = broken(*first, leasing(2, 3.01), again)
     assert len(itself) - len(broken(*first, told, leasing(2, 3.01), again)) == 1
     assert len(itself) - len(broken(*first, leasing(2, 3.01, OTHER), again)) == 1
+    for failed_at, is_found in ((2.5, False), (1.9, True)):  # then it pauses before it tells the store anything more
+        failed = Failed(9, round(failed_at * SECOND), False, "StoreUnavailable")
+        events: list[Event] = [*first[:-1], settling(9, 1.8, 6), failed, first[-1], leasing(2, 3.01), again]
+        assert broken(*events).count("P3") == itself.count("P3") - (not is_found)
 
 
 def test_nobody_asks_for_more_than_there_is_room_for() -> None:

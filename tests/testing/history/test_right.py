@@ -172,6 +172,18 @@ def purged_before_it_is_asked_for(story: Story) -> None:
     story.done(story.schedule("b"))
 
 
+def kept_no_longer_and_not_yet_purged(story: Story) -> None:
+    """Such a task is answered as absent, though the store holds it still."""
+    held = story.run(story.schedule())
+    ended = story.settle(held, keep_until=story.now + 1_000)
+    story.cancel(ended, result=Result.FINISHED)
+    story.pass_(5_000)
+    story.get(None)
+    story.pass_(5_000)
+    story.left(ended)
+    story.over()
+
+
 def a_slow_holder_is_refused(story: Story) -> None:
     held = story.run(story.schedule())
     story.pass_(2_000)
@@ -205,7 +217,7 @@ def extends_at_once(story: Story) -> None:
         lost_move, lost_lease, lost_lease_that_was_cancelled, lost_settle_that_is_sent_again,
         lost_settle_that_was_not_done, lost_redrive, lost_settle_that_begins_a_life, two_schedules_at_once,
         a_get_during_a_cancel, the_clock_is_set_back, the_clock_leaps_ahead, purged_before_it_is_asked_for,
-        a_slow_holder_is_refused, extends_at_once,
+        a_slow_holder_is_refused, extends_at_once, kept_no_longer_and_not_yet_purged,
     ],
 )  # fmt: skip
 def test_what_can_be_explained_is_right(tell: object) -> None:

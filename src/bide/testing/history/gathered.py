@@ -299,13 +299,20 @@ def gather(events: Iterable[Event]) -> Gathered:
 
 
 def _end(got: Gathered) -> None:
-    """What was left is a last look at each task; where nothing was left, at nothing."""
+    """What was left is a last look at each task; where nothing was left, at nothing.
+
+    A task that is kept no longer is answered as absent, and lies in the store until the next purge: of one that was
+    absent before, such a last look says nothing.
+    """
     end = got.end
     for place, left in got.left:
         its = got.tasks.get((left.topic, left.key))
         if its is not None:
             its.left = True
-            its.ops.append(Op(SHOWN, left, left, place, place, left.task.token, left.task))
+            keep = left.task.keep_until
+            over = not left.task.state.live and keep is not None and keep <= left.clock + got.header.slack
+            if not (over and any(op.kind == ABSENT for op in its.ops)):
+                its.ops.append(Op(SHOWN, left, left, place, place, left.task.token, left.task))
     if end is not None and end.drained:
         for its in got.tasks.values():
             if not its.left:

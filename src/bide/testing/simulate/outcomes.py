@@ -41,6 +41,8 @@ _PATIENCE = 1_000_000_000
 """Nanoseconds within which everybody is answered where nothing is broken."""
 _PROMPT = 50_000_000
 """Nanoseconds within which a store answers where messages are neither late nor lost."""
+_PAUSE = 1_000_000_000
+"""Nanoseconds that a worker pauses at most after outcomes could not be told."""
 _SPIN = 12
 _END = " is asked to end"
 
@@ -119,7 +121,8 @@ def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
 def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
     """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
 
-    It could have unless the store did not take outcomes just then, or answered late.
+    It could have unless the store did not take outcomes just then, or answered late. After a failure a worker pauses
+    before it tells that part of the store anything more.
     """
     settled: set[Delivery] = set()
     ended: dict[Delivery, Ended] = {}
@@ -135,7 +138,7 @@ def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
         elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in settled:
             ended[event.topic, event.key, event.token] = event
         elif isinstance(event, Leasing):
-            since = refused.get(event.who, 0)
+            since = refused.get(event.who, -_PAUSE) + _PAUSE
             leasings[event.call] = event, {held: end for held, end in ended.items() if end.at > since}
         elif isinstance(event, Failed) and event.call in settling:
             refused[settling[event.call]] = event.at
