@@ -138,17 +138,18 @@ def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
         elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in settled:
             ended[event.topic, event.key, event.token] = event
         elif isinstance(event, Leasing):
-            since = refused.get(event.who, -_PAUSE) + _PAUSE
-            leasings[event.call] = event, {held: end for held, end in ended.items() if end.at > since}
+            leasings[event.call] = event, dict(ended)
         elif isinstance(event, Failed) and event.call in settling:
             refused[settling[event.call]] = event.at
         elif isinstance(event, Leased):
             leasing, unsettled = leasings.pop(event.call)
+            since = refused.get(leasing.who, -_PAUSE) + _PAUSE
             prompt = event.at - leasing.at < _PROMPT
+            its = {of: end for of, end in unsettled.items() if prompt and end.who == leasing.who and end.at > since}
             for held in event.tasks:
-                end = unsettled.get((held.topic, held.key, before.get((held.topic, held.key), 0)))
-                if prompt and end is not None and end.who == leasing.who and held.task.losses:
-                    what = f"{end.who} leased it again before it settled what its own handler had ended"
+                end = its.get((held.topic, held.key, before.get((held.topic, held.key), 0)))
+                if end is not None and held.task.losses:
+                    what = f"{leasing.who} leased it again before it settled what its own handler had ended"
                     yield Violation("P3", held.topic, held.key, what, [end, event])
                 before[held.topic, held.key] = held.task.token
 
