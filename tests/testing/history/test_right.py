@@ -184,6 +184,16 @@ def kept_no_longer_and_not_yet_purged(story: Story) -> None:
     story.over()
 
 
+def kept_no_longer_until_the_clock_is_set_back(story: Story) -> None:
+    held = story.run(story.schedule())
+    ended = story.settle(held, keep_until=story.now + 1_000)
+    story.pass_(1_200)
+    story.get(None)
+    story.lag = 1_000
+    story.pass_(100)
+    story.get(ended)
+
+
 def a_slow_holder_is_refused(story: Story) -> None:
     held = story.run(story.schedule())
     story.pass_(2_000)
@@ -218,6 +228,7 @@ def extends_at_once(story: Story) -> None:
         lost_settle_that_was_not_done, lost_redrive, lost_settle_that_begins_a_life, two_schedules_at_once,
         a_get_during_a_cancel, the_clock_is_set_back, the_clock_leaps_ahead, purged_before_it_is_asked_for,
         a_slow_holder_is_refused, extends_at_once, kept_no_longer_and_not_yet_purged,
+        kept_no_longer_until_the_clock_is_set_back,
     ],
 )  # fmt: skip
 def test_what_can_be_explained_is_right(tell: object) -> None:

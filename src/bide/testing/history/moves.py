@@ -49,6 +49,10 @@ class Moves:
         keep = task.keep_until
         return keep is ANY or keep is None or earliest(keep) <= self.clocks.highest(by) + self.slack
 
+    def may_come_again(self, task: Task, by: int) -> bool:
+        """Whether an ended task may be answered as absent by then, and be there again: as the clock was set back."""
+        return self.clocks.fallback > self.slack and self.may_be_purged(task, by)
+
     # --- clients' verbs
 
     def scheduled(self, task: Task | None, op: Op) -> Wrong:

@@ -154,7 +154,7 @@ class Search:
                     self._take(op)
                     return True
             elif kind == ABSENT:
-                if task is None:
+                if task is None or self.moves.may_come_again(task, op.answered):
                     self._take(op)
                     return True
                 blocked = True
