@@ -21,6 +21,10 @@ _CANCELLED, _DEAD = State.CANCELLED, State.DEAD
 _LIVE = (_WAITING, _LEASED)
 
 
+_UNNOTICED: Millis = 100
+"""How far a clock may seem to go back where several processes read it."""
+
+
 class Moves:
     """The rules, with what they need of the whole history."""
 
@@ -51,7 +55,7 @@ class Moves:
 
     def may_come_again(self, task: Task, by: int) -> bool:
         """Whether an ended task may be answered as absent by then, and be there again: as the clock was set back."""
-        return self.clocks.fallback > self.slack and self.may_be_purged(task, by)
+        return self.clocks.fallback > _UNNOTICED and self.may_be_purged(task, by)
 
     # --- clients' verbs
 
