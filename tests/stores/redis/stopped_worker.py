@@ -11,7 +11,7 @@ import sys
 from tests.waiting import pause
 
 from bide import Bide, Task
-from bide.core.records import Record, Settlement
+from bide.core.records import Record, Settlement, Verdict
 from bide.stores.redis import RedisStore
 
 
@@ -29,7 +29,8 @@ async def main(url: str, lease: str) -> None:
         await pause(0.02, why="there is something to interrupt")
 
     def observe(record: Record, settlement: Settlement) -> None:
-        say("settled", record.key, record.token)
+        if settlement.verdict is Verdict.DONE:
+            say("done", record.key, record.token)
 
     async with app, app.worker(observe=observe):
         say("ready", "-", 0)
