@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,9 @@ from tests.engine.conftest import stores
 from tests.waiting import block, elapse, forever, pause, until
 
 from bide import Bide, StoreUnavailable, Task
+from bide.core.instants import Millis
+from bide.core.records import Lease, Settlement
+from bide.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -164,6 +169,50 @@ def test_an_outcome_that_the_store_could_not_take_goes_before_a_lease_of_its_tas
             await work.schedule(None, key="k", delay="0s")
             await world.until(lambda: worker.stats.done == 1)
         assert runs == ["k"]
+
+    virtual(story)
+
+
+class Away(MemoryStore):
+    """Answers no outcome and no extension until it is `back`, and outcomes a little later than extensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = asyncio.Event()
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        await self.back.wait()
+        await elapse(0.002)
+        return await super().settle(outcomes, now=now)
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        await self.back.wait()
+        return await super().extend(leases, now=now, until=until)
+
+
+def test_outcomes_that_waited_for_a_store_are_told_before_a_lease_of_their_tasks(virtual: Tell) -> None:
+    """When it is back, what was held up behind others goes first: also if that took as long as an extension did."""
+
+    async def story(world: World) -> None:
+        store, runs = Away(), list[str]()
+        app = world.app(store, lease="1s")
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            runs.append(task.key)
+            if task.key == "second":
+                await elapse(0.01)  # what the first has done is on its way by now
+                world.loop._jumping.now += 1.5
+            elif task.key == "third":
+                await elapse(20)  # held all the time, so that there is something to extend
+
+        async with app, app.worker() as worker:
+            await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("first", "second", "third")])
+            await app.schedule("work", None, key="later", delay="1s")
+            await world.pause(4)
+            store.back.set()
+            await world.until(lambda: worker.stats.done >= 3)
+        assert Counter(runs)["second"] == 1
 
     virtual(story)
 

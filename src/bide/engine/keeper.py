@@ -44,10 +44,15 @@ class Keeper:
         as all that comes in time by itself.
         """
         now, third = asyncio.get_running_loop().time(), self._lease / 3000
-        if settler.behind(now + third):
-            await settler.catch_up(now + third)
+        await self._settled(settler, third)
         if now - self._asked_at > 2 * third:
             await self.extend()
+            await self._settled(settler, third)  # while the store was away neither came through
+
+    async def _settled(self, settler: Settler, soon: float) -> None:
+        by = asyncio.get_running_loop().time() + soon
+        if settler.behind(by):
+            await settler.catch_up(by)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
