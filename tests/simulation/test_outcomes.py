@@ -21,6 +21,7 @@ from bide.testing.history.events import (
     Leasing,
     Seen,
     Settling,
+    Told,
 )
 from bide.testing.simulate.outcomes import owed
 
@@ -109,6 +110,10 @@ def test_a_worker_settles_what_has_ended_before_it_leases_it_again() -> None:
         failed = Failed(9, round(failed_at * SECOND), False, "StoreUnavailable")
         events: list[Event] = [*first[:-1], settling(9, 1.8, 6), failed, first[-1], leasing(2, 3.01), again]
         assert broken(*events).count("P3") == itself.count("P3") - (not is_found)
+    asks = Extending(9, WHO, 2 * SECOND, 2_000, "work", "k", 7, 4_000)
+    for ok in (True, False):  # what is lost, as it knows, has no outcome any more
+        events = [*first[:-1], asks, Told(9, 2 * SECOND, 2_000, ok), first[-1], leasing(2, 3.01), again]
+        assert broken(*events).count("P3") == itself.count("P3") - (not ok)
 
 
 def test_nobody_asks_for_more_than_there_is_room_for() -> None:

@@ -30,6 +30,7 @@ from bide.testing.history.events import (
     Leased,
     Leasing,
     Settling,
+    Told,
 )
 from bide.testing.history.report import Violation
 
@@ -122,20 +123,25 @@ def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
     """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
 
     It could have unless the store did not take outcomes just then, or answered late. After a failure a worker pauses
-    before it tells that part of the store anything more.
+    before it tells that part of the store anything more. Of a lease that it knows to be lost it has nothing to tell.
     """
-    settled: set[Delivery] = set()
+    over: set[Delivery] = set()
     ended: dict[Delivery, Ended] = {}
     leasings: dict[int, tuple[Leasing, dict[Delivery, Ended]]] = {}
     before: dict[tuple[Topic, str], Token] = {}
     settling: dict[int, str] = {}
+    extending: dict[int, Delivery] = {}
     refused: dict[str, int] = {}
     for event in history:
         if isinstance(event, Settling):
             settling[event.call] = event.who
-            settled.add((event.topic, event.key, event.token))
+            over.add((event.topic, event.key, event.token))
             ended.pop((event.topic, event.key, event.token), None)
-        elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in settled:
+        elif isinstance(event, Extending):
+            extending[event.call] = event.topic, event.key, event.token
+        elif isinstance(event, Told) and not event.ok and event.call in extending:
+            over.add(extending[event.call])
+        elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in over:
             ended[event.topic, event.key, event.token] = event
         elif isinstance(event, Leasing):
             leasings[event.call] = event, dict(ended)
