@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +18,10 @@ from urllib.parse import urlsplit
 from tests.service.calling import Api
 from tests.sinks.receiver import receiving
 from tests.waiting import PATIENCE
+
+from bide import Bide
+from bide.service import running
+from bide.service.config import ServeConfig
 
 BIG = "x" * 200_000
 
@@ -45,6 +51,30 @@ async def said(process: asyncio.subprocess.Process, what: str) -> list[str]:
                 return [*lines, found[0]]
             lines.append(line)
     raise AssertionError("".join(lines))
+
+
+async def test_it_listens_when_it_says_where_it_is() -> None:
+    """Who waits for the line, and calls, is not refused."""
+    draining: list[Callable[[str], object]] = []
+
+    class Caller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if found := re.search(r"bide serve: http://127\.0\.0\.1:(\d+)", record.getMessage()):
+                with socket.create_connection(("127.0.0.1", int(found[1]))):
+                    draining.pop()("reached")
+
+    log, caller = logging.getLogger("bide.serve"), Caller()
+    log.addHandler(caller)
+    log.setLevel(logging.INFO)
+    try:
+        await running.serve(
+            Bide("memory:"), ServeConfig(), host="127.0.0.1", port=0, insecure=False, shown_store="memory:",
+            begin=lambda drain, grace: draining.append(drain),
+        )  # fmt: skip
+    finally:
+        log.removeHandler(caller)
+        log.setLevel(logging.NOTSET)
+    assert draining == []
 
 
 async def test_nobody_keeps_it_beyond_its_grace_and_no_webhook_begins_after_the_signal(tmp_path: Path) -> None:

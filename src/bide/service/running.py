@@ -65,13 +65,13 @@ async def serve(
             await stack.enter_async_context(serving)
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
+            listening.listen(_BACKLOG)  # who reads or is told where it is may call at once
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.open_to_all:
                 _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
             if company is None:
                 await _run_server(serving, listening, told)
             else:
-                listening.listen(_BACKLOG)  # who is told where it is may call at once
                 async with company.beside(where):
                     await _run_server(serving, listening, told)
     finally:
