@@ -59,7 +59,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "leases-before-it-settles", "P3", "A worker that stood still leases before it has settled what has ended.",
-        Keeper.catch_up, "if settler.behind(now + third):", "if False:",
+        Keeper._settled, "if settler.behind(by):", "if False:",
     ),
     Mutant(
         "delivers-after-a-standstill", "P3", "A delivery begins though its lease has run out meanwhile.",
