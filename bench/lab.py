@@ -22,9 +22,9 @@ from statistics import median
 
 import click
 
-from bide.lab.catalogue import catalogue
-from bide.lab.running import Cell, Run, play
-from bide.lab.workloads import WORKLOADS
+from bide_lab.catalogue import catalogue
+from bide_lab.running import Cell, Run, play
+from bide_lab.workloads import WORKLOADS
 
 _AGREES = 0.3
 _NOISE = 0.15

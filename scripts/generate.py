@@ -3,8 +3,8 @@
 A generated part stands between two comments, `<!-- generated: name -->` and `<!-- end -->`; everything around it is
 written by hand. `--check` writes nothing and fails where a file is not what the code says.
 
-Tables and pictures of strategies are drawn from src/bide/lab/results.jsonl: put another results file there and run this
-again. A picture is drawn when the results have changed, or with `--draw`; for that matplotlib has to be there. Those of
+Tables and pictures of strategies are drawn from lab/src/bide_lab/results.jsonl: put another results file there and run
+this again. A picture is drawn when the results have changed, or with `--draw`; that takes matplotlib. Those of
 docs/reliability.md are drawn from docs/reliability/*.jsonl, the table of mutants from docs/correctness/mutants.jsonl.
 """
 
@@ -20,16 +20,16 @@ from bide.core import lifecycle
 from bide.core.errors import MissingExtra
 from bide.core.lifecycle import TABLE
 from bide.core.records import State
-from bide.lab.report.document import Document
-from bide.lab.report.families import FAMILIES, Family
 from bide.settings import describe
 from bide.testing.reliability import Results
 from bide.testing.simulate.mutants.table import table as mutants_table
+from bide_lab.report.document import Document
+from bide_lab.report.families import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 STATES = (None, *State)
-RESULTS = ROOT / "src" / "bide" / "lab" / "results.jsonl"
+RESULTS = ROOT / "lab" / "src" / "bide_lab" / "results.jsonl"
 MUTANTS = ROOT / "docs" / "correctness" / "mutants.jsonl"
 
 

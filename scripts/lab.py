@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         kinds += given[at + 1 : at + 2]
         del given[at : at + 2]
     if "rocketmq" in kinds and importlib.util.find_spec("rocketmq") is None:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "-e", ".[rocketmq]"], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "-e", "lab[rocketmq]"], check=True)
     length = [] if "--full" in given else ["--quick"]
     given = [word for word in given if word != "--full"]
     results = [] if "--results" in given else ["--results", _RESULTS]

@@ -21,7 +21,10 @@ from bide.core import lifecycle
 from bide.core.lifecycle import ABSENT, TABLE, Verb
 from bide.core.records import State
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "bide"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "bide"
+BESIDE = [ROOT / "lab" / "src" / "bide_lab"]
+"""The packages of the other distributions. They may import all of the product, and nothing of it imports them."""
 
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "DeadRow", "Defer", "Done", "DuplicateHandler",
@@ -49,8 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "_version": set(),
 }
-OUTSIDE = {"testing", "lab"}
-"""Shipped beside the product: they may import anything, and nothing imports them."""
+OUTSIDE = {"testing"}
+"""Shipped with the product: it may import any of it, and nothing imports it."""
 
 STORE_PARTS = {
     "aside", "batches", "borrowed", "cursors", "floors", "held", "idle", "listeners", "lost_answers",
@@ -79,7 +82,7 @@ OTHERS: dict[str, set[str]] = {
 HEAVY = (
     "aiohttp", "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing",
     "opentelemetry", "prometheus_client", "pydantic", "pygments", "pytest", "rich", "sqlite3", "starlette", "unittest",
-    "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide.lab", "bide.service", "bide.sinks.webhook",
+    "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide_lab", "bide.service", "bide.sinks.webhook",
     "bide.stores.http", "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite",
     "bide.testing", "hiredis", "redis",
 )  # fmt: skip
@@ -175,6 +178,12 @@ def test_nothing_imports_what_is_outside() -> None:
     assert not offences, listed(offences)
 
 
+def test_nothing_in_the_wheel_imports_another_distribution() -> None:
+    others = {"tests", "bench", *(package.name for package in BESIDE)}
+    offences = [one for one in all_imports() if one.target.partition(".")[0] in others]
+    assert not offences, listed(offences)
+
+
 def test_no_store_imports_another() -> None:
     def part(module: str) -> str | None:
         names = module.split(".")
@@ -241,7 +250,11 @@ def test_a_timer_is_told_the_time() -> None:
     assert not offences, listed(offences)
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
+@pytest.mark.parametrize(
+    "path",
+    [path for package in (SOURCE, *BESIDE) for path in sorted(package.rglob("*.py"))],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
 def test_modules_are_short_and_say_what_they_are(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 400, "split it by what it is about"

@@ -76,7 +76,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path, root: Path) -> N
     }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     assert packed == wanted
-    assert {"bide/py.typed", "bide/stores/sqlite/schema.sql", "bide/lab/results.jsonl"} <= packed
+    assert {"bide/py.typed", "bide/stores/sqlite/schema.sql"} <= packed
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         entry_points = packed.read(f"{folder}/entry_points.txt").decode()
     needed = metadata.get_all("Requires-Dist") or []
     assert len([one for one in needed if "extra ==" not in one]) <= 4
-    every = {"http", "lab", "mysql", "postgres", "redis", "serve", "uvloop"}
+    every = {"http", "mysql", "postgres", "redis", "serve", "uvloop"}
     of = {extra: {one.partition(";")[0] for one in needed if one.endswith(f"extra == '{extra}'")} for extra in every}
     assert all(of.values())
     assert {one.partition(";")[0] for one in needed if one.endswith("extra == 'all'")} == set().union(*of.values())

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from tests.waiting import not_before, pause, until
 
-from bide.lab.strategies.s08_expiry_events import ExpiryEvents
-from bide.lab.strategy import Flaw, Item, Setting, Strategy, now
+from bide_lab.strategies.s08_expiry_events import ExpiryEvents
+from bide_lab.strategy import Flaw, Item, Setting, Strategy, now
 
 FAR = 3_600_000
 """Milliseconds."""

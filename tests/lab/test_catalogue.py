@@ -8,17 +8,17 @@ import pytest
 from tests.lab.playing import named
 
 from bide.core.errors import BadInput
-from bide.lab.card import PARTS, card_of
-from bide.lab.catalogue import catalogue, check, chosen, source_of
-from bide.lab.figures import Figures
-from bide.lab.strategy import VERBS, Strategy
-from bide.lab.workloads import WORKLOADS
+from bide_lab.card import PARTS, card_of
+from bide_lab.catalogue import catalogue, check, chosen, source_of
+from bide_lab.figures import Figures
+from bide_lab.strategy import VERBS, Strategy
+from bide_lab.workloads import WORKLOADS
 
 EVERY = catalogue()
 WIDTH = 100
 
 MINE = """
-from bide.lab.strategy import Strategy
+from bide_lab.strategy import Strategy
 
 class Mine(Strategy):
     name = "mine"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.lab.reported import late, made, result
 
-from bide.lab import choose as choosing
-from bide.lab.catalogue import catalogue
-from bide.lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
-from bide.lab.figures import Result
-from bide.lab.report.findings import findings
-from bide.lab.running import ResultsFile
-from bide.lab.strategy import Flaw
+from bide_lab import choose as choosing
+from bide_lab.catalogue import catalogue
+from bide_lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
+from bide_lab.figures import Result
+from bide_lab.report.findings import findings
+from bide_lab.running import ResultsFile
+from bide_lab.strategy import Flaw
 
 EVERY = catalogue()
 ALL = frozenset({"redis", "postgres", "mysql", "rabbitmq", "rocketmq"})

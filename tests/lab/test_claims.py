@@ -11,9 +11,9 @@ from tests.lab.playing import FAR, Company, Effects, keeps_its_word, named, sett
 from tests.servers.redis_server import RedisServer
 from tests.waiting import pause
 
-from bide.lab.catalogue import catalogue, chosen
-from bide.lab.strategies.s11_timed_message import TimedMessage
-from bide.lab.strategy import Item, Strategy, now
+from bide_lab.catalogue import catalogue, chosen
+from bide_lab.strategies.s11_timed_message import TimedMessage
+from bide_lab.strategy import Item, Strategy, now
 
 EARLY = {"S13-A", "S16-ring"}
 """Known for that: see test_timer_strategies.py, as for the others of S16, whose only delay is their time-out."""
@@ -37,7 +37,7 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, s
 async def test_it_does_what_it_claims(
     strategy: type[Strategy], urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.lab.strategies.s01_table_scan._WINDOW", 1e6)  # seconds, however slow this machine is
+    monkeypatch.setattr("bide_lab.strategies.s01_table_scan._WINDOW", 1e6)  # seconds, however slow this machine is
     setting = setting_of(strategy, urls, tmp_path, minute=0.3, options={"hold": "600"})
     await keeps_its_word(strategy, setting, ahead=3_000 if strategy is TimedMessage else 300)
 

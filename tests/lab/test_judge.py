@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bide.lab.figures import SHARES
-from bide.lab.journal import Call, Firing, Journal, read
-from bide.lab.judge import Verdict, judge
+from bide_lab.figures import SHARES
+from bide_lab.journal import Call, Firing, Journal, read
+from bide_lab.judge import Verdict, judge
 
 MS = 1_000_000
 LATER = 10_000 * MS

@@ -16,10 +16,10 @@ from tests.lab.playing import named
 from tests.lab.reported import some_results
 
 from bide.cli import main
-from bide.lab.catalogue import catalogue
-from bide.lab.running import ResultsFile
-from bide.lab.strategy import Strategy
-from bide.lab.workloads import WORKLOADS
+from bide_lab.catalogue import catalogue
+from bide_lab.running import ResultsFile
+from bide_lab.strategy import Strategy
+from bide_lab.workloads import WORKLOADS
 
 EVERY = catalogue()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,19 +11,18 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide.core.errors import MissingExtra
-from bide.lab.catalogue import catalogue
-from bide.lab.figures import Result
-from bide.lab.report import charts, families, findings, measures, pictures, writing
-from bide.lab.report.document import Document
-from bide.lab.report.drawing import DARK, LIGHT, alone
-from bide.lab.report.families import FAMILIES, OWN, family_of
-from bide.lab.report.findings import NOT_ASKED, Findings, Row
-from bide.lab.report.markdown import markdown
-from bide.lab.report.page import page
-from bide.lab.report.tables import cell_table
-from bide.lab.report.writing import write_pictures, write_report
-from bide.lab.running import ResultsFile
+from bide_lab.catalogue import catalogue
+from bide_lab.figures import Result
+from bide_lab.report import charts, families, findings, measures, pictures, writing
+from bide_lab.report.document import Document
+from bide_lab.report.drawing import DARK, LIGHT, alone
+from bide_lab.report.families import FAMILIES, OWN, family_of
+from bide_lab.report.findings import NOT_ASKED, Findings, Row
+from bide_lab.report.markdown import markdown
+from bide_lab.report.page import page
+from bide_lab.report.tables import cell_table
+from bide_lab.report.writing import write_pictures, write_report
+from bide_lab.running import ResultsFile
 
 VOID = {"meta", "link", "br", "img", "input"}
 """Elements without an end."""
@@ -182,14 +180,6 @@ def test_no_picture_holds_too_many_lines() -> None:
         assert "bide-memory" in svg
         assert sum(f">{name}<" in svg for name in names) <= 7
     assert all(sum(f">{name}<" in svg for svg in both) == 1 for name in names)
-
-
-def test_without_matplotlib_the_extra_is_named(
-    found: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"bide lab report.*bide\[lab\]"):
-        write_report(found, tmp_path / "report")
 
 
 def test_a_report_leaves_what_it_did_not_draw(found: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

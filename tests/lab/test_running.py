@@ -9,14 +9,14 @@ import pytest
 from tests.lab.playing import setting_of
 
 from bide.core.errors import BadInput
-from bide.lab.actor import Step
-from bide.lab.cast import LabFault
-from bide.lab.catalogue import catalogue, chosen, source_of
-from bide.lab.figures import Result
-from bide.lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play, play_all, why_not
-from bide.lab.stage import Stage, keys_of
-from bide.lab.strategy import Strategy, now
-from bide.lab.workloads import WORKLOADS
+from bide_lab.actor import Step
+from bide_lab.cast import LabFault
+from bide_lab.catalogue import catalogue, chosen, source_of
+from bide_lab.figures import Result
+from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play, play_all, why_not
+from bide_lab.stage import Stage, keys_of
+from bide_lab.strategy import Strategy, now
+from bide_lab.workloads import WORKLOADS
 
 NOTHING = Run(urls={}, quick=True, minute=1.0)
 
@@ -25,7 +25,7 @@ SLEEPERS = '''
 
 import asyncio
 
-from bide.lab.strategy import Strategy, now
+from bide_lab.strategy import Strategy, now
 
 
 class Right(Strategy):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from tests.lab.playing import FAR, Company, Effects, named, setting_of
 from tests.waiting import not_before, pause
 
-from bide.lab.stage import keys_of
-from bide.lab.strategies.s12_heap_wait import HeapWait
-from bide.lab.strategies.s13_ring import AsPublished, Counted, PublishedRing, Ring, as_counted, as_published
-from bide.lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
-from bide.lab.strategies.s15_hierarchical_wheel import HierarchicalWheels
-from bide.lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
-from bide.lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
-from bide.lab.strategies.s17_threads import POOL, Pooled, ThreadEach
-from bide.lab.strategy import Item, Strategy, now
-from bide.lab.workloads.structures import cost_of
+from bide_lab.stage import keys_of
+from bide_lab.strategies.s12_heap_wait import HeapWait
+from bide_lab.strategies.s13_ring import AsPublished, Counted, PublishedRing, Ring, as_counted, as_published
+from bide_lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
+from bide_lab.strategies.s15_hierarchical_wheel import HierarchicalWheels
+from bide_lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
+from bide_lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
+from bide_lab.strategies.s17_threads import POOL, Pooled, ThreadEach
+from bide_lab.strategy import Item, Strategy, now
+from bide_lab.workloads.structures import cost_of
 
 SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWheels, ThreadEach, Pooled]
 

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -20,7 +20,10 @@ from bide.cli.exits import Exit, exit_of
 from bide.cli.stopping import end_at_once, on_signals
 from bide.cli.streams import Output, take_streams
 from bide.cli.surroundings import Surroundings, shared_options
-from bide.core.errors import BideError
+from bide.core.errors import BideError, SetupError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Start here": {
@@ -50,12 +53,22 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "token": ("bide.cli.token:token", "Make, list and revoke the tokens that callers of the service show."),
         "migrate": ("bide.cli.migrate:migrate", "Make the schema in a database, or bring it up to date."),
         "bench": ("bide.cli.bench:bench", "Measure this machine."),
-        "lab": ("bide.lab.command:lab", "The classic ways of doing something later, measured beside bide."),
     },
 }
 _LOOKS = {"doctor", *SECTIONS["Look"], "bench", "lab"}
 """They change nothing: they end when nobody reads on."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
+_MORE = "bide.commands"
+"""The entry points by which other distributions add commands: `name = "module:click_command"`."""
+_OURS_ELSEWHERE = {"lab": "pip install ./lab (in a clone of bide)"}
+"""Commands in distributions of bide's own, and how each is installed."""
+
+
+def added() -> dict[str, EntryPoint]:
+    """The commands that installed distributions add. A name of ours stays ours."""
+    from importlib.metadata import entry_points
+
+    return {one.name: one for one in entry_points(group=_MORE) if one.name not in _WHERE}
 
 
 class Commands(click.Group):
@@ -65,15 +78,15 @@ class Commands(click.Group):
     """The standard output, where this is the program of its process, and no test within another one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_WHERE)
+        return [*_WHERE, *added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _WHERE:
-            return None
         if self._output is not None:
             self._output.ends = cmd_name in _LOOKS
             if cmd_name in ("demo", "serve", "work"):
                 on_signals(end_at_once)
+        if cmd_name not in _WHERE:
+            return _added(cmd_name)
         module, _, attribute = _WHERE[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -83,15 +96,22 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _WHERE and not args[0].startswith("-"):
-            closest = get_close_matches(args[0], _WHERE, n=1)
-            meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
-            raise click.UsageError(f"command: {args[0]!r} is not accepted; {meant}{', '.join(_WHERE)}", ctx)
+            if args[0] in _OURS_ELSEWHERE and args[0] not in added():
+                raise SetupError(f"bide {args[0]} is not installed: {_OURS_ELSEWHERE[args[0]]}")
+            names = self.list_commands(ctx)
+            if args[0] not in names:
+                closest = get_close_matches(args[0], names, n=1)
+                meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
+                raise click.UsageError(f"command: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, section in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, help_text) for name, (_, help_text) in section.items()])
+        if more := sorted(added()):
+            with formatter.section("Installed beside bide"):
+                formatter.write_dl([(name, _about(name)) for name in more])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
@@ -141,6 +161,33 @@ class Commands(click.Group):
             _complain(f"a defect: {type(error).__name__}: {error}{advice}", error, surroundings)
             sys.exit(Exit.DEFECT)
         sys.exit(ended if isinstance(ended, int) else Exit.DONE)
+
+
+def _added(name: str) -> click.Command | None:
+    """A command of another distribution; None if there is none. Raises SetupError for one that cannot be loaded."""
+    found = added().get(name)
+    if found is None:
+        return None
+    try:
+        command = found.load()
+    except Exception as error:
+        raise SetupError(f"{_whose(found)} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(command, click.Command):
+        raise SetupError(f"{_whose(found)} is no click command, but {command!r}")
+    return command
+
+
+def _whose(found: EntryPoint) -> str:
+    return f"the command {found.name!r} of {found.dist.name if found.dist else 'a distribution'} ({found.value})"
+
+
+def _about(name: str) -> str:
+    """Its help in a line; for one that cannot be loaded, why: the list of the others is shown all the same."""
+    try:
+        command = _added(name)
+    except SetupError as error:
+        return str(error)
+    return "" if command is None else command.get_short_help_str(limit=90)
 
 
 def _complain(message: str, error: BaseException, surroundings: Surroundings) -> None:

@@ -1,0 +1,352 @@
+"""The command `bide lab`: the classic strategies, explained and measured on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bide.cli.printing import print_json
+from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
+from bide.cli.tables import console, plain_table
+from bide.core.errors import BadInput
+from bide.core.instants import duration
+from bide_lab.card import PARTS, Card, card_of
+from bide_lab.catalogue import catalogue, chosen
+from bide_lab.choose import Candidate, Choice, Twice, Wishes, choose
+from bide_lab.figures import Result
+from bide_lab.report.findings import NOT_WAITED_FOR, findings
+from bide_lab.report.measures import MEASURES
+from bide_lab.report.writing import write_report
+from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play_all
+from bide_lab.strategy import Strategy
+from bide_lab.workloads import WORKLOADS
+
+KINDS: Mapping[str, str] = {
+    "redis": "redis://127.0.0.1:6379/0",
+    "postgres": "postgresql://user@127.0.0.1:5432/database",
+    "mysql": "mysql://user@127.0.0.1:3306/database",
+    "mysql_replica": "mysql://user@127.0.0.1:3306/database?replica=127.0.0.1:3307",
+    "rabbitmq": "amqp://guest:guest@127.0.0.1:5672/",
+    "rocketmq": "rocketmq://127.0.0.1:8081",
+}
+"""The kinds of server that strategies need, each with a URL as it is given."""
+RESULTS = "lab-results.jsonl"
+_SHIPPED = Path(__file__).with_name("results.jsonl")
+"""What docs/strategies.md shows: figures of another machine, where there are none of this one."""
+
+results_option = click.option(
+    "--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True,
+    help="The results file, JSON lines.",
+)  # fmt: skip
+own_option = click.option(
+    "--strategies", "words", multiple=True, metavar="FILE", help="Files of your own strategies that the results are of."
+)  # fmt: skip
+
+
+@click.group(name="lab")
+def lab() -> None:
+    """See the classic ways of doing something later at work, measured on this machine beside bide.
+
+    Servers are given by URL, each with an option or in the environment; strategies whose servers are missing are
+    listed as not measured. What a strategy makes on a server has names of its own, and is taken away afterwards.
+    """
+
+
+@lab.command(name="list")
+@shared_options(store=False)
+@click.pass_obj
+def list_(surroundings: Surroundings) -> None:
+    """The strategies and the workloads."""
+    if surroundings.json:
+        for strategy in catalogue().values():
+            print_json(_strategy_shape(strategy))
+        for name, workload in WORKLOADS.items():
+            print_json({"workload": name, "about": workload.about})
+        return
+    table = plain_table("strategy", "what it is", "needs")
+    for name, strategy in catalogue().items():
+        table.add_row(name, strategy.title, ", ".join(strategy.needs) or "nothing")
+    console().print(table)
+    table = plain_table("workload", "what is asked, or done to it")
+    for name, workload in WORKLOADS.items():
+        table.add_row(name, workload.about)
+    console().print(table)
+
+
+@lab.command()
+@click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
+@shared_options(store=False)
+@click.pass_obj
+def explain(surroundings: Surroundings, strategies: tuple[str, ...]) -> None:
+    """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
+    by_file: dict[str, list[type[Strategy]]] = {}
+    for strategy in chosen(strategies):
+        by_file.setdefault(strategy.__module__, []).append(strategy)
+    for number, variants in enumerate(by_file.values()):
+        card = card_of(variants[0])
+        if surroundings.json:
+            for one in variants:
+                print_json(_strategy_shape(one) | {"parts": card.parts, "drawing": card.drawing})
+        else:
+            _print_card(card, variants, after_another=number > 0)
+
+
+def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
+    return {
+        "strategy": strategy.name, "title": strategy.title, "needs": list(strategy.needs),
+        "roles": list(strategy.roles), "in_process": strategy.in_process, "cannot": dict(strategy.cannot),
+        "precision": strategy.precision or 0.0,
+        "flaws": [{"text": flaw.text, "workload": flaw.workload} for flaw in strategy.flaws],
+    }  # fmt: skip
+
+
+def _print_card(card: Card, variants: Sequence[type[Strategy]], *, after_another: bool) -> None:
+    width = min(shutil.get_terminal_size().columns, 100) - 2
+    if after_another:
+        click.echo()
+    click.secho(f"{card.title}\n", bold=True)
+    for one in variants:
+        click.echo(f"  {one.name}  {one.title}")
+    # a drawing is never folded: better no margin than a broken line
+    margin = "  " if max(map(len, card.drawing.splitlines()), default=0) <= width else ""
+    click.echo(f"\n{textwrap.indent(card.drawing, margin)}")
+    for part in PARTS:
+        click.secho(f"\n{part}", bold=True)
+        click.echo(click.wrap_text(card.parts[part], width, "  ", "  "))
+    for one in variants:
+        for verb, reason in one.cannot.items():
+            click.echo(click.wrap_text(f"{one.name} has no {verb}: {reason}", width, "\n  ", "    "))
+
+
+def server_options(command: click.decorators.FC) -> click.decorators.FC:
+    """One option for each kind of server."""
+    for kind, example in reversed(list(KINDS.items())):
+        variable = f"TEST_{kind.upper()}_URL"
+        command = click.option(
+            f"--{kind.replace('_', '-')}",
+            metavar="URL",
+            envvar=[f"LAB_{kind.upper()}_URL", variable],
+            help=f"Such as {example}",
+        )(command)
+    return command
+
+
+@lab.command()
+@click.option(
+    "--strategies", "words", multiple=True, metavar="NAME", help="S4, S4-A or a path of a file; all without it."
+)
+@click.option(
+    "--workloads",
+    "only",
+    multiple=True,
+    metavar="NAME",
+    help="Without it those that a strategy names, and those that are for all.",
+)
+@click.option("--quick", is_flag=True, help="Only what each strategy is known for, with few tasks.")
+@click.option("--minute", type=click.FloatRange(0.1, 60), default=1.0, show_default=True,
+              help="Seconds that one minute of a strategy's own periods takes.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also what the results file has already.")
+@results_option
+@server_options
+@shared_options(store=False)
+@click.pass_obj
+def run(
+    surroundings: Surroundings, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
+    again: bool, results: Path, **urls: str | None,
+) -> None:  # fmt: skip
+    """Measure strategies. What the results file has already is passed over, so that a run can be taken up again."""
+    for name in only:
+        if name not in WORKLOADS:
+            raise BadInput("workloads", name, f"one of {', '.join(WORKLOADS)}")
+    cells = cells_of(chosen(words), only, quick=quick)
+    whole = Run(urls={kind: url for kind, url in urls.items() if url}, quick=quick, minute=minute)
+    file = ResultsFile(results)
+    if again:
+        file.path.unlink(missing_ok=True)
+
+    def told(number: int, cell: Cell, result: Result | None) -> None:
+        name = f"[{number + 1}/{len(cells)}] {cell.strategy.name} {cell.workload.name}"
+        if surroundings.json:
+            if result is not None:
+                print_json(result)
+        elif result is None:
+            if sys.stderr.isatty():
+                click.echo(f"{name} ...\r", err=True, nl=False)
+        else:
+            click.echo(f"{name}: {_in_short(result)}")
+
+    played = list(asyncio.run(play_all(cells, whole, file, told=told)))
+    failed = [one for one in played if one.why_not.startswith(FAILED)]
+    if not surroundings.json:
+        measured = sum(one.figures is not None for one in played)
+        click.echo(f"{measured} cells measured, {len(failed)} failed: {results}")
+    if failed:
+        raise SystemExit(1)
+
+
+def _in_short(result: Result) -> str:
+    seen = result.figures
+    if seen is None:
+        return result.why_not
+    if result.workload in NOT_WAITED_FOR:
+        taken = [(one, value) for one in MEASURES
+                 if one.workload == result.workload and (value := one.of(seen)) is not None]  # fmt: skip
+        return ", ".join(f"{one.head} {one.words(value)}" for one, value in taken) or "measured"
+    late = (
+        f"late p50 {seen.p50:,.1f} ms, p99 {seen.p99:,.1f} ms; "
+        if seen.p50 is not None and seen.p99 is not None
+        else ""
+    )
+    return f"{late}{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
+
+
+@lab.command()
+@results_option
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
+              help="The folder that it is written into.")  # fmt: skip
+@own_option
+@shared_options(store=False)
+@click.pass_obj
+def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[str, ...]) -> None:
+    """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
+    if not results.is_file():
+        raise BadInput("results", str(results), "a file that `bide lab run` has written")
+    found = findings(ResultsFile(results).read(), chosen(words) if words else ())
+    written = write_report(found, out)
+    measured = sum(bool(row.measured) for row in found.rows)
+    if surroundings.json:
+        paths = {"tables": str(written.tables), "pictures": [str(one) for one in written.pictures]}
+        print_json({"page": str(written.page), **paths, "strategies": len(found.rows), "measured": measured})
+        return
+    click.echo(f"{measured} of {len(found.rows)} strategies measured")
+    click.echo(f"{written.page}\n{written.tables}")
+
+
+@lab.command(name="choose")
+@click.option("--tasks", type=WholeNumber(1, 10**12), metavar="N", help="How many wait at the same time. [100000]")
+@click.option("--late", metavar="LENGTH", help="By how much 99 of 100 may be late, such as 50ms, 1s or 1h. [1s]")
+@click.option(
+    "--servers", metavar="KINDS", help=f"What you have, such as redis,postgres; or none. Of {', '.join(KINDS)}."
+)
+@click.option("--several/--one-machine", default=None,
+              help="Do processes on several machines take part? [yes, if there are servers]")  # fmt: skip
+@click.option("--cancel/--no-cancel", default=None, help="May it be cancelled until its time? [yes]")
+@click.option("--move/--no-move", default=None, help="May it be moved to another time? [yes]")
+@click.option("--survive/--no-survive", default=None, help="Must it survive a process that dies? [yes]")
+@click.option("--twice", type=click.Choice([one.value for one in Twice]),
+              help="May it be done twice: yes, only after a crash, or no? [crash]")  # fmt: skip
+@results_option
+@own_option
+@shared_options(store=False)
+@click.pass_obj
+def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
+    """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
+
+    What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
+    """
+    asks = sys.stdin.isatty() and not surroundings.json
+    answers: dict[str, Any] = {}
+    for name in _QUESTIONS:
+        answers[name] = _asked(name, given[name], answers, asks=asks)
+    wishes = _wishes(answers)
+    every = [*catalogue().values(), *(chosen(words) if words else ())]
+    here = results.exists()
+    choice = choose(wishes, findings(ResultsFile(results if here else _SHIPPED).read(), every), every)
+    if surroundings.json:
+        print_json({
+            "measured": choice.measured,
+            "measured_here": choice.measured and here,
+            "fitting": [
+                {"strategy": one.row.name, "why": list(one.merits), "mind": list(one.minds)} for one in choice.fitting
+            ],
+            "excluded": [
+                {"strategy": one.row.name,
+                 "why": [{"reason": str(why), "measured": why.measured} for why in one.against]}
+                for one in choice.excluded
+            ],
+        })  # fmt: skip
+    else:
+        _print_choice(choice, results, here=here)
+
+
+_QUESTIONS: Mapping[str, tuple[str, Any]] = {
+    "tasks": ("How many tasks wait at the same time", 100_000),
+    "late": ("By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s"),
+    "servers": (f"Which servers do you have ({', '.join(KINDS)}, or none)", "none"),
+    "several": ("Do processes on several machines take part", None),
+    "cancel": ("May a task be cancelled until its time", True),
+    "move": ("May it be moved to another time", True),
+    "survive": ("Must it survive a process that dies", True),
+    "twice": ("May it be done twice (yes, crash: only after a crash, no)", "crash"),
+}
+"""By option, in the order in which they are asked: the question, and what counts where nobody answers."""
+
+
+def _asked(name: str, value: Any, answers: Mapping[str, Any], *, asks: bool) -> Any:
+    question, default = _QUESTIONS[name]
+    if name == "several":
+        default = answers["servers"].strip() not in ("", "none")
+    if value is not None or not asks:
+        return default if value is None else value
+    if isinstance(default, bool):
+        return click.confirm(question, default=default)
+    return click.prompt(question, default=default, type=type(default))
+
+
+def _wishes(given: Mapping[str, Any]) -> Wishes:
+    servers = {word.strip() for word in given["servers"].split(",")} - {"", "none"}
+    for one in sorted(servers - set(KINDS)):
+        raise BadInput("servers", one, f"some of {', '.join(KINDS)}, with commas between them, or none")
+    if given["twice"] not in list(Twice):
+        raise BadInput("twice", given["twice"], "yes, crash or no")
+    late = duration(given["late"], field="late") / 1000
+    more = {name: given[name] for name in ("tasks", "several", "cancel", "move", "survive")}
+    return Wishes(late=late, servers=frozenset(servers), twice=Twice(given["twice"]), **more)
+
+
+def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
+    width = min(shutil.get_terminal_size().columns, 100)
+
+    def tell(text: str, mark: str = "") -> None:
+        click.echo(click.wrap_text(text, width, f"  {mark}", " " * (2 + len(mark))))
+
+    if not choice.measured:
+        tell(f"Nothing was measured: there are no figures in {results}. What follows is what the strategies say of "
+             "themselves; `bide lab run --quick` measures them.")  # fmt: skip
+        click.echo()
+    elif not here:
+        tell(f"There are no figures of this machine in {results}: these are those of docs/strategies.md. "
+             "`bide lab run --quick` measures here.")  # fmt: skip
+        click.echo()
+    for number, one in enumerate(choice.fitting[:4]):
+        click.secho(f"{'Pick' if number == 0 else 'Or'} {one.row.name}: {one.row.title}", bold=True)
+        for text in one.merits:
+            tell(text, "+ ")
+        for text in one.minds:
+            tell(f"mind: {text}", "- ")
+    if len(choice.fitting) > 4:
+        tell(f"Also: {', '.join(one.row.name for one in choice.fitting[4:])}")
+    if not choice.fitting:
+        click.secho("None fits. The nearest:", bold=True)
+        for one in choice.excluded[:3]:
+            tell(f"{one.row.name}: {'; '.join(one.against)}", "- ")
+    elif choice.fitting[0].row.card is not None:
+        tell(f"What to know of it: {choice.fitting[0].row.card.parts['Flaw']}")
+    click.secho("\nNot these", bold=True)
+    for names, why in _by_reason(choice.excluded):
+        tell(f"{', '.join(names)}: {why}", "- ")
+
+
+def _by_reason(excluded: Sequence[Candidate]) -> list[tuple[list[str], str]]:
+    """Each by its first reason, those that share one together."""
+    found: dict[str, list[str]] = {}
+    for one in excluded:
+        found.setdefault(one.against[0], []).append(one.row.name)
+    return [(names, why) for why, names in found.items()]

@@ -1,0 +1,172 @@
+"""Plays cells one after another, and writes each into the results file as soon as it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from bide._version import __version__
+from bide.core.errors import BadInput, BideError
+from bide_lab.cast import LabFault
+from bide_lab.figures import Figures, Result
+from bide_lab.stage import Stage
+from bide_lab.strategy import Setting, Strategy
+from bide_lab.workload import Workload
+from bide_lab.workloads import WORKLOADS
+
+_AT_ONCE = 3
+"""Cells that are played at the same time, of those that need not be alone."""
+FAILED = "failed"
+"""What the reason of a cell begins with that should have been played and could not."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One strategy under one workload."""
+
+    strategy: type[Strategy]
+    workload: Workload
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.strategy.name, self.workload.name
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all cells of a run."""
+
+    urls: Mapping[str, str]
+    """By the kind of server: those that there are."""
+    quick: bool
+    minute: float
+
+
+def cells_of(strategies: Sequence[type[Strategy]], workloads: Sequence[str], *, quick: bool) -> list[Cell]:
+    """Without `workloads`, those that a strategy names and, unless quick, those that are for all."""
+    cells = []
+    for strategy in strategies:
+        needed = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
+        for name, workload in WORKLOADS.items():
+            if name in workloads if workloads else name in needed or (workload.for_all and not quick):
+                cells.append(Cell(strategy, workload))
+    return cells
+
+
+def why_not(cell: Cell, run: Run) -> str:
+    """Why a cell cannot be measured, or makes no sense; empty if it can."""
+    if missing := [kind for kind in cell.strategy.needs if kind not in run.urls]:
+        return f"not measured here: no {' and no '.join(missing)} server was given"
+    return cell.workload.why_not(cell.strategy)
+
+
+async def play(cell: Cell, run: Run) -> Result:
+    """Play it; a cell that could not be played says why."""
+    began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    figures: Figures | None = None
+    reason = why_not(cell, run)
+    if not reason:
+        try:
+            figures = await _played(cell, run)
+        except (LabFault, BideError) as error:
+            reason = f"{FAILED}: {error}"
+        except Exception as error:  # noqa: BLE001 - a driver's, or a strategy's own: the others are played all the same
+            reason = f"{FAILED}: {type(error).__name__}: {error}"
+    return Result(
+        strategy=cell.strategy.name, workload=cell.workload.name, quick=run.quick, minute=run.minute,
+        version=__version__, at=at, seconds=round(time.monotonic() - began, 2), figures=figures, why_not=reason,
+        machine=machine(),
+    )  # fmt: skip
+
+
+async def _played(cell: Cell, run: Run) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="bide-lab-") as folder:
+        setting = Setting(
+            urls={kind: run.urls[kind] for kind in cell.strategy.needs}, prefix=f"lab_{uuid4().hex[:10]}",
+            folder=Path(folder), minute=run.minute,
+        )  # fmt: skip
+        async with Stage(cell.strategy, setting, relayed=cell.workload.relayed) as stage:
+            return await cell.workload.play(stage, quick=run.quick)
+
+
+def machine() -> dict[str, Any]:
+    return {"cpus": os.cpu_count() or 1, "python": platform.python_version(), "system": platform.system()}
+
+
+class ResultsFile:
+    """JSON lines, one for each cell; a later line of a cell replaces an earlier one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Result]:
+        """The newest of each cell, in the order in which they were first written. A last line cut off is passed over.
+
+        Raises BadInput where a line is not a result.
+        """
+        found: dict[tuple[str, str], Result] = {}
+        if self.path.exists():
+            for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
+                if line.endswith(b"\n"):
+                    try:
+                        result = msgspec.json.decode(line, type=Result)
+                    except msgspec.MsgspecError as error:
+                        said = f"lines that `bide lab run` wrote; this one is in {self.path}: {error}"
+                        raise BadInput(f"results, line {number}", line.decode(errors="replace"), said) from None
+                    found[result.cell] = result
+        return list(found.values())
+
+    def add(self, result: Result) -> None:
+        """At the end, in the place of a line that was cut off when an earlier run was ended."""
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(msgspec.json.encode(result) + b"\n")
+
+    def has(self, cell: Cell, run: Run) -> bool:
+        """Whether this cell was measured already, in the same way."""
+        return any(
+            result.cell == cell.name and result.figures is not None
+            and (result.quick, result.minute, result.version) == (run.quick, run.minute, __version__)
+            for result in self.read()
+        )  # fmt: skip
+
+
+async def play_all(
+    cells: Sequence[Cell], run: Run, results: ResultsFile, *, told: Callable[[int, Cell, Result | None], None]
+) -> list[Result]:
+    """All cells that are not in the results yet. `told` hears of each when it begins (None) and when it is over.
+
+    First those that measure time, one after another; then those that only count, which mostly wait, some at a time.
+    """
+    played: list[Result] = []
+    missing = [(number, cell) for number, cell in enumerate(cells) if not results.has(cell, run)]
+    places = asyncio.Semaphore(_AT_ONCE)
+    # strategies of one file may share what is not theirs alone, such as a setting of the server
+    files: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def play_one(number: int, cell: Cell) -> None:
+        async with files[cell.strategy.__module__], places:
+            told(number, cell, None)
+            result = await play(cell, run)
+            results.add(result)
+            told(number, cell, result)
+            played.append(result)
+
+    for number, cell in missing:
+        if cell.workload.alone:
+            await play_one(number, cell)
+    async with asyncio.TaskGroup() as together:
+        for number, cell in missing:
+            if not cell.workload.alone:
+                together.create_task(play_one(number, cell))
+    return played

@@ -1,0 +1,232 @@
+"""Table scan: the business table itself is read every minute for what has come due.
+
+**Idea.** A post has a status (1 draft, 2 scheduled, 3 published), the time when it is expected to be published and the
+time when it was. Once a minute a scanner reads `status = 2 and expected between now - 5 minutes and now`, page by page,
+and publishes each post. The window is five periods long, so that what one scan failed to do the next ones do.
+
+**Origin.** What most teams build first: the table is there already, and a cron job is one line. The window is a
+published recipe for it: it bounds what a scan can meet, and with the index (status, expected) what it reads.
+
+**Cost.** Half a period of lateness on average, a whole one at most, and the position in the page besides; one question
+per table and period while nothing is due; an index that every change of the status has to keep. The reader is often a
+replica: then a post that was published or moved within its lag is met again, so that the publishing statement has to
+repeat the condition, as it does here, and each is late by the lag besides.
+
+**Flaw.** The window is a bet that no pause is longer than it: what came due while the scanner was away for more than
+five minutes is never looked at again, and nothing says so.
+
+**Right when.** Minutes do not matter, the table is not large, and a second, slower scan looks for what is older than
+the window.
+
+**To bide.** Schedule a task in the transaction that writes the post (app.using), with the post's id as the key; or
+leave the writers as they are and let app.watch read the same table, which has no window.
+
+      client --- INSERT, UPDATE expected ---> [ blog: id  status  expected      actual ]
+                                              [       7   3       09:58         09:59  ]
+      scanner, every minute:                  [       8   2       09:59  <-+           ]
+        SELECT ... WHERE status = 2           [       9   2       10:00  <-+ a page    ]
+          AND expected BETWEEN now-5m AND now [       4   2       09:40  <- never again]
+        UPDATE ... SET status = 3 WHERE id = 8 AND status = 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+from zlib import crc32
+
+from bide_lab.figures import Figures
+from bide_lab.servers.mysql import MysqlStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_DRAFT, _SCHEDULED, _PUBLISHED = 1, 2, 3
+_PERIOD = 60.0
+_WINDOW = 300.0
+"""Seconds of strategy time."""
+_PAGE = 100
+
+Page = Sequence[Sequence[int | str]]
+
+
+def _forgotten(seen: Figures) -> str:
+    away = seen.counts.get("away_seconds", 0)
+    return f"{seen.lost} of {seen.expected} posts never published after {away} s without a scanner" if seen.lost else ""
+
+
+class Serial(MysqlStrategy):
+    """One table, one post after another."""
+
+    name = "S1-serial"
+    title = "table scan, one post after another"
+    precision = _PERIOD
+    again = _PERIOD
+    tables: ClassVar[int] = 1
+    loses = "what came due while the scanner was away for longer than its window"
+    shows: ClassVar[Sequence[str]] = ("steady", "burst", "idle", "two")
+    flaws: ClassVar[Sequence[Flaw]] = (
+        Flaw("what came due while the scanner was away for longer than its window never fires", "away", _forgotten),
+    )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.blogs = [self.table(f"blog_{number}") for number in range(self.tables)]
+        self.counted: Counter[str] = Counter()
+
+    async def prepare(self) -> None:
+        for blog in self.blogs:
+            await self.change(
+                f"CREATE TABLE {blog} (id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY, "
+                "status TINYINT NOT NULL, expected BIGINT NOT NULL, actual BIGINT, KEY due (status, expected))"
+            )
+
+    def blog_of(self, key: str) -> str:
+        return self.blogs[crc32(key.encode()) % self.tables]
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        for blog in self.blogs:
+            if rows := [(item.key, _SCHEDULED, item.due) for item in items if self.blog_of(item.key) == blog]:
+                await self.change_many(f"INSERT INTO {blog} (id, status, expected) VALUES (%s, %s, %s)", rows)
+
+    async def reschedule(self, item: Item) -> bool:
+        move = f"UPDATE {self.blog_of(item.key)} SET expected = %s WHERE id = %s AND status = %s"
+        return bool(await self.change(move, item.due, item.key, _SCHEDULED))
+
+    async def cancel(self, key: str) -> bool:
+        back = f"UPDATE {self.blog_of(key)} SET status = %s WHERE id = %s AND status = %s"
+        return bool(await self.change(back, _DRAFT, key, _SCHEDULED))
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        period = self.setting.span(_PERIOD)
+        while True:
+            await asyncio.sleep(period - time.time() % period)
+            async with asyncio.TaskGroup() as scans:
+                for blog in self.blogs:
+                    scans.create_task(self.scan(blog, effect))
+
+    async def scan(self, blog: str, effect: Effect) -> None:
+        async for page in self.pages(blog):
+            await self.publish_all(blog, page, effect)
+
+    async def pages(self, blog: str) -> AsyncIterator[Page]:
+        """All that is scheduled and came due within the window, each page from where the one before it ended."""
+        until = now()
+        expected, last = until - round(self.setting.span(_WINDOW) * 1000), ""
+        self.counted["scans"] += 1
+        while True:
+            page = await self.look(
+                f"SELECT id, expected FROM {blog} WHERE status = %s AND expected BETWEEN %s AND %s "
+                f"AND (expected > %s OR id > %s) ORDER BY expected, id LIMIT {_PAGE}",
+                _SCHEDULED, expected, until, expected, last,
+            )  # fmt: skip
+            self.counted["pages"] += 1
+            self.counted["looked_at"] += len(page)
+            if page:
+                yield page
+            if len(page) < _PAGE:
+                return
+            last, expected = page[-1]
+
+    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
+        return await self.rows(statement, *values)
+
+    async def publish_all(self, blog: str, page: Page, effect: Effect) -> None:
+        for key, expected in page:
+            if await self.publish(blog, str(key), int(expected), effect):
+                self.counted["published"] += 1
+            else:
+                self.counted["looked_at_in_vain"] += 1
+
+    async def publish(self, blog: str, key: str, expected: int, effect: Effect) -> bool:
+        """It is published when this is committed; if the effect fails, or we do, the next scan meets it again."""
+        async with self.transaction() as cursor:
+            mine: int = await cursor.execute(
+                f"UPDATE {blog} SET status = %s, actual = %s WHERE id = %s AND status = %s AND expected = %s",
+                (_PUBLISHED, now(), key, _SCHEDULED, expected),
+            )
+            if mine:
+                await effect(key, expected)
+        return bool(mine)
+
+    def counts(self) -> Mapping[str, float]:
+        return dict(self.counted)
+
+
+class Parallel(Serial):
+    """One table; each page is published by a task of its own, on a connection of its own.
+
+    The window is the same, and so is its flaw, which is played for the serial form alone.
+    """
+
+    name = "S1-parallel"
+    title = "table scan, pages side by side"
+    connections = 8
+    shows = ("burst",)
+    flaws = ()
+
+    async def scan(self, blog: str, effect: Effect) -> None:
+        async with asyncio.TaskGroup() as publishers:
+            async for page in self.pages(blog):
+                publishers.create_task(self.publish_all(blog, page, effect))
+
+
+class Tables(Serial):
+    """The posts are spread over four tables by their ids, which are scanned side by side.
+
+    Four questions per period instead of one. The window is the same, and so is its flaw, which is played for the
+    serial form alone.
+    """
+
+    name = "S1-tables"
+    title = "table scan, four tables side by side"
+    tables = 4
+    shows = ("burst",)
+    flaws = ()
+
+
+def _behind(seen: Figures) -> str:
+    again, late = seen.counts.get("looked_at_in_vain", 0), seen.p50
+    if not again or late is None:
+        return ""
+    return f"half of them {late:,.0f} ms late, and {again:,.0f} posts met again that were published already"
+
+
+class Replica(Serial):
+    """One table, read from a replica that is as far behind as it is, and written to where it is kept."""
+
+    name = "S1-replica"
+    title = "table scan, read from a replica"
+    needs = ("mysql_replica",)
+    direct = True
+    precision = 4 * _PERIOD  # one of its own, and three for a replica that is as far behind
+    shows = ()
+    flaws = (Flaw("what it reads is as old as the replica is behind", "steady", _behind),)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.reader: Any = None
+
+    async def open(self) -> None:
+        await super().open()
+        url = urlsplit(self.setting.urls["mysql_replica"])
+        self.reader = await self.pool_of(url, parse_qs(url.query)["replica"][0])
+
+    async def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            await self.reader.wait_closed()
+        await super().close()
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        while not await self.look("SHOW TABLES LIKE %s", self.blogs[0]):  # noqa: ASYNC110 - the replica tells nobody
+            await asyncio.sleep(0.05)
+
+    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
+        return await self.rows(statement, *values, pool=self.reader)

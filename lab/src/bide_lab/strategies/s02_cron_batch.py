@@ -1,0 +1,150 @@
+"""Cron batch: once an hour, one statement for all that has been finished for two days.
+
+**Idea.** An order that was finished 48 hours ago and has not been rated gets five stars. Nobody schedules anything: the
+time is computed from the row, `finish_time < now - 48 h and status = 0`, and a cron job works the rows off in pages.
+
+**Origin.** Every back office; the example of the five stars is the one that articles on delayed tasks begin with.
+
+**Cost.** Nothing per task, and one question per period while nothing is due. Lateness is anything up to a period, half
+of one on average; a shorter period buys punctuality with more questions, which is all that can be traded here. The load
+comes in one lump each period.
+
+**Flaw.** An hour of error is built in, and whatever reads the row meanwhile sees it in a state that it should not be in
+any more.
+
+**Right when.** The rule is over the rows themselves, the error does no harm, and the last period's lump can be done
+within a period.
+
+**To bide.** Schedule the rating when the order is finished, due 48 hours later, and cancel it when the customer rates;
+keep the batch once a day as a net.
+
+      shop --- UPDATE finish_time ---> [ order  finish_time    status  stars ]
+                                       [ 41     Mon 09:10      1       4     ]   the customer was quicker
+      cron, every hour:                [ 42     Mon 09:59      0             ] <-+
+        WHERE status = 0               [ 43     Mon 10:01      0             ] <-+ pages of 100: 5 stars
+          AND finish_time < now - 48h  [ 44     Wed 09:00      0             ]     in two days
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from bide_lab.figures import Figures
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+
+_WAIT = 48 * 3_600_000
+"""Milliseconds from the end of the order to the stars. It is the task's own delay, and never scaled."""
+_PAGE = 100
+_OPEN, _RATED = 0, 1
+_NOTICED = 500
+"""Milliseconds that are a period's share of lateness, and no moment."""
+
+
+class _CronBatch(Strategy):
+    """What the two share: a shop's table in SQLite, which each process opens by itself."""
+
+    every: ClassVar[float]
+    """Seconds of strategy time."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.database: sqlite3.Connection | None = None
+        self.counted: Counter[str] = Counter()
+
+    async def open(self) -> None:
+        self.database = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
+        self.database.execute("PRAGMA journal_mode = wal")
+        self.database.execute("PRAGMA synchronous = normal")
+
+    async def prepare(self) -> None:
+        self.run_sql("CREATE TABLE orders (id TEXT PRIMARY KEY, finish_time INTEGER, status INTEGER, stars INTEGER)")
+        self.run_sql("CREATE INDEX to_rate ON orders (status, finish_time)")
+
+    async def close(self) -> None:
+        if self.database is not None:
+            self.database.close()
+
+    def run_sql(self, statement: str, *values: int | str) -> sqlite3.Cursor:
+        """Statements here take microseconds: a thread for each would cost more than it saves."""
+        assert self.database is not None
+        return self.database.execute(statement, values)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        assert self.database is not None
+        with self.database:
+            self.run_sql("BEGIN IMMEDIATE")
+            self.database.executemany(
+                "INSERT INTO orders VALUES (?, ?, ?, NULL)", [(item.key, item.due - _WAIT, _OPEN) for item in items]
+            )
+
+    async def reschedule(self, item: Item) -> bool:
+        move = "UPDATE orders SET finish_time = ? WHERE id = ? AND status = ?"
+        return self.run_sql(move, item.due - _WAIT, item.key, _OPEN).rowcount > 0
+
+    async def cancel(self, key: str) -> bool:
+        """The customer rates it."""
+        rate = "UPDATE orders SET status = ?, stars = 4 WHERE id = ? AND status = ?"
+        return self.run_sql(rate, _RATED, key, _OPEN).rowcount > 0
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        period = self.setting.span(self.every)
+        while True:
+            await asyncio.sleep(period - time.time() % period)
+            self.counted["batches"] += 1
+            before = now() - _WAIT
+            while await self.rate_page(before, effect) == _PAGE:
+                pass
+
+    async def rate_page(self, before: int, effect: Effect) -> int:
+        """One page is one transaction: if we die in it, the next batch does it again. Answers how many rows it had."""
+        assert self.database is not None
+        with self.database:
+            self.run_sql("BEGIN IMMEDIATE")
+            page = self.run_sql(
+                "SELECT id, finish_time FROM orders WHERE status = ? AND finish_time <= ? ORDER BY finish_time "
+                f"LIMIT {_PAGE}", _OPEN, before,
+            ).fetchall()  # fmt: skip
+            for key, finish_time in page:
+                self.run_sql("UPDATE orders SET status = ?, stars = 5 WHERE id = ?", _RATED, key)
+                await effect(key, finish_time + _WAIT)
+        self.counted["pages"] += 1
+        self.counted["empty_pages"] += not page
+        self.counted["rows"] += len(page)
+        return len(page)
+
+    def counts(self) -> Mapping[str, float]:
+        return dict(self.counted)
+
+
+def _late(seen: Figures) -> str:
+    if seen.p50 is None or seen.most is None or seen.most < _NOTICED:
+        return ""
+    return f"late by {seen.p50 / 1000:.1f} s in the middle and {seen.most / 1000:.1f} s at most"
+
+
+class Hourly(_CronBatch):
+    """Once an hour. An hour is played as four minutes of strategy time, since a cell has to end."""
+
+    name = "S2-hour"
+    title = "cron batch once an hour (played as 4 minutes)"
+    every = 240.0
+    precision = every
+    shows = ()
+    flaws = (Flaw("a task is late by anything up to an hour", "steady", _late),)
+
+
+class EveryMinute(_CronBatch):
+    """Once a minute: the other end of the trade."""
+
+    name = "S2-minute"
+    title = "cron batch once a minute"
+    every = 60.0
+    precision = every

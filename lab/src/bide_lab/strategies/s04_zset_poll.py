@@ -1,0 +1,170 @@
+"""ZSET poll: a sorted set of ids by due time, asked again and again for what is due.
+
+**Idea.** The score is the due time and the member the task's id. A poller asks every 100 ms for all members up to now,
+takes them out, and does them. Bodies are kept apart, in a hash, both by the kind of task. Adding, moving and cancelling
+are one command each, and one for the body.
+
+**Origin.** The answer that most articles on delayed tasks with Redis give; every variant here has been published as
+working. A: range first, remove each when it is done. B: remove index and body, then send. C: only the smallest element;
+whoever removes it does it, and if it is not due he sleeps. D: range, then remove the same range.
+
+**Cost.** O(log n) for each command; one question per period and poller while nothing is due; half a period of lateness.
+
+**Flaw.** Reading and removing are two commands, and what happens between them differs by variant: two pollers do a task
+twice (A), a poller that dies loses what it had removed (B), what is added between the two is deleted undone (D). C is
+safe from these, but takes one task after the other: a slow one holds up all.
+
+**Right when.** Losing or repeating a task now and then does no harm, and there is one poller.
+
+**To bide.** Schedule new tasks with bide; let the poller run until the sorted set is empty, or read it once with its
+scores and schedule each member at its score, with its id as the key, so that doing that twice changes nothing.
+
+      client --- ZADD due id ---> [ id:10:00  id:10:01  id:12:30 ]    HSET bodies id body
+                                    ^
+      poller --- ZRANGEBYSCORE 0 now, every 100 ms
+                 A: do it, then ZREM                     B: ZREM and HDEL, then do it
+                 C: ZRANGE 0 0, ZREM, then do it         D: ZREMRANGEBYSCORE 0 now, then do it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, now
+
+_PERIOD = 0.1
+_KIND = "order"
+"""The lab has one kind of task; each has a sorted set and a hash of its own."""
+
+
+class _ZsetPoll(RedisStrategy):
+    """What the variants share: the sorted set, and its clients."""
+
+    precision = 0.0
+
+    async def open(self) -> None:
+        await super().open()
+        self.due = self.key(f"due:{_KIND}")
+        self.bodies = self.key(f"bodies:{_KIND}")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.hset(self.bodies, mapping={item.key: item.due for item in items})
+        pipeline.zadd(self.due, {item.key: item.due for item in items})
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        # a body that is not there stays away: it is written only if the index has the task
+        changed = bool(await self.redis.zadd(self.due, {item.key: item.due}, xx=True, ch=True))
+        if changed:
+            await self.redis.hset(self.bodies, item.key, item.due)
+        return changed
+
+    async def cancel(self, key: str) -> bool:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.zrem(self.due, key)
+        pipeline.hdel(self.bodies, key)
+        return bool((await pipeline.execute())[0])
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def due_until(self, end: int) -> list[tuple[str, int]]:
+        """Ids and due times of what is due, in order; `end` in milliseconds since the epoch."""
+        found = await self.redis.zrangebyscore(self.due, 0, end, withscores=True)
+        return [(key.decode(), int(score)) for key, score in found]
+
+
+class RemoveAfter(_ZsetPoll):
+    """Range, do, remove."""
+
+    name = "S4-A"
+    title = "ZSET poll, removed when done"
+    flaws = (
+        Flaw(
+            "two pollers do the same task", "two",
+            lambda seen: f"{seen.duplicated} of {seen.expected} tasks done twice" if seen.duplicated else "",
+        ),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            for key, due in await self.due_until(now()):
+                await effect(key, due)
+                await self.cancel(key)
+            await asyncio.sleep(_PERIOD)
+
+
+class RemoveBefore(_ZsetPoll):
+    """Range, remove index and body of all that is due, then do them."""
+
+    name = "S4-B"
+    title = "ZSET poll, removed before it is done"
+    shows = ()
+    flaws = (
+        Flaw(
+            "a poller that dies takes with it what it had removed", "killed",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+        ),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            found = await self.due_until(now())
+            mine = [(key, due) for key, due in found if await self.cancel(key)]
+            for key, due in mine:
+                await effect(key, due)
+            await asyncio.sleep(_PERIOD)
+
+
+def _held_up(seen: Figures) -> str:
+    slow = seen.counts.get("slow_ms", 0)
+    if seen.p50 is None or seen.p50 < max(slow / 4, 250):
+        return ""
+    return f"behind one task of {slow / 1000:g} s half of the others were {seen.p50:,.0f} ms late"
+
+
+class SmallestOnly(_ZsetPoll):
+    """The smallest element alone: not due, sleep; due, remove it, do it, and look again."""
+
+    name = "S4-C"
+    title = "ZSET poll, the smallest element only"
+    loses = "what its holder had taken and not done when it died"
+    flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            head = await self.redis.zrange(self.due, 0, 0, withscores=True)
+            if not head or head[0][1] > now():
+                await asyncio.sleep(_PERIOD)
+                continue
+            [(key, score)] = head
+            if await self.cancel(key.decode()):  # of several pollers one has removed it
+                await effect(key.decode(), int(score))
+
+
+class RemoveRange(_ZsetPoll):
+    """Range, then remove the same range, then do what was found."""
+
+    name = "S4-D"
+    title = "ZSET poll, the range removed as a range"
+    shows = ()
+    flaws = (
+        Flaw(
+            "what is added between the two commands, and is due, is removed undone", "gap",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks removed undone" if seen.lost else "",
+        ),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            end = now()
+            if found := await self.due_until(end):
+                await self.redis.zremrangebyscore(self.due, 0, end)
+                for key, due in found:
+                    await effect(key, due)
+                await self.redis.hdel(self.bodies, *(key for key, _ in found))
+            await asyncio.sleep(_PERIOD)

@@ -1,0 +1,202 @@
+"""ZSET shards: several sorted sets, a poller with a lock for each, and workers elsewhere.
+
+**Idea.** One sorted set is one hot key, asked by one poller. So there are several; the hash of a uuid picks the one
+that a call's tasks go to, and the body, which is a key of its own, says which it was. A poller does no work: it moves
+ids that are due to a queue, and any number of workers pop them there. Each shard has one poller at a time, by a lock
+that it renews; when its holder dies the lock ends, and another process polls the shard.
+
+**Origin.** What teams arrive at that have outgrown one sorted set, on a Redis Cluster where each key lives on one node.
+
+**Cost.** O(log n) for each command, and one more trip to learn the shard of a task that is moved or cancelled; a
+question per period and shard while nothing is due; two hops to a worker.
+
+**Flaw.** The shards of a poller that dies stand still until its lock ends, 1.5 s here. Delays differ, and so does how
+long tasks stay: shards grow uneven though each gets its share of calls. The cure is to weigh them by the inverse of
+their sizes (B), which have to be asked first. What a worker has popped dies with it.
+
+**Right when.** One sorted set is too hot, a lost task does no harm, and somebody looks after the locks.
+
+**To bide.** Schedule new tasks with bide, which shards by the hash of the key and has no lock to lose; let the pollers
+run until all sorted sets are empty, or read each once with its scores and schedule what it holds, with the id as key.
+
+      client --- ZADD ---> [ shard 0 ] <--- poller, lock 0 ---+
+                 one of    [ shard 1 ] <--- poller, lock 1 ---+---> [ queue ] ---> worker
+                           [ shard 2 ] <--- poller, lock 2 ---+                    GETDEL body
+                           [ shard 3 ] <--- poller, lock 3 ---+                    do it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_SHARDS = 4
+_PERIOD = 0.1
+_PAGE = 500
+_LOCK = 1.5
+"""Seconds that a poller's lock lasts without being renewed. Not a minute-thing, so it is not scaled."""
+_RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
+
+
+def _of_shards(seen: Figures, name: str) -> list[float]:
+    return [count for what, count in seen.counts.items() if what.startswith(f"{name}_")]
+
+
+def _told(seen: Figures) -> str:
+    sizes, commands = _of_shards(seen, "waiting"), _of_shards(seen, "commands")
+    return (
+        f"the fullest of {len(sizes)} shards holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f};"
+        f" the busiest took {max(commands) / sum(commands) * 100:.0f} % of {sum(commands):,.0f} commands"
+    )
+
+
+def _unevenness(seen: Figures) -> str:
+    sizes = _of_shards(seen, "waiting")
+    return _told(seen) if sizes and max(sizes) > 1.2 * sum(sizes) / len(sizes) else ""
+
+
+def _evened(seen: Figures) -> str:
+    return f"asked before each schedule, {_told(seen)}" if _of_shards(seen, "waiting") else ""
+
+
+def _standstill(seen: Figures) -> str:
+    if seen.p50 is None or seen.most is None or seen.most < 500:
+        return ""
+    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms while a dead poller's locks lasted"
+
+
+class HashedShards(RedisStrategy):
+    """The hash of a uuid picks the shard."""
+
+    name = "S5-A"
+    title = "ZSET shards, picked by the hash of a uuid"
+    loses = "what its holder had taken and not done when it died"
+    roles = ("poller", "worker")
+    hold = _LOCK + 0.5
+    flaws: ClassVar[Sequence[Flaw]] = (
+        Flaw("the shards of a poller that dies stand still until its lock ends", "failover", _standstill),
+        Flaw("shards that get equal shares of calls grow uneven", "uneven", _unevenness),
+    )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._me = uuid4().hex
+        self._waiting: dict[int, int] = {}
+        self._commands: Counter[int] = Counter()
+
+    async def open(self) -> None:
+        await super().open()
+        self._queue = self.key("queue")
+        self._renew: Any = self.redis.register_script(_RENEW)
+
+    def _shard(self, shard: int) -> str:
+        """The name of its sorted set; counted, since each asks for it to send one command there."""
+        self._commands[shard] += 1
+        return self.key(f"due:{shard}")
+
+    async def pick(self) -> int:
+        """The shard that the tasks of a call go to."""
+        return zlib.crc32(uuid4().bytes) % _SHARDS
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        shard = await self.pick()
+        # the keys are on different nodes of a Cluster, so this is no transaction: bodies first, then what finds them
+        pipeline = self.redis.pipeline(transaction=False)
+        for item in items:
+            pipeline.set(self.key(f"body:{item.key}"), f"{shard} {item.due}")
+        pipeline.zadd(self._shard(shard), {item.key: item.due for item in items})
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        body = await self.redis.get(self.key(f"body:{item.key}"))
+        if body is None:
+            return False
+        shard = int(body.split()[0])
+        if not await self.redis.zadd(self._shard(shard), {item.key: item.due}, xx=True, ch=True):
+            return False
+        return bool(await self.redis.set(self.key(f"body:{item.key}"), f"{shard} {item.due}", xx=True))
+
+    async def cancel(self, key: str) -> bool:
+        body = await self.redis.get(self.key(f"body:{key}"))
+        if body is None or not await self.redis.zrem(self._shard(int(body.split()[0])), key):
+            return False
+        return bool(await self.redis.delete(self.key(f"body:{key}")))
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        if role == "worker":
+            await self._work(effect)
+        async with asyncio.TaskGroup() as pollers:
+            for shard in range(_SHARDS):
+                pollers.create_task(self._poll(shard))
+
+    async def _poll(self, shard: int) -> None:
+        """Poll the shard while the lock is ours; wait for it while it is somebody else's."""
+        lock = self.key(f"lock:{shard}")
+        while True:
+            if not await self.redis.set(lock, self._me, nx=True, px=round(_LOCK * 1000)):
+                await asyncio.sleep(_PERIOD)
+                continue
+            renewed = time.monotonic()
+            while True:
+                await self._move(shard)
+                if time.monotonic() - renewed > _LOCK / 4:
+                    if not await self._renew(keys=[lock], args=[self._me, round(_LOCK * 1000)]):
+                        break
+                    renewed = time.monotonic()
+                await asyncio.sleep(_PERIOD)
+            del self._waiting[shard]
+
+    async def _move(self, shard: int) -> None:
+        """Queue what is due, then take it out: who dies in between has it queued twice, and a worker finds no body."""
+        while True:
+            ask = self.redis.pipeline(transaction=False)
+            ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
+            ask.zcard(self._shard(shard))
+            found, self._waiting[shard] = await ask.execute()
+            if found:
+                await self.redis.rpush(self._queue, *found)
+                self._waiting[shard] -= await self.redis.zrem(self._shard(shard), *found)
+            if len(found) < _PAGE:
+                return
+
+    async def _work(self, effect: Effect) -> None:
+        while True:
+            _, key = await self.redis.blpop([self._queue], 0)
+            body = await self.redis.getdel(self.key(f"body:{key.decode()}"))
+            if body is not None:
+                await effect(key.decode(), int(body.split()[1]))
+
+    def counts(self) -> Mapping[str, float]:
+        return {
+            **{f"waiting_{shard}": float(size) for shard, size in sorted(self._waiting.items())},
+            **{f"commands_{shard}": float(count) for shard, count in sorted(self._commands.items())},
+        }
+
+
+class WeightedShards(HashedShards):
+    """Weights inverse to the sizes pick the shard."""
+
+    name = "S5-B"
+    title = "ZSET shards, picked by weights inverse to their sizes"
+    shows = ()
+    flaws = (Flaw("evener shards cost a question before each schedule", "uneven", _evened),)
+
+    async def pick(self) -> int:
+        ask = self.redis.pipeline(transaction=False)
+        for shard in range(_SHARDS):
+            ask.zcard(self._shard(shard))
+        sizes = await ask.execute()
+        return random.choices(range(_SHARDS), weights=[1 / (1 + size) for size in sizes])[0]

@@ -1,0 +1,160 @@
+"""Bucket and ready queue: sorted sets that a timer scans each second, and a queue for each topic.
+
+**Idea.** A job pool keeps the bodies; delay buckets, which are sorted sets, keep ids by time; a timer scans each bucket
+and moves what is due to the ready queue of its topic. A consumer that pops an id puts it back into its bucket, due when
+its time-to-run ends, and deletes the job when it is done: so a job is delay, ready, reserved or deleted, and one whose
+consumer died is ready again. Ids are in three places and the job in one, so a deleted job is met and passed over.
+
+**Origin.** The delay queue that Youzan published in 2016, and the many implementations that follow its article.
+
+**Cost.** Two hops for each job, and the states written on the way; a question per second and bucket while nothing is
+due; half a second of lateness, by the timer's period.
+
+**Flaw.** Nothing is due between two looks of the timer: everything waits for half its period, and for the second hop.
+An id that was popped and not yet put back is nowhere: who dies just then takes it with him.
+
+**Right when.** A second more or less does not matter, and jobs must survive the death of a consumer.
+
+**To bide.** A topic is a topic, a job id a key, a time-to-run a lease: schedule new jobs with bide, and let the timers
+run until the buckets are empty, or schedule each job of the pool at its time, with its id as key.
+
+      client --- HSET job, ZADD ---> [ bucket 0 | 1 | 2 ] --- timer, each second ---> [ ready: topic ]
+                                        ^                                                  |
+                                        +--- ZADD, due in its time-to-run --- consumer <---+ BLPOP
+                                                                              do it, DEL job
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_BUCKETS = 3
+_PERIOD = 1.0
+_PAGE = 100
+_LOCK = 2.0
+"""Seconds after which the lock of a timer that died in a scan ends."""
+_TIME_TO_RUN = 600.0
+"""Seconds of strategy time: ten minutes, so that no effect in the lab takes longer when they are scaled."""
+_TOPIC = "order"
+
+
+def _waits(seen: Figures) -> str:
+    if seen.p50 is None or seen.p50 < 200:
+        return ""
+    hops = seen.counts.get("hops", 0) / max(1, seen.fired)
+    return f"{hops:.1f} hops for each task, half of them {seen.p50:,.0f} ms late by a timer that looks each second"
+
+
+class BucketAndReady(RedisStrategy):
+    """The option `hold` is the time-to-run in seconds."""
+
+    name = "S6"
+    title = "delay buckets and a ready queue"
+    roles = ("timer", "worker")
+    period = _PERIOD
+    hold = _LOCK + 2 * _PERIOD
+    time_out = _TIME_TO_RUN
+    flaws = (Flaw("every task waits for the timer's next look, and goes two hops", "steady", _waits),)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._hops = 0
+
+    async def open(self) -> None:
+        await super().open()
+        self._ready = self.key(f"ready:{_TOPIC}")
+        asked = self.setting.options.get("hold")
+        self._time_to_run = float(asked) if asked else self.setting.span(_TIME_TO_RUN)
+
+    def _job(self, key: str) -> str:
+        return self.key(f"job:{key}")
+
+    def _bucket(self, key: str) -> str:
+        return self.key(f"bucket:{zlib.crc32(key.encode()) % _BUCKETS}")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=True)
+        for item in items:
+            pipeline.hset(self._job(item.key), mapping={"topic": _TOPIC, "state": "delay", "due": item.due})
+            pipeline.zadd(self._bucket(item.key), {item.key: item.due})
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        if await self.redis.hget(self._job(item.key), "state") != b"delay":
+            return False
+        await self.schedule([item])
+        return True
+
+    async def cancel(self, key: str) -> bool:
+        state = await self.redis.hget(self._job(key), "state")
+        if state not in (b"delay", b"ready"):
+            return False
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.delete(self._job(key))
+        pipeline.zrem(self._bucket(key), key)
+        return bool((await pipeline.execute())[0])
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        if role == "worker":
+            await self._work(effect)
+        async with asyncio.TaskGroup() as timers:
+            for number in range(_BUCKETS):
+                timers.create_task(self._tick(self.key(f"bucket:{number}")))
+
+    async def _tick(self, bucket: str) -> None:
+        """Each second, unless another process's timer is at this bucket."""
+        next_at = asyncio.get_running_loop().time()
+        while True:
+            name = uuid4().hex
+            if await self.redis.set(f"{bucket}:lock", name, nx=True, px=round(_LOCK * 1000)):
+                await self._scan(bucket)
+                if await self.redis.get(f"{bucket}:lock") == name.encode():
+                    await self.redis.delete(f"{bucket}:lock")
+            next_at += _PERIOD
+            await asyncio.sleep(next_at - asyncio.get_running_loop().time())
+
+    async def _scan(self, bucket: str) -> None:
+        while found := await self.redis.zrangebyscore(bucket, 0, now(), start=0, num=_PAGE):
+            ask = self.redis.pipeline(transaction=False)
+            for key in found:
+                ask.hget(self._job(key.decode()), "topic")
+            topics = await ask.execute()
+            move = self.redis.pipeline(transaction=True)
+            for key, topic in zip(found, topics, strict=True):
+                if topic is not None:  # else it was deleted
+                    move.hset(self._job(key.decode()), "state", "ready")
+                    move.rpush(self.key(f"ready:{topic.decode()}"), key)
+                    self._hops += 1
+                move.zrem(bucket, key)
+            await move.execute()
+
+    async def _work(self, effect: Effect) -> None:
+        while True:
+            key = (await self.redis.blpop([self._ready], 0))[1].decode()
+            due = await self.redis.hget(self._job(key), "due")
+            if due is None:  # deleted while it was ready
+                await self.redis.delete(self._job(key))
+                continue
+            reserve = self.redis.pipeline(transaction=True)
+            reserve.hset(self._job(key), "state", "reserved")
+            reserve.zadd(self._bucket(key), {key: now() + round(self._time_to_run * 1000)})
+            await reserve.execute()
+            self._hops += 1
+            await effect(key, int(due))
+            done = self.redis.pipeline(transaction=True)
+            done.delete(self._job(key))
+            done.zrem(self._bucket(key), key)
+            await done.execute()
+
+    def counts(self) -> Mapping[str, float]:
+        return {"hops": float(self._hops)}

@@ -1,0 +1,180 @@
+"""Head publish: whoever puts the earliest task tells the listeners its time, and they set their timers.
+
+**Idea.** A sorted set by due time, a list of the same members, and a channel. Putting is one script, which publishes
+the new time if, and only if, it has become the head. Each listener keeps a timer for the head that it knows; when it
+ends a script moves what is due, 100 at most, into a blocking queue, and answers with the next head. Consumers pop it.
+Nothing is asked while nothing is due, and nothing waits for a period.
+
+**Origin.** Redisson's delayed queue, which many Java services use: each client of a queue is a listener too.
+
+**Cost.** O(log n) to put and to fire; a cancel searches the list, O(n), with the server doing nothing else. A move is a
+cancel and a put, two commands.
+
+**Flaw.** There is no acknowledgement: what a consumer has popped, and hands to its threads, dies with it. All listeners
+have the same head and their timers end at once; one moves what is due, and the others have asked in vain. A
+subscription that is dropped unnoticed stops all: nobody hears of a new head, and what follows it is not one.
+
+**Right when.** Losing what was under way does no harm, and the client's library keeps its subscriptions alive.
+
+**To bide.** Its wake-ups are the same idea, but each sleep is capped and a delivery is a lease. Schedule new tasks with
+bide; let the old queue run empty, or read its sorted set once and schedule each member, with its id as key.
+
+      client --- script: ZADD, RPUSH; PUBLISH if head ---> [ zset ] [ list ]     ( channel )
+                                                              |                      |
+      consumer <--- BLPOP --- [ queue ] <--- script: what is due --- listener <------+
+        threads                                 next head ---> its timer
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_PAGE = 100
+_THREADS = 4
+"""Of the consumer's executor, whose queue has no bound."""
+_OFFER = """
+redis.call('zadd', KEYS[1], ARGV[1], ARGV[2])
+redis.call('rpush', KEYS[2], ARGV[2])
+if redis.call('zrange', KEYS[1], 0, 0)[1] == ARGV[2] then redis.call('publish', KEYS[3], ARGV[1]) end
+"""
+_MOVE = """
+local due = redis.call('zrangebyscore', KEYS[1], 0, ARGV[1], 'limit', 0, ARGV[2])
+for _, member in ipairs(due) do
+    redis.call('rpush', KEYS[3], member)
+    redis.call('lrem', KEYS[2], 1, member)
+end
+if #due > 0 then redis.call('zrem', KEYS[1], unpack(due)) end
+return {#due, redis.call('zrange', KEYS[1], 0, 0, 'withscores')[2] or ''}
+"""
+_REMOVE = """
+for i = 0, redis.call('llen', KEYS[2]) - 1 do
+    local member = redis.call('lindex', KEYS[2], i)
+    if string.match(member, '^%d+ (.*)$') == ARGV[1] then
+        redis.call('zrem', KEYS[1], member)
+        redis.call('lrem', KEYS[2], 1, member)
+        return 1
+    end
+end
+return 0
+"""
+
+
+def _in_vain(seen: Figures) -> str:
+    looks, vain = seen.counts.get("looks", 0), seen.counts.get("looks_in_vain", 0)
+    return f"{vain:,.0f} of {looks:,.0f} looks of two listeners found nothing" if vain > looks / 20 else ""
+
+
+def _stopped(seen: Figures) -> str:
+    waiting = seen.counts.get("waited_for_a_restart", 0)
+    return f"{waiting:,.0f} of {seen.expected} tasks stayed until the listener was started again" if waiting else ""
+
+
+class HeadPublish(RedisStrategy):
+    """A member is the due time and the key: where the library puts a random number, so that equal values differ."""
+
+    name = "S7"
+    title = "head published to listeners, blocking queue"
+    flaws = (
+        Flaw(
+            "what a consumer has popped dies with it", "killed",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+        ),
+        Flaw("all listeners fire at once, one of them for something", "two", _in_vain),
+        Flaw("a subscription that is dropped unnoticed stops delivery", "deaf", _stopped),
+    )  # fmt: skip
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._looks = self._vain = 0
+        self._head: int | None = None
+        """The earliest time that this listener knows of."""
+        self._told = asyncio.Event()
+
+    async def open(self) -> None:
+        await super().open()
+        self._keys = [self.key("timeout"), self.key("list")]
+        self._channel, self._queue = self.key("channel"), self.key("queue")
+        self._offer: Any = self.redis.register_script(_OFFER)
+        self._move: Any = self.redis.register_script(_MOVE)
+        self._remove: Any = self.redis.register_script(_REMOVE)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=False)
+        for item in items:
+            await self._offer(
+                keys=[*self._keys, self._channel], args=[item.due, f"{item.due} {item.key}"], client=pipeline
+            )
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        found = await self.cancel(item.key)
+        if found:
+            await self.schedule([item])
+        return found
+
+    async def cancel(self, key: str) -> bool:
+        return bool(await self._remove(keys=self._keys, args=[key]))
+
+    async def fire_now(self, key: str) -> bool:
+        found = await self.cancel(key)
+        if found:
+            await self.redis.rpush(self._queue, f"{now()} {key}")
+        return found
+
+    async def run(self, role: str, effect: Effect) -> None:
+        popped: asyncio.Queue[bytes] = asyncio.Queue()
+        self._head = None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._transfer())
+            group.create_task(self._take(popped))
+            for _ in range(_THREADS):
+                group.create_task(self._do(popped, effect))
+
+    async def _listen(self) -> None:
+        """Told of a new head; and to look, when the subscription begins or was made again."""
+        async with self.redis.pubsub() as channel:
+            await channel.subscribe(self._channel)
+            async for message in channel.listen():
+                self._know(int(message["data"]) if message["type"] == "message" else now())
+                self._told.set()
+
+    def _know(self, head: int) -> None:
+        self._head = head if self._head is None else min(self._head, head)
+
+    async def _transfer(self) -> None:
+        """The timer: at the time of the head move what is due, and learn the next."""
+        while True:
+            while self._head is None or self._head > now():
+                self._told.clear()
+                pause = None if self._head is None else (self._head - now()) / 1000
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._told.wait()
+                except TimeoutError:
+                    continue
+            self._head = None
+            moved, head = await self._move(keys=[*self._keys, self._queue], args=[now(), _PAGE])
+            self._looks += 1
+            self._vain += not moved
+            if head:
+                self._know(int(head))
+
+    async def _take(self, popped: asyncio.Queue[bytes]) -> None:
+        """Pop, and hand over to the executor at once."""
+        while True:
+            popped.put_nowait((await self.redis.blpop([self._queue], 0))[1])
+
+    async def _do(self, popped: asyncio.Queue[bytes], effect: Effect) -> None:
+        while True:
+            due, _, key = (await popped.get()).decode().partition(" ")
+            await effect(key, int(due))
+
+    def counts(self) -> Mapping[str, float]:
+        return {"looks": float(self._looks), "looks_in_vain": float(self._vain)}

@@ -1,0 +1,125 @@
+"""Key expiry events: a key with a time to live for each task, and a subscription to what the server says has expired.
+
+**Idea.** The server deletes a key when its time is over, and can publish that it did. So each task is a key that
+expires at its time; its body is another key, since the event tells only the name. Whoever hears the event takes the
+body, and does the task. Nobody asks for anything.
+
+**Origin.** Articles that close unpaid orders in ten lines; the server's manual has always warned of it.
+
+**Cost.** One key with a time to live and one body for each task; every listener hears every event of the database.
+
+**Flaw.** The event comes when the server deletes the key, not when it expires. It looks ten times a second at 20 keys
+that have a time to live, and goes on only if many of them had expired: with n keys waiting, one that is due is met
+after n / 200 seconds at worst. And events are told once: what expires while a listener is away, or cut off, is gone.
+
+**Right when.** Never for work that has to be done. To drop something from a cache of one's own it is fine.
+
+**To bide.** Schedule new tasks with bide. There is no index of what waits: SCAN the keys once, take each one's
+PEXPIRETIME and its body, and schedule it at that time, with its name as key.
+
+      client --- SET body; SET task PXAT ---> [ task:1  task:2  task:3 ... ]
+                                                 | 10 times a second, 20 keys, chosen by the server
+      listener <--- "expired task:2" ------------+
+               ---- GETDEL body:2: who gets it does it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_SETTING = "notify-keyspace-events"
+_EXPIRED = "Ex"
+"""Events on the channel of an event; of keys that have expired."""
+
+
+def _late(seen: Figures) -> str:
+    if seen.p50 is None or seen.most is None or seen.p50 < 400:
+        return ""
+    waiting = seen.counts["far_off"]
+    return f"with {waiting:,.0f} keys waiting half were {seen.p50:,.0f} ms late, the last {seen.most:,.0f} ms"
+
+
+class ExpiryEvents(RedisStrategy):
+    """The server's setting is changed for as long as a cell is played."""
+
+    name = "S8"
+    title = "key expiry events"
+    flaws = (
+        Flaw("events come when the server happens to delete the key", "many", _late),
+        Flaw(
+            "what expires while no listener is there is never told", "away",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+        ),
+        Flaw(
+            "nor is it if the subscription is dropped unnoticed", "deaf",
+            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+        ),
+    )  # fmt: skip
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._before: str | None = None
+        """What the server's setting was."""
+
+    async def prepare(self) -> None:
+        before = (await self.redis.config_get(_SETTING))[_SETTING]
+        await self.redis.config_set(_SETTING, "".join(sorted({*before, *_EXPIRED})))
+        self._before = before
+
+    async def clear(self) -> None:
+        if self._before is not None:
+            await self.redis.config_set(_SETTING, self._before)
+        await super().clear()
+
+    def _task(self, key: str) -> str:
+        return self.key(f"task:{key}")
+
+    def _body(self, key: str) -> str:
+        return self.key(f"body:{key}")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=True)
+        for item in items:
+            pipeline.set(self._body(item.key), item.due)
+            pipeline.set(self._task(item.key), "", px=_ahead(item.due))
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        moved = bool(await self.redis.pexpire(self._task(item.key), _ahead(item.due)))
+        if moved:
+            await self.redis.set(self._body(item.key), item.due, xx=True)
+        return moved
+
+    async def cancel(self, key: str) -> bool:
+        # deleting is another event than expiring; of a key that has expired already the event is under way
+        there = bool(await self.redis.delete(self._task(key)))
+        if there:
+            await self.redis.delete(self._body(key))
+        return there
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        database = self.redis.connection_pool.connection_kwargs.get("db", 0)
+        mine = self._task("").encode()
+        async with self.redis.pubsub() as events, asyncio.TaskGroup() as tasks:
+            await events.subscribe(f"__keyevent@{database}__:expired")
+            async for event in events.listen():
+                if event["type"] == "message" and event["data"].startswith(mine):
+                    tasks.create_task(self._expired(event["data"].removeprefix(mine).decode(), effect))
+
+    async def _expired(self, key: str, effect: Effect) -> None:
+        body = await self.redis.getdel(self._body(key))
+        if body is not None:  # else another listener has it
+            await effect(key, int(body))
+
+
+def _ahead(due: int) -> int:
+    """Milliseconds from now, at least one: what is to have expired already is deleted, and that is not an expiry."""
+    return max(1, due - now())

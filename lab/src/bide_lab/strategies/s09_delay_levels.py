@@ -1,0 +1,147 @@
+"""Delay levels: a broker with 18 fixed delays, and a long delay that is relayed over several of them.
+
+**Idea.** One queue for each of 18 delays, 1 s to 2 h; what is in it leaves it after that time, and since all wait
+equally long, each queue is in order by construction and only its head has to be looked at. A delay of any length is
+relayed: send with the largest level that is not above the rest, and when the message arrives, send it on until the rest
+is over. The business row decides: a message that finds it done, cancelled, or at another time than its own is dropped.
+
+**Origin.** RocketMQ 4, whose delay levels these are; the relay is how its users came to delays that have no level. Here
+each level is a RabbitMQ queue with a time to live for all its messages and a dead letter to the relay's queue, since
+the client for Python of RocketMQ 5 refuses to set a level ("property is used by system"). The rest is counted in whole
+seconds, rounded up.
+
+**Cost.** O(1) to send, whatever waits. A delay costs a message, a delivery and a look at the row for each hop; a move
+costs one more message, and the old one travels on to its end.
+
+**Flaw.** Every hop is another message and late in its own way; as the rest is counted anew each time, that adds up
+within a second and not beyond. Nothing is precise below the smallest level; and the broker can neither cancel nor move,
+so that superseded messages live on until they arrive.
+
+**Right when.** The broker is there already, delays are a few fixed ones (retries), and a second matters little.
+
+**To bide.** Schedule new tasks with bide, and read the rows that are still scheduled into bide once, with their keys;
+a message of theirs that arrives afterwards finds the row done, and is dropped as it always was.
+
+      client --- row: scheduled, 10:07:31 ---> [ database ] <--- scheduled for this time? -----+
+         |                                                                                     |
+         +--- largest level <= rest ---> [ 1 s | 5 s | ... | 1 h | 2 h ] --- over ---> relay --+--> do it
+                                              ^                                          |
+                                              +-------- not due: the next level ---------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from bide_lab.servers.rabbitmq import Message, RabbitMqStrategy
+from bide_lab.servers.rows import Rows
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_MINUTE, _HOUR = 60, 3600
+LEVELS = (
+    1, 5, 10, 30, *(minutes * _MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)), _HOUR, 2 * _HOUR,
+)  # fmt: skip
+"""Seconds of strategy time."""
+_ARRIVED = "arrived"
+
+
+def level_for(seconds: int) -> int:
+    """The largest level not above the rest; the smallest for what is shorter still.
+
+    >>> [level_for(rest) for rest in (18_000, 10_800, 3_600, 59, 0)]
+    [7200, 7200, 3600, 30, 1]
+    """
+    return max((level for level in LEVELS if level <= seconds), default=LEVELS[0])
+
+
+class DelayLevels(RabbitMqStrategy):
+    """The rows are in SQLite; the levels are RabbitMQ queues."""
+
+    name = "S9"
+    title = "Delay levels, relayed"
+    precision = 1.0
+    shows = ("steady", "churn")
+    flaws = (
+        Flaw(
+            "a delay that is no level is relayed over several hops, each with a lateness of its own", "relay",
+            lambda seen: (
+                f"up to {seen.counts['hops_most']:.0f} hops for a delay, {seen.counts['late_ms_per_hop']:.1f} ms late "
+                "at each"
+                if seen.counts.get("hops_most", 0) > 1
+                else ""
+            ),
+        ),
+        Flaw(
+            "a moved task leaves its old message behind", "relay",
+            lambda seen: (
+                f"{seen.counts['messages_alive_per_task']:.0f} messages alive for each task that was moved "
+                f"{seen.counts['moves_per_task']:.0f} times"
+                if seen.counts.get("messages_alive_per_task", 0) > 1
+                else ""
+            ),
+        ),
+    )  # fmt: skip
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.rows = Rows(setting.folder)
+
+    async def close(self) -> None:
+        await super().close()
+        self.rows.close()
+
+    def queues(self) -> Sequence[str]:
+        return [self.queue(name) for name in (_ARRIVED, *map(str, LEVELS))]
+
+    def lasts(self, level: int) -> int:
+        """Milliseconds."""
+        return math.ceil(self.setting.span(level) * 1000)
+
+    async def prepare(self) -> None:
+        await self.declare(_ARRIVED)
+        for level in LEVELS:
+            await self.declare(str(level), to=_ARRIVED, ttl=self.lasts(level))
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        self.rows.add(items)
+        await asyncio.gather(*(self.send_on(item) for item in items))
+
+    async def reschedule(self, item: Item) -> bool:
+        """The row is moved and a new message sent; the old one, when it arrives, is not for this time any more."""
+        if not self.rows.move(item):
+            return False
+        await self.send_on(item)
+        return True
+
+    async def cancel(self, key: str) -> bool:
+        return self.rows.cancel(key)
+
+    async def fire_now(self, key: str) -> bool:
+        item = Item(key, now())
+        if not self.rows.move(item):
+            return False
+        await self.send(_ARRIVED, item)
+        return True
+
+    async def send_on(self, item: Item, *, hop: int = 1) -> None:
+        rest = max(0, item.due - now()) / 1000
+        level = level_for(math.ceil(rest / self.setting.span(1)))
+        await self.send(str(level), item, waits=self.lasts(level), hop=hop)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        async def arrived(message: Message) -> None:
+            item = message.item
+            self.seen["hops"] += 1
+            self.seen["hops_late_ms"] += max(0, now() - message.meant)
+            if self.rows.scheduled_for(item.key) != item.due:
+                self.seen["superseded_dropped"] += 1
+            elif item.due > now():
+                await self.send_on(item, hop=message.hop + 1)
+            else:
+                self.seen[f"fired_after_{message.hop}"] += 1
+                await effect(item.key, item.due)
+                self.rows.done(item.key, item.due)
+
+        await self.consume(_ARRIVED, arrived)

@@ -1,0 +1,120 @@
+"""Time to live and dead letter: a queue that nobody reads, whose messages move to the work queue when they expire.
+
+**Idea.** Each message is sent to a queue without consumers, with its delay as its time to live; what expires is "dead"
+and goes, by the queue's dead-letter setting, to the queue that the workers read.
+
+**Origin.** The usual answer for RabbitMQ without plugins. S10: one queue, a time to live for each message. S10-levels,
+the cure: a queue for each delay, in which all live equally long, made when it is first needed and gone when it is not.
+
+**Cost.** One message, two queues and no polling; with a queue for each delay, some 45 kilobytes of the broker's memory
+for every length of delay that is in use, and delays rounded up to whole seconds so that there are not too many.
+
+**Flaw.** A queue is looked at from its head: a message with a long time to live holds up all those behind it that have
+expired already. Neither form can cancel or move, and no delay may be longer than 49 days.
+
+**Right when.** All messages wait equally long, such as a retry after a minute: then one queue is in order by itself.
+
+**To bide.** Schedule new tasks with bide; the queues run dry by themselves, within the longest delay.
+
+      client --- ttl 10 min ---> [ 10 min | 5 s | 5 s | 1 s ]   nobody reads it; only the head can expire
+                                     |
+                                     +--- expired ---> [ work ] ---> worker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from bide_lab.servers.rabbitmq import Message, RabbitMqStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_WORK = "work"
+_WAITING = "waiting"
+_UNREACHABLE = "a message in a queue cannot be reached before it expires"
+_KEPT = 60_000
+"""Milliseconds for which a queue of a delay outlives its last message."""
+_AGAIN = 30.0
+"""Seconds after which it is declared again, which keeps it."""
+
+
+class OneQueue(RabbitMqStrategy):
+    """One queue, a time to live for each message."""
+
+    name = "S10"
+    title = "Time to live and dead letter, one queue"
+    cannot: ClassVar[Mapping[str, str]] = {"reschedule": _UNREACHABLE, "cancel": _UNREACHABLE, "fire_now": _UNREACHABLE}
+    skips: ClassVar[Mapping[str, str]] = {"horizon": "a time to live is at most 49 days"}
+    flaws: ClassVar[Sequence[Flaw]] = (
+        Flaw(
+            "a long delay at the head holds up the short ones behind it", "head",
+            lambda seen: (
+                f"{seen.counts['short_late']:.0f} of {seen.counts['short']:.0f} short delays came out only after the "
+                f"long one before them, half of them more than {seen.counts['short_late_p50_ms'] / 1000:.1f} s late"
+                if seen.counts.get("short_late")
+                else ""
+            ),
+        ),
+    )  # fmt: skip
+
+    def queues(self) -> Sequence[str]:
+        return [self.queue(_WORK), self.queue(_WAITING)]
+
+    async def prepare(self) -> None:
+        await self.declare(_WORK)
+        await self.declare(_WAITING, to=_WORK)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await asyncio.gather(*(self.send(_WAITING, item, waits=max(0, item.due - now()), alone=True) for item in items))
+
+    async def run(self, role: str, effect: Effect) -> None:
+        async def arrived(message: Message) -> None:
+            await effect(*message.item)
+
+        await self.consume(_WORK, arrived)
+
+
+class QueuePerDelay(OneQueue):
+    """A queue for each delay, in whole seconds of strategy time, rounded up."""
+
+    name = "S10-levels"
+    title = "Time to live and dead letter, a queue per delay"
+    precision = 1.0
+    shows = ("steady", "head")
+    flaws = ()
+
+    def queues(self) -> Sequence[str]:
+        try:
+            made = set((self.setting.folder / "queues").read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            made = set()
+        return [self.queue(_WORK), *sorted(made)]
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._declared: dict[str, tuple[float, asyncio.Task[None]]] = {}
+
+    async def prepare(self) -> None:
+        await self.declare(_WORK)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await asyncio.gather(*(self._send_for(item) for item in items))
+
+    async def _send_for(self, item: Item) -> None:
+        step = self.setting.span(1) * 1000
+        waits = math.ceil(math.ceil(max(0, item.due - now()) / step) * step)
+        name = f"after-{waits}"
+        since, declared = self._declared.get(name, (-math.inf, None))
+        if declared is None or time.monotonic() - since > _AGAIN:
+            declared = asyncio.create_task(self._declare_for(name, waits))
+            self._declared[name] = time.monotonic(), declared
+        await declared
+        await self.send(name, item, waits=waits)
+
+    async def _declare_for(self, name: str, waits: int) -> None:
+        with (self.setting.folder / "queues").open("a", encoding="ascii") as made:  # for `clear`: the broker lists none
+            made.write(f"{self.queue(name)}\n")
+        await self.declare(name, to=_WORK, ttl=waits, **{"x-expires": waits + _KEPT})

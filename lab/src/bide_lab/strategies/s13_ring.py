@@ -1,0 +1,206 @@
+"""Ring with lap counts: 3,600 slots, a hand that moves one a second, and tasks that count the laps left to them.
+
+**Idea.** A task 3,610 s ahead lands 10 slots on from the hand, with one lap to go. Each second the hand moves on one
+slot and looks at all its tasks: those with laps left lose one, the others are due. With a period of t seconds and n
+slots a step is t/n: 300 s in 60 slots retry something every 5 minutes, 5 s apart.
+
+**Origin.** Scheme 6 of Varghese and Lauck, 1987, with counts; published again and again as the efficient delayed
+message, in these words. A: as published, slot and laps counted from where the hand is. B: counted from the hand's own
+steps, rounded up.
+
+**Cost.** O(1) to add and to cancel; one wake-up a step for ever, also when nothing waits; and every lap visits every
+task, due or not.
+
+**Flaw.** The boundary between adding and ticking: in A the step that is under way counts as a whole one, so that tasks
+are up to a step early, and what is due in exactly a lap waits for a second one. Both look at tasks whose lap has not
+come, both are a step late by design, and both forget all at a restart.
+
+**Right when.** Most delays are shorter than a lap, a second more or less does not matter, and nothing need survive.
+
+**To bide.** A slot's tasks need no slot: schedule each with its time and key in bide. Keep the ring until it has
+emptied itself, which takes as long as its longest delay.
+
+      slot   0     1     2    ...   11    ...  3599          hand: one slot a second
+            [ ]   [ ]   [a0]       [b1 c0]      [ ]          met: c fires, b has one lap less
+                   ^ hand              ^
+                                       3,610 s from now: 10 on, 3610 // 3600 = 1 lap
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from bide.core.instants import Millis
+from bide_lab.servers.none import GONE, VISITED, InMemory
+from bide_lab.strategy import Flaw, now
+
+if TYPE_CHECKING:
+    from bide.cli.bench.timers import Contestant
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+SLOTS = 3600
+_NANOSECONDS = 1_000_000
+"""In a millisecond."""
+
+
+def as_published(steps: int, slots: int) -> tuple[int, int]:
+    """Slots on from the hand, and laps to let pass, of a delay in steps.
+
+    >>> as_published(3610, 3600), as_published(3600, 3600)
+    ((10, 1), (0, 1))
+    """
+    return steps % slots, steps // slots
+
+
+def as_counted(steps: int, slots: int) -> tuple[int, int]:
+    """The same, where a whole lap is no lap to let pass: the hand comes to its own slot after all others.
+
+    >>> as_counted(3610, 3600), as_counted(3600, 3600)
+    ((10, 1), (0, 0))
+    """
+    return steps % slots, (steps - 1) // slots
+
+
+class Ring(Generic[Thing]):
+    """A timer that counts in steps of `step` nanoseconds from `start` on; never early, up to a step late."""
+
+    def __init__(self, *, slots: int, step: int, start: Millis) -> None:
+        self._slots: list[dict[Thing, int]] = [{} for _ in range(slots)]
+        """In each its tasks, and the laps left to them."""
+        self._where: dict[Thing, int] = {}
+        self._step = step
+        self._start = start
+        self._hand = 0
+        """Steps made, in all laps."""
+        self.visits = 0
+        self.vain_visits = 0
+
+    def _place(self, at: Millis) -> tuple[int, int]:
+        """Slots on from the hand, and laps to let pass."""
+        last = -((self._start - at) * _NANOSECONDS // self._step)  # the first step that is not before `at`
+        return as_counted(max(1, last - self._hand), len(self._slots))
+
+    def add(self, item: Thing, at: Millis) -> None:
+        self.cancel(item)
+        on, laps = self._place(at)
+        slot = self._where[item] = (self._hand + on) % len(self._slots)
+        self._slots[slot][item] = laps
+
+    def cancel(self, item: Thing) -> bool:
+        slot = self._where.pop(item, None)
+        if slot is None:
+            return False
+        del self._slots[slot][item]
+        return True
+
+    def move(self, item: Thing, at: Millis) -> bool:
+        if item not in self._where:
+            return False
+        self.add(item, at)
+        return True
+
+    def advance(self, now: Millis) -> list[Thing]:
+        """Make the steps that are due. Each visits all tasks of its slot."""
+        due: list[Thing] = []
+        last = (now - self._start) * _NANOSECONDS // self._step
+        while self._hand < last:
+            self._hand += 1
+            slot = self._slots[self._hand % len(self._slots)]
+            met = []
+            for item, laps in slot.items():
+                if laps:
+                    slot[item] = laps - 1
+                else:
+                    met.append(item)
+            self.visits += len(slot)
+            self.vain_visits += len(slot) - len(met)
+            for item in met:
+                self.cancel(item)
+            due += met
+        return due
+
+    def next_deadline(self) -> Millis:
+        """The next step, whether or not there is anything to be met."""
+        return self._start - (-(self._hand + 1) * self._step // _NANOSECONDS)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._where
+
+
+class PublishedRing(Ring[Thing]):
+    """Counts from where the hand is, as if it had only just come there."""
+
+    def __init__(self, *, slots: int, step: int, start: Millis, clock: Callable[[], Millis]) -> None:
+        super().__init__(slots=slots, step=step, start=start)
+        self._clock = clock
+
+    def _place(self, at: Millis) -> tuple[int, int]:
+        steps = -((self._clock() - at) * _NANOSECONDS // self._step)
+        return as_published(max(1, steps), len(self._slots))
+
+
+class _RingStrategy(InMemory):
+    """A ring turned by a thread. Option `lap`: seconds of strategy time of one lap, instead of an hour."""
+
+    precision = 1.0
+    has_laps = True
+    """See the workload `laps`."""
+
+    def timer_of(self, start: Millis) -> Ring[Any]:
+        slots = round(float(self.setting.options.get("lap", SLOTS)))
+        return self.ring(slots=slots, step=self.setting.span(1), start=start, clock=now)
+
+    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
+        """`step` in seconds."""
+        raise NotImplementedError
+
+    def structure(self) -> Contestant:
+        from bide.cli.bench.timers import Ours
+
+        return Ours(self.ring(slots=SLOTS, step=1.0, start=0, clock=lambda: 0))
+
+    def counts(self) -> Mapping[str, float]:
+        return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
+
+
+class AsPublished(_RingStrategy):
+    """Slot and laps counted from where the hand is at that moment."""
+
+    name = "S13-A"
+    title = "ring with lap counts, as published"
+    shows = ()
+    flaws = (
+        Flaw(
+            "a task that is added in the middle of a step fires up to a step early", "steady",
+            lambda seen: f"{seen.early} of {seen.expected} tasks early" if seen.early else "",
+        ),
+        Flaw(
+            "what is due in exactly a lap waits for another", "laps",
+            lambda seen: (
+                f"{late:.0f} of {seen.counts['near']:.0f} tasks due in a lap came a whole lap late"
+                if (late := seen.counts.get("a_lap_late", 0)) else ""
+            ),
+        ),
+        VISITED,
+    )  # fmt: skip
+    skips: ClassVar[Mapping[str, str]] = {"cost": "its operations are those of S13-B"}
+
+    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
+        return PublishedRing(slots=slots, step=round(step * 1e9), start=start, clock=clock)
+
+
+class Counted(_RingStrategy):
+    """Slot and laps counted in the hand's own steps, the one that is under way not counted."""
+
+    name = "S13-B"
+    title = "ring with lap counts, the boundary minded"
+    shows = ("steady", "idle", "cost")
+    flaws = (VISITED, GONE)
+
+    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
+        return Ring(slots=slots, step=round(step * 1e9), start=start)

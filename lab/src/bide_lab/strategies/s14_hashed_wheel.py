@@ -1,0 +1,187 @@
+"""Hashed wheel: the ring as a library has it, with ticks of 100 ms, bucket lists, and a limit to what may wait.
+
+**Idea.** One wheel of 512 buckets, turned by one thread, a tick of 100 ms each. A task's time picks its bucket; tasks
+of later laps stay in it. Adding only puts it on a queue, from which the thread files it at its next tick; cancelling
+marks it, and the thread unlinks it. So the boundary between adding and ticking is the thread's alone.
+
+**Origin.** Varghese and Lauck, 1987, scheme 6; Netty's HashedWheelTimer, and through it Redisson, Dubbo, Vert.x and
+many more. A: Netty's form, in Python. B: bide's HashedWheel, which keeps times instead of laps, has a heap for the
+present tick, and wakes for tasks instead of ticks.
+
+**Cost.** O(1) to add and to cancel, whatever waits. Each tick visits the whole bucket, so that a task of an hour is
+looked at 70 times before it is due.
+
+**Flaw.** A: up to a tick late by design, and a wake-up for every tick while nothing waits. Both: one thread does all
+effects, and a restart forgets all.
+
+**Right when.** Hundreds of thousands of time-outs, nearly all cancelled, which may be a tick late: connections,
+requests, retries within one process.
+
+**To bide.** As from a heap: bide where `newTimeout` is, a key where the handle was.
+
+       add --> queue --+  at each tick, 100,000 at most
+                       v
+       bucket   0    1    2    3   ...  511          due: rounds 0 and the tick is over
+               [ ]  [a]  [b d] [ ]      [c]          cancelled: unlinked at the next tick
+                      ^ tick
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from bide.core.instants import Millis
+from bide.timers import HashedWheel
+from bide_lab.figures import Figures
+from bide_lab.servers.none import GONE, VISITED, InMemory
+from bide_lab.strategy import Flaw, Item
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+TICK: Millis = 100
+BUCKETS = 512
+_FILED_PER_TICK = 100_000
+
+
+class Timeout(Generic[Thing]):
+    """An entry. `bucket` is None until it is filed."""
+
+    __slots__ = ("at", "bucket", "item", "rounds")
+
+    def __init__(self, item: Thing, at: Millis) -> None:
+        self.item = item
+        self.at = at
+        self.rounds = 0
+        self.bucket: dict[Timeout[Thing], None] | None = None
+
+
+class TickingWheel(Generic[Thing]):
+    """Netty's algorithm. Never early, up to a tick late; `advance` alone touches the buckets."""
+
+    def __init__(self, *, tick: Millis = TICK, buckets: int = BUCKETS, start: Millis = 0) -> None:
+        self._tick = tick
+        self._start = start
+        self._ticks = 0
+        self._buckets: list[dict[Timeout[Thing], None]] = [{} for _ in range(buckets)]
+        self._added: deque[Timeout[Thing]] = deque()
+        self._cancelled: deque[Timeout[Thing]] = deque()
+        self._alive: dict[Thing, Timeout[Thing]] = {}
+        self.visits = 0
+        self.vain_visits = 0
+
+    def add(self, item: Thing, at: Millis) -> None:
+        self.cancel(item)
+        timeout = self._alive[item] = Timeout(item, at)
+        self._added.append(timeout)
+
+    def cancel(self, item: Thing) -> bool:
+        timeout = self._alive.pop(item, None)
+        if timeout is None:
+            return False
+        self._cancelled.append(timeout)
+        return True
+
+    def move(self, item: Thing, at: Millis) -> bool:
+        if item not in self._alive:
+            return False
+        self.add(item, at)
+        return True
+
+    def advance(self, now: Millis) -> list[Thing]:
+        """Make the ticks that are over."""
+        due: list[Thing] = []
+        while self._start + (self._ticks + 1) * self._tick <= now:
+            self._unlink()
+            self._file()
+            self._expire(due)
+            self._ticks += 1
+        return due
+
+    def _unlink(self) -> None:
+        while self._cancelled:
+            timeout = self._cancelled.popleft()
+            if timeout.bucket is not None:
+                timeout.bucket.pop(timeout, None)
+
+    def _file(self) -> None:
+        for _ in range(min(len(self._added), _FILED_PER_TICK)):
+            timeout = self._added.popleft()
+            if self._alive.get(timeout.item) is not timeout:
+                continue
+            at_tick = (timeout.at - self._start) // self._tick
+            timeout.rounds = (at_tick - self._ticks) // len(self._buckets)
+            timeout.bucket = self._buckets[max(at_tick, self._ticks) % len(self._buckets)]
+            timeout.bucket[timeout] = None
+
+    def _expire(self, due: list[Thing]) -> None:
+        bucket = self._buckets[self._ticks % len(self._buckets)]
+        over = []
+        for timeout in bucket:
+            if timeout.rounds > 0:
+                timeout.rounds -= 1
+            else:
+                over.append(timeout)
+        self.visits += len(bucket)
+        self.vain_visits += len(bucket) - len(over)
+        for timeout in over:
+            del bucket[timeout]
+            del self._alive[timeout.item]
+            due.append(timeout.item)
+
+    def next_deadline(self) -> Millis:
+        """The end of the tick, whether or not there is anything in it."""
+        return self._start + (self._ticks + 1) * self._tick
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._alive
+
+
+def _ticks(seen: Figures) -> str:
+    late = seen.p50
+    return f"half of them more than {late:.0f} ms late, at ticks of {TICK} ms" if late and late > TICK / 4 else ""
+
+
+class Ticking(InMemory):
+    """Netty's form. Options: `lap`, seconds of strategy time instead of 512 ticks; `pending`, the most that may wait
+    (without it there is no limit, as in Netty)."""
+
+    name = "S14-A"
+    title = "hashed wheel that ticks, as in Netty"
+    period = TICK / 1000
+    has_laps = True
+    shows = ("cost",)
+    flaws = (
+        Flaw("every task waits for the end of its tick", "steady", _ticks),
+        VISITED,
+        GONE,
+    )
+
+    def timer_of(self, start: Millis) -> TickingWheel[Any]:
+        lap = self.setting.options.get("lap")
+        buckets = BUCKETS if lap is None else max(1, round(self.setting.span(float(lap)) * 1000 / TICK))
+        return TickingWheel(buckets=buckets, start=start)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        limit = int(self.setting.options.get("pending", 0))
+        if limit and len(self.timer) + len(items) > limit:
+            raise RuntimeError(f"{len(self.timer)} tasks are waiting, of {limit} that may")
+        await super().schedule(items)
+
+    def counts(self) -> Mapping[str, float]:
+        return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
+
+
+class Exact(InMemory):
+    """bide's wheel: slots of 128 ms, exact to the millisecond, and asleep while nothing is near."""
+
+    name = "S14-B"
+    title = "hashed wheel that sleeps, bide's"
+    flaws = ()
+
+    def timer_of(self, start: Millis) -> HashedWheel[Any]:
+        return HashedWheel(start=start)

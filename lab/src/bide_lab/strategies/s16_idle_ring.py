@@ -1,0 +1,306 @@
+"""Idle ring: time-out of very many connections, where every packet puts the time-out off.
+
+**Idea.** A delay whose reason may fall away before it is due. Who has said nothing for 30 s is idle: a ring of 30
+one-second slots, and a map from connection to slot. Every packet moves its connection to the slot just behind the hand;
+what the hand meets has been silent for a turn.
+
+**Origin.** Published for connections of a push service, against the two ways that it replaces: a map of last times,
+scanned whole every second, and a timer per connection. With 60 slots of 5 s the same ring repeats failed notifications
+every 300 s. bide's IdleRing is the fourth: a packet only overwrites a time, and the hand moves the connection on.
+
+**Cost.** A packet: O(1), two sets and a map (ring), one entry (scan, bide), a timer cancelled and another made (timers,
+O(log n)). Each second: one slot (ring, bide), every connection (scan), nothing (timers).
+
+**Flaw.** The published ring calls idle what has been silent for 28 to 29 s of 30: the slot under the hand and the one
+behind it are partly over. The scan holds everything up while it looks at all. Timers pay at each packet, and keep the
+cancelled ones for a while. It is all memory, which is no harm here: a process that ends loses its connections too.
+
+**Right when.** One process, one time-out for all, many packets for each time-out that comes true.
+
+**To bide.** For connections: don't; take the ring. Where the time-out must survive ("no heartbeat from this device for
+a day"), one bide task per device, rescheduled no oftener than a tenth of the time-out, and a look at the last heartbeat
+when it fires.
+
+             slot  27  28  29   0   1   2   3              packet of c:  map c -> 2, moved behind the hand
+                  [a] [ ] [d] [b]  [ ] [c] [e]
+                                             ^ hand        next second: the hand meets what is in slot 4
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from bide.core.instants import Millis
+from bide.timers import IdleRing, drive
+from bide_lab.figures import Figures
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+
+SLOTS = 30
+"""Of one second each, of strategy time: the time-out."""
+
+
+class IdleConnections(Strategy):
+    """What the variants share: on the event loop that serves the connections, one time-out for all, whatever is asked.
+
+    `schedule` is the first packet, `reschedule` another one, `cancel` the end of the connection.
+    """
+
+    in_process = True
+    precision: ClassVar[float | None] = 1.0
+    shows = ("touch",)
+    unfit = "its only delay is the one time-out of all connections"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.time_out_after = setting.span(SLOTS)
+        """Seconds of silence."""
+        self.slot = setting.span(1)
+        self._effect: Effect | None = None
+        self._effects: set[asyncio.Task[None]] = set()
+        self._looks = 0
+        self._looked = 0
+        self._longest = 0
+
+    def touch(self, uid: str) -> None:
+        """A packet of `uid`, maybe its first."""
+        raise NotImplementedError
+
+    def forget(self, uid: str) -> bool:
+        """Its connection is closed; False: it was not there."""
+        raise NotImplementedError
+
+    def knows(self, uid: str) -> bool:
+        """Whether it is there, and not idle yet."""
+        raise NotImplementedError
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self.touch(item.key)
+
+    async def reschedule(self, item: Item) -> bool:
+        if not self.knows(item.key):
+            return False
+        self.touch(item.key)
+        return True
+
+    async def cancel(self, key: str) -> bool:
+        return self.forget(key)
+
+    async def fire_now(self, key: str) -> bool:
+        if not self.forget(key):
+            return False
+        self.idle([key])
+        return True
+
+    def idle(self, uids: Iterable[str]) -> None:
+        """Close them, at the same time."""
+        assert self._effect is not None
+        for uid in uids:
+            task = asyncio.get_running_loop().create_task(_done(self._effect, uid))
+            self._effects.add(task)
+            task.add_done_callback(self._effects.discard)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        self._effect = effect
+        loop = asyncio.get_running_loop()
+        at = loop.time()
+        while True:
+            at += self.slot
+            await asyncio.sleep(at - loop.time())
+            began = time.thread_time_ns()
+            silent = self.turn()
+            self.took(time.thread_time_ns() - began)
+            self.idle(silent)
+
+    def turn(self) -> Sequence[str]:
+        """A slot's time has passed: who is idle."""
+        raise NotImplementedError
+
+    def took(self, nanoseconds: int) -> None:
+        self._looks += 1
+        self._looked += nanoseconds
+        self._longest = max(self._longest, nanoseconds)
+
+    def counts(self) -> Mapping[str, float]:
+        """`tick_us`: microseconds of processor time of a look on average, `tick_longest_us` of the longest."""
+        if not self._looks:
+            return {}
+        return {
+            "ticks": self._looks, "tick_us": round(self._looked / self._looks / 1e3, 2),
+            "tick_longest_us": round(self._longest / 1e3, 1),
+        }  # fmt: skip
+
+
+async def _done(effect: Effect, uid: str) -> None:
+    await effect(uid, now())
+
+
+def _early(seen: Figures) -> str:
+    if not seen.early or not seen.late:
+        return ""
+    return f"{seen.early} of {seen.fired} called idle early, by {-seen.late[0]:.0f} ms at most"
+
+
+class PublishedRing(IdleConnections):
+    """Thirty slots, and every packet moves its connection behind the hand."""
+
+    name = "S16-ring"
+    title = "idle ring, as published"
+    flaws = (Flaw("a connection is called idle up to two slots before its time-out", "touch", _early),)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._slots: list[set[str]] = [set() for _ in range(SLOTS)]
+        self._where: dict[str, int] = {}
+        self._hand = 0
+
+    def touch(self, uid: str) -> None:
+        self.forget(uid)
+        behind = self._where[uid] = (self._hand - 1) % SLOTS
+        self._slots[behind].add(uid)
+
+    def forget(self, uid: str) -> bool:
+        slot = self._where.pop(uid, None)
+        if slot is None:
+            return False
+        self._slots[slot].discard(uid)
+        return True
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._where
+
+    def turn(self) -> Sequence[str]:
+        self._hand = (self._hand + 1) % SLOTS
+        silent = list(self._slots[self._hand])
+        self._slots[self._hand].clear()
+        for uid in silent:
+            del self._where[uid]
+        return silent
+
+
+class LazyRing(IdleConnections):
+    """bide's ring: a packet overwrites its connection's time, and the hand, when it comes there, moves it on."""
+
+    name = "S16-lazy"
+    title = "idle ring that moves lazily, bide's"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._ring = _MeasuredRing(
+            self, timeout=round(self.time_out_after * 1000), tick=max(1, round(self.slot * 1000))
+        )
+        self._drive = drive(self._ring, lambda uid: self.idle([uid]))
+
+    def touch(self, uid: str) -> None:
+        self._drive.touch(uid)
+
+    def forget(self, uid: str) -> bool:
+        return self._drive.remove(uid)
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._drive
+
+    async def run(self, role: str, effect: Effect) -> None:
+        self._effect = effect
+        async with self._drive:
+            await asyncio.Event().wait()
+
+
+class _MeasuredRing(IdleRing[str]):
+    """Tells how long its looks take."""
+
+    def __init__(self, told: LazyRing, *, timeout: Millis, tick: Millis) -> None:
+        super().__init__(timeout=timeout, tick=tick)
+        self._told = told
+
+    def advance(self, now: Millis) -> list[str]:
+        began = time.thread_time_ns()
+        silent = super().advance(now)
+        self._told.took(time.thread_time_ns() - began)
+        return silent
+
+
+class WholeScan(IdleConnections):
+    """A map of last times, and every second a look at all of them."""
+
+    name = "S16-scan"
+    title = "map of last times, scanned whole"
+    flaws = (
+        Flaw(
+            "every look is at all connections, and holds up all else meanwhile", "touch",
+            lambda seen: (
+                f"{seen.counts['tick_us'] / 1000:.2f} ms a look, with {seen.scheduled:,} connections"
+                if seen.counts.get("tick_us", 0) > 100 else ""
+            ),
+        ),
+    )  # fmt: skip
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._last: dict[str, float] = {}
+
+    def touch(self, uid: str) -> None:
+        self._last[uid] = time.monotonic()
+
+    def forget(self, uid: str) -> bool:
+        return self._last.pop(uid, None) is not None
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._last
+
+    def turn(self) -> Sequence[str]:
+        since = time.monotonic() - self.time_out_after
+        silent = [uid for uid, last in self._last.items() if last <= since]
+        for uid in silent:
+            del self._last[uid]
+        return silent
+
+
+class TimerEach(IdleConnections):
+    """A timer of the event loop for each connection, cancelled and made anew by every packet."""
+
+    name = "S16-timers"
+    title = "a timer per connection"
+    precision = None
+    flaws = (
+        Flaw(
+            "every packet cancels a timer and makes another", "touch",
+            lambda seen: (
+                f"{touch / 1000:.2f} us and {seen.client_bytes_per_task or 0:,.0f} bytes a connection"
+                if (touch := seen.counts.get("touch_ns", 0)) else ""
+            ),
+        ),
+    )  # fmt: skip
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def touch(self, uid: str) -> None:
+        self.forget(uid)
+        self._timers[uid] = asyncio.get_running_loop().call_later(self.time_out_after, self._silent, uid)
+
+    def forget(self, uid: str) -> bool:
+        timer = self._timers.pop(uid, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        return True
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._timers
+
+    def _silent(self, uid: str) -> None:
+        del self._timers[uid]
+        self.idle([uid])
+
+    async def run(self, role: str, effect: Effect) -> None:
+        self._effect = effect
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        for uid in list(self._timers):
+            self.forget(uid)

@@ -1,0 +1,156 @@
+"""Thread timers: a thread for each task that sleeps until it is due, or a scheduler with a pool of threads.
+
+**Idea.** The language has it: `threading.Timer(delay, f).start()`, a goroutine that sleeps, `Timer.schedule`. Each task
+costs one line. A scheduler with a pool has one thread that waits for the head of a heap, and hands what is due to one
+of a few others.
+
+**Origin.** Python's `threading.Timer`, Java's `Timer` and `ScheduledThreadPoolExecutor`, APScheduler with its pool of
+10 threads. A: a timer thread per task. B: one waiting thread and a pool of 10.
+
+**Cost.** A: a thread for each waiting task, which is a stack of 8 MiB of address space, of which some 18 KiB are in
+memory, two mappings and a kernel thread; some 100 us to start one. B: a heap entry for each task, and the pool.
+
+**Flaw.** A: the machine has only so many threads (here the lab asks for 2,000 waiting tasks at most), and to wake many
+at once is a fight for the interpreter's one lock. B: as many slow tasks as the pool has threads hold up all others.
+Both are memory: a restart forgets all.
+
+**Right when.** A handful of tasks in a script or a desktop program, with nothing to lose.
+
+**To bide.** Replace `Timer(delay, f, args).start()` by scheduling a task whose handler is f; the handle that `cancel()`
+was called on becomes a key. What waits at the moment of the change is lost in any case: let it run out first.
+
+       A   task 1 -> thread: sleep ........... do it      B   heap -- one thread waits for the head
+           task 2 -> thread: sleep ... do it                    |  due
+           task 3 -> thread: sleep ...............              +--> queue --> 10 threads: do it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from bide.core.instants import Millis
+from bide.timers import HeapTimer
+from bide_lab.figures import Figures
+from bide_lab.servers.none import GONE, InMemory, Waiting
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+
+POOL = 10
+"""APScheduler's default."""
+_FIGHT = 15.0
+"""Milliseconds that half of a burst may be late before it is worth a word: a heap in one thread takes 5 ms."""
+_MANY = 100
+"""Threads that are worth a word."""
+
+
+def _threads(seen: Figures) -> str:
+    if not seen.threads or seen.threads < _MANY:
+        return ""
+    return (
+        f"{seen.threads:,} threads for {seen.scheduled:,} waiting tasks, {seen.client_bytes_per_task or 0:,.0f} bytes"
+        " each, besides what the kernel keeps"
+    )
+
+
+def _crowded(seen: Figures) -> str:
+    late = seen.p50
+    return f"of {seen.fired:,} due at once half were more than {late:,.0f} ms late" if late and late > _FIGHT else ""
+
+
+def _no_thread(seen: Figures) -> str:
+    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
+    if not slow or late < slow / 4:
+        return ""
+    return f"behind {seen.counts['slow']:.0f} tasks of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
+
+
+class ThreadEach(Strategy):
+    """`threading.Timer` for each task."""
+
+    name = "S17-A"
+    title = "a timer thread per task"
+    in_process = True
+    bears = 2_000
+    shows = ("steady",)
+    flaws = (
+        Flaw("every waiting task is a thread", "idle", _threads),
+        Flaw("threads that come due at once fight for the interpreter's one lock", "burst", _crowded),
+        GONE,
+    )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._timers: dict[str, threading.Timer] = {}
+        self._lock = threading.Lock()
+        self._effect: Effect | None = None
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self._start(item)
+
+    def _start(self, item: Item) -> None:
+        timer = threading.Timer(max(0.0, item.due / 1000 - time.time()), self._fire, item)
+        timer.daemon = True
+        with self._lock:
+            self._timers[item.key] = timer
+        timer.start()
+
+    async def reschedule(self, item: Item) -> bool:
+        if not await self.cancel(item.key):
+            return False
+        self._start(item)
+        return True
+
+    async def cancel(self, key: str) -> bool:
+        with self._lock:
+            timer = self._timers.pop(key, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        return True
+
+    async def fire_now(self, key: str) -> bool:
+        return await self.reschedule(Item(key, now()))
+
+    def _fire(self, key: str, due: int) -> None:
+        with self._lock:  # whoever takes it out has it: this thread, or a cancel that comes at the last moment
+            if self._timers.get(key) is not threading.current_thread():
+                return
+            del self._timers[key]
+        assert self._effect is not None
+        self._effect.blocking(key, due)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        self._effect = effect
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        for key in list(self._timers):
+            await self.cancel(key)
+
+
+class Pooled(InMemory):
+    """A thread that waits for the head of a heap, and a pool that does what is due."""
+
+    name = "S17-B"
+    title = "a scheduler with a pool of threads"
+    shows = ("steady", "idle")
+    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", _no_thread),)
+    skips: ClassVar[Mapping[str, str]] = {"cost": "its structure is the heap of S12"}
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._pool = ThreadPoolExecutor(POOL, thread_name_prefix="pool")
+
+    def timer_of(self, start: Millis) -> HeapTimer[Any]:
+        return HeapTimer(start=start)
+
+    def fire(self, task: Waiting) -> None:
+        self._pool.submit(super().fire, task)
+
+    async def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

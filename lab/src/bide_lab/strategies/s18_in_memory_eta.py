@@ -1,0 +1,203 @@
+"""In-memory ETA: a worker fetches a task at once, and holds it unacknowledged until its time.
+
+**Idea.** A delayed task is an ordinary message with a time in it. A worker pops it, notes it in a hash and a sorted set
+of what is unacknowledged, and keeps it in a heap of its own until it is due. What has been noted for longer than the
+visibility time-out, an hour, is put back into the queue: its worker is taken to be dead.
+
+**Origin.** `eta` and `countdown` of Celery on Redis (kombu's transport), and on SQS.
+
+**Cost.** Memory of workers for each task that waits, since fetching ahead is not bounded for these; a scan of what is
+unacknowledged every 100 s and worker; nothing is asked for a task's time, which is exact.
+
+**Flaw.** Who holds a task for its time looks like who has died: one that is due later than the time-out is given out
+again, to the same worker or another, and all copies fire. What a killed worker really held comes only after the
+time-out, and what it was at never, since it acknowledges first. A revocation lives in workers' memory; there is no
+other way to change what a worker holds.
+
+**Right when.** Delays are short against the time-out, tasks few, and each is made to bear being done twice.
+
+**To bide.** Send new tasks with bide, which can also hand each to the same broker when it is due; keep workers running
+until the last that was sent with a time has come, since what they hold is in no index.
+
+      client --- LPUSH ---> [ queue ] --- BRPOP, at once ---> worker: heap --- its time: ack, do it
+                               ^                                |
+                               |                                +---> [ unacked: by time of fetching ]
+                               +--------- older than the visibility time-out: again ------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import count
+from uuid import uuid4
+
+import msgspec
+
+from bide_lab.figures import Figures
+from bide_lab.servers.redis import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+
+_VISIBLE = 3600.0
+"""Seconds of strategy time."""
+_SCANS = 36
+"""In a visibility time-out of an hour, one every 100 s."""
+_POOL = 4
+_TOLD = 100
+"""Bytes: less for a task is memory that the process had from before."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What is in the queue."""
+
+    tag: str
+    key: str
+    eta: int
+    """Milliseconds since the epoch."""
+
+
+def _repeated(seen: Figures) -> str:
+    if not seen.duplicated:
+        return ""
+    return (
+        f"{seen.fired} tasks, due in {seen.counts['ahead_s']:g} s, were done {seen.fired + seen.duplicated} times"
+        f" with a time-out of {seen.counts['time_out_s']:g} s"
+    )
+
+
+def _held(seen: Figures) -> str:
+    if seen.p50 is None or seen.most is None or seen.most < 500:
+        return ""
+    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms where the killed worker held them"
+
+
+def _heavy(seen: Figures) -> str:
+    if not (held := seen.counts.get("held", 0)):
+        return ""
+    weight = (seen.client_bytes_per_task or 0) * seen.scheduled / held
+    each = f", {weight:,.0f} bytes for each" if weight > _TOLD else ""
+    return f"{held:,.0f} of {seen.scheduled:,} tasks that wait were in the worker's memory{each}"
+
+
+class InMemoryEta(RedisStrategy):
+    """Acknowledged when it is handed to the pool, as by default. The option `hold` is the time-out in seconds."""
+
+    name = "S18"
+    title = "held in a worker's memory until its time"
+    loses = "what its holder had taken and not done when it died"
+    time_out = _VISIBLE * (1 + 1 / _SCANS)
+    cannot = {  # noqa: RUF012 - a ClassVar of the base
+        "reschedule": "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
+        "fire_now": "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
+    }
+    flaws = (
+        Flaw("a task due later than the time-out is done several times", "beyond", _repeated),
+        Flaw("what a killed worker held comes only after the time-out", "failover", _held),
+        Flaw("every task that waits is in a worker's memory", "idle", _heavy),
+    )
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        asked = setting.options.get("hold")
+        self._visible = float(asked) if asked else setting.span(_VISIBLE)
+        self._heap: list[tuple[int, int, Message]] = []
+        self._order = count()
+        self._earlier = asyncio.Event()
+        self._revoked: set[str] = set()
+        self._fetched = self._restored = 0
+
+    async def open(self) -> None:
+        await super().open()
+        self._queue, self._unacked, self._index = self.key("queue"), self.key("unacked"), self.key("unacked_index")
+        self._mutex, self._control = self.key("unacked_mutex"), self.key("control")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        messages = [Message(uuid4().hex, item.key, item.due) for item in items]
+        await self.redis.lpush(self._queue, *(msgspec.json.encode(message) for message in messages))
+
+    async def cancel(self, key: str) -> bool:
+        """Every worker is told to forget it when it is due. Nobody knows whether it has been done."""
+        await self.redis.publish(self._control, key)
+        return True
+
+    async def run(self, role: str, effect: Effect) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._hear())
+                group.create_task(self._fetch())
+                group.create_task(self._restore())
+                group.create_task(self._fire(effect))
+        finally:  # a worker that ends in order gives back what it holds
+            for _, _, message in self._heap:
+                await self._give_back(message.tag)
+            self._heap.clear()
+
+    async def _hear(self) -> None:
+        async with self.redis.pubsub() as control:
+            await control.subscribe(self._control)
+            async for message in control.listen():
+                if message["type"] == "message":
+                    self._revoked.add(message["data"].decode())
+
+    async def _fetch(self) -> None:
+        while True:
+            _, body = await self.redis.brpop([self._queue], 0)
+            message = msgspec.json.decode(body, type=Message)
+            note = self.redis.pipeline(transaction=True)
+            note.zadd(self._index, {message.tag: now()})
+            note.hset(self._unacked, message.tag, body)
+            await note.execute()
+            self._fetched += 1
+            heapq.heappush(self._heap, (message.eta, next(self._order), message))
+            self._earlier.set()
+
+    async def _fire(self, effect: Effect) -> None:
+        pool = asyncio.Semaphore(_POOL)
+        async with asyncio.TaskGroup() as processes:
+            while True:
+                self._earlier.clear()
+                if not self._heap or self._heap[0][0] > now():
+                    try:
+                        async with asyncio.timeout((self._heap[0][0] - now()) / 1000 if self._heap else None):
+                            await self._earlier.wait()
+                    except TimeoutError:
+                        pass
+                    continue
+                await pool.acquire()
+                _, _, message = heapq.heappop(self._heap)
+                processes.create_task(self._do(message, effect, pool))
+
+    async def _do(self, message: Message, effect: Effect, pool: asyncio.Semaphore) -> None:
+        try:
+            ack = self.redis.pipeline(transaction=True)
+            ack.zrem(self._index, message.tag)
+            ack.hdel(self._unacked, message.tag)
+            await ack.execute()
+            if message.key not in self._revoked:
+                await effect(message.key, message.eta)
+        finally:
+            pool.release()
+
+    async def _restore(self) -> None:
+        """Put back what was fetched too long ago, whoever holds it."""
+        while True:
+            await asyncio.sleep(self._visible / _SCANS)
+            if await self.redis.set(self._mutex, 1, nx=True, px=max(100, round(self._visible * 1000 / _SCANS))):
+                ceiling = now() - round(self._visible * 1000)
+                for tag in await self.redis.zrevrangebyscore(self._index, ceiling, 0):
+                    await self._give_back(tag.decode())
+                    self._restored += 1
+                await self.redis.delete(self._mutex)
+
+    async def _give_back(self, tag: str) -> None:
+        take = self.redis.pipeline(transaction=True)
+        take.hget(self._unacked, tag)
+        take.zrem(self._index, tag)
+        take.hdel(self._unacked, tag)
+        body = (await take.execute())[0]
+        if body is not None:
+            await self.redis.rpush(self._queue, body)
+
+    def counts(self) -> Mapping[str, float]:
+        return {"fetched": float(self._fetched), "restored": float(self._restored), "held": float(len(self._heap))}

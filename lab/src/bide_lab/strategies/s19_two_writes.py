@@ -1,0 +1,313 @@
+"""Two writes: the order goes into the database, its timer into another store, and a crash fits between them.
+
+**Idea.** An order is a row in PostgreSQL; that it is to be closed when nobody has paid is a member of a sorted set in
+Redis. Whoever places the order writes the one and then the other. What differs is what is done about the gap. None:
+nothing. Sync: the second write is tried three times, then the row is taken back and the caller told. Async: what failed
+is noted in a table, and a daemon tries it again, up to a limit at which it raises an alarm. Open: the second write is
+made while the first is not committed. Outbox: a note of the timer is a row of the same transaction, and a relay takes
+it to Redis. bide: the timer itself is a row of the same transaction.
+
+**Origin.** Every service whose timers are not where its data are. Sync and async are the published cures; the outbox is
+the one that holds. The poller is the correct one of its kind: it does what its own ZREM has removed, and nothing
+else. (One that dies just then loses a task: that is S4-B's flaw, and is not looked at here.)
+
+**Cost.** A round trip to each store per order. The outbox has one more in the relay and a table that every order is
+written to and deleted from; its timers reach Redis some milliseconds later. bide's has three in the transaction.
+
+**Flaw.** Sync and async cure an error of the second write, and not the death of who was to make it: then nobody is left
+to try again, or to note anything, and the order stays open for ever. Open turns it round: the timer is there, and the
+order never was.
+
+**Right when.** Another process compares the two stores now and then; or not at all.
+
+**To bide.** With the data in SQLite, PostgreSQL or MySQL: app.using(connection).schedule in the transaction of the
+order. With data elsewhere: an outbox, whose relay calls app.schedule (docs/transactions.md).
+
+      none, sync, async             open                    outbox                bide
+      INSERT order; COMMIT          BEGIN; INSERT order     BEGIN; INSERT order   BEGIN; INSERT order
+         *** killed: no timer       ZADD timer              INSERT outbox         app.using(..).schedule
+      ZADD timer                       *** no order         COMMIT                COMMIT
+       sync: 3 times, then undo     COMMIT                  relay: ZADD, DELETE
+       async: note it; a daemon
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from bide_lab.figures import Figures
+from bide_lab.servers.postgres import PostgresStrategy
+from bide_lab.strategies.s20_bide import OnPostgres
+from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now
+
+_PERIOD = 0.1
+_TRIES = 3
+_PAUSE = 0.05
+"""Seconds before the second write is tried again."""
+_ALARM_AFTER = 5
+"""Tries of the compensating daemon after which somebody is told; it goes on trying."""
+_PAGE = 100
+_CONNECTIONS = 16
+"""To PostgreSQL, of one process."""
+
+_CANNOT = dict.fromkeys(VERBS[1:], "it would be two writes again, with the same gap, and is not played")
+
+
+def _lost(seen: Figures) -> str:
+    kills, written = seen.counts.get("kills", 0), seen.counts.get("committed", 0)
+    if not seen.lost:
+        return ""
+    return f"{seen.lost} of {written:.0f} orders have no timer after {kills:.0f} writers were killed"
+
+
+def _phantoms(seen: Figures) -> str:
+    found = seen.counts.get("fired_without_a_row", 0)
+    return f"{found:.0f} timers fired for orders that do not exist" if found else ""
+
+
+_DIES: tuple[Flaw, ...] = (
+    Flaw("a writer that dies between the two writes leaves an order whose timer never fires", "writer", _lost),
+)
+
+
+class NoTimer(Exception):
+    """The second write failed."""
+
+
+class _Orders(PostgresStrategy):
+    """The table of orders."""
+
+    connections = _CONNECTIONS
+    shows: ClassVar[Sequence[str]] = ("writer",)
+    cannot: ClassVar[Mapping[str, str]] = _CANNOT
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.orders = self.table("orders")
+        self.counted: Counter[str] = Counter()
+
+    async def prepare(self) -> None:
+        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
+
+    async def place(self, connection: Any, items: Sequence[Item]) -> None:
+        await connection.executemany(f"INSERT INTO {self.orders} VALUES ($1, $2)", items)
+
+    async def committed(self) -> Mapping[str, int]:
+        return {one["id"]: one["due"] for one in await self.pool.fetch(f"SELECT id, due FROM {self.orders}")}
+
+    def counts(self) -> Mapping[str, float]:
+        return dict(self.counted)
+
+
+class NoCare(_Orders):
+    """Row, then timer. What the second write raises is the caller's; the row stays."""
+
+    name = "S19-none"
+    title = "two writes, nothing done about the gap"
+    loses = "what its holder had taken and not done when it died"
+    needs = ("postgres", "redis")
+    roles: ClassVar[Sequence[str]] = ("poller",)
+    flaws: ClassVar[Sequence[Flaw]] = _DIES
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.timers = f"{setting.prefix}:timers"
+        self.redis: Any = None
+
+    async def open(self) -> None:
+        self.redis = self.redis_client()
+        await super().open()
+
+    def redis_client(self) -> Any:
+        """It connects when it is used. Whether and how often it tries again is what the variants differ in."""
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        return Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
+
+    async def close(self) -> None:
+        if self.redis is not None:
+            await self.redis.aclose()
+        await super().close()
+
+    async def clear(self) -> None:
+        await super().clear()
+        await self.redis.unlink(self.timers)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await self.place(self.pool, items)
+        await self.set_timers(items)
+
+    async def set_timers(self, items: Sequence[Item]) -> None:
+        """Raises NoTimer."""
+        from redis.exceptions import RedisError
+
+        try:
+            await self.redis.zadd(self.timers, {item.key: item.due for item in items})
+        except (RedisError, OSError) as error:
+            raise NoTimer(f"{len(items)} timers were not set: {error}") from error
+
+    async def run(self, role: str, effect: Effect) -> None:
+        while True:
+            found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
+            for key, due in found:
+                if await self.redis.zrem(self.timers, key):
+                    await effect(key.decode(), int(due))
+            if len(found) < _PAGE:
+                await asyncio.sleep(_PERIOD)
+
+
+class Sync(NoCare):
+    """The caller waits until both are there, or neither is."""
+
+    name = "S19-sync"
+    title = "two writes, retried, then the row is taken back"
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await self.place(self.pool, items)
+        for _ in range(_TRIES - 1):
+            with suppress(NoTimer):
+                return await self.set_timers(items)
+            await asyncio.sleep(_PAUSE)
+        try:
+            await self.set_timers(items)
+        except NoTimer:
+            keys = [item.key for item in items]
+            await self.pool.execute(f"DELETE FROM {self.orders} WHERE id = ANY($1::text[])", keys)
+            raise
+
+
+class Async(NoCare):
+    """The caller does not wait for a second write that fails: it is noted, and a daemon makes it."""
+
+    name = "S19-async"
+    title = "two writes, what failed is noted and done by a daemon"
+    roles = ("compensator", "poller")
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        await self.pool.execute(
+            f"CREATE TABLE {self.table('failed')} (id text PRIMARY KEY, due bigint, tries int NOT NULL DEFAULT 0)"
+        )
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        await self.place(self.pool, items)
+        try:
+            await self.set_timers(items)
+        except NoTimer:
+            note = f"INSERT INTO {self.table('failed')} (id, due) VALUES ($1, $2)"
+            await self.pool.executemany(note, items)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        if role == "poller":
+            await super().run(role, effect)
+        while True:
+            for one in await self.pool.fetch(f"SELECT id, due, tries FROM {self.table('failed')} LIMIT {_PAGE}"):
+                await self.compensate(Item(one["id"], one["due"]), one["tries"] + 1)
+            await asyncio.sleep(_PERIOD)
+
+    async def compensate(self, item: Item, tried: int) -> None:
+        try:
+            await self.set_timers([item])
+        except NoTimer:
+            again = f"UPDATE {self.table('failed')} SET tries = $1 WHERE id = $2"
+            await self.pool.execute(again, tried, item.key)
+            self.counted["alarms"] += tried == _ALARM_AFTER
+        else:
+            await self.pool.execute(f"DELETE FROM {self.table('failed')} WHERE id = $1", item.key)
+            self.counted["compensated"] += 1
+
+
+class Open(NoCare):
+    """The timer is written while the row is not committed yet: the transaction waits for another server."""
+
+    name = "S19-open"
+    title = "two writes, the second within the transaction of the first"
+    flaws = (
+        Flaw("a writer that dies before the commit leaves a timer for an order that never was", "writer", _phantoms),
+    )
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        async with self.pool.acquire() as connection, connection.transaction():
+            await self.place(connection, items)
+            await self.set_timers(items)
+
+
+class Outbox(NoCare):
+    """Order and timer are one transaction; what is in the outbox gets to Redis, again and again until it is there."""
+
+    name = "S19-outbox"
+    title = "one transaction and an outbox, whose relay sets the timer"
+    roles = ("relay", "poller")
+    flaws = ()
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        await self.pool.execute(
+            f"CREATE TABLE {self.table('outbox')} (line bigserial PRIMARY KEY, id text, due bigint)"
+        )
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        async with self.pool.acquire() as connection, connection.transaction():
+            await self.place(connection, items)
+            await connection.executemany(f"INSERT INTO {self.table('outbox')} (id, due) VALUES ($1, $2)", items)
+
+    async def run(self, role: str, effect: Effect) -> None:
+        if role == "poller":
+            await super().run(role, effect)
+        while True:
+            if await self.relay() < _PAGE:
+                await asyncio.sleep(_PERIOD)
+
+    async def relay(self) -> int:
+        """If we die before the commit they are relayed again: the same members at the same scores."""
+        async with self.pool.acquire() as connection, connection.transaction():
+            lines = await connection.fetch(
+                f"DELETE FROM {self.table('outbox')} WHERE line IN (SELECT line FROM {self.table('outbox')} "
+                f"ORDER BY line LIMIT {_PAGE} FOR UPDATE SKIP LOCKED) RETURNING id, due"
+            )
+            if lines:
+                await self.set_timers([Item(one["id"], one["due"]) for one in lines])
+        self.counted["relayed"] += len(lines)
+        return len(lines)
+
+
+class OneTransaction(OnPostgres):
+    """Order and task are one transaction, and there is no second store."""
+
+    name = "S19-bide"
+    title = "one transaction with bide in it"
+    shows = ("writer",)
+    flaws = ()
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.orders = f"{setting.prefix}.orders"
+        self.pool: Any = None
+
+    async def open(self) -> None:
+        import asyncpg
+
+        await super().open()
+        self.pool = await asyncpg.create_pool(self.setting.urls["postgres"], min_size=1, max_size=_CONNECTIONS)
+
+    async def close(self) -> None:
+        if self.pool is not None:
+            await self.pool.close()
+        await super().close()
+
+    async def prepare(self) -> None:
+        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        async with self.pool.acquire() as connection, connection.transaction(), self.app.using(connection):
+            await connection.executemany(f"INSERT INTO {self.orders} VALUES ($1, $2)", items)
+            await super().schedule(items)
+
+    async def committed(self) -> Mapping[str, int]:
+        return {one["id"]: one["due"] for one in await self.pool.fetch(f"SELECT id, due FROM {self.orders}")}

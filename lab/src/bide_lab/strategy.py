@@ -1,0 +1,172 @@
+"""The seam of the lab: what a strategy is, so that every one can be asked the same and judged the same.
+
+A strategy is a class in a file of its own. The module's docstring is its card (see `card`); the class names itself, the
+servers it needs, the processes that have to run, and the verbs that it does not have, with the reason in one sentence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+from bide_lab.figures import Figures
+
+VERBS = ("schedule", "reschedule", "cancel", "fire_now")
+"""What a client may ask of a strategy, in the order in which reports show it."""
+
+
+class Item(NamedTuple):
+    """Something to be done later."""
+
+    key: str
+    due: int
+    """Milliseconds since the epoch."""
+
+
+class Unsupported(Exception):
+    """The strategy has no such verb; says why."""
+
+
+class Effect(Protocol):
+    """What a strategy calls when it fires: the work itself, which the lab writes down."""
+
+    async def __call__(self, key: str, due: int) -> None:
+        """Do it. `due` is the time that this firing was meant for, as the strategy knows it.
+
+        Takes as long as the workload says (see `Stage.start`), and is written down when it begins.
+        """
+        ...
+
+    def blocking(self, key: str, due: int) -> None:
+        """The same for a strategy that fires from threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where one cell is played. The same in each of its processes."""
+
+    urls: Mapping[str, str]
+    """By the kind of server: those that the strategy needs."""
+    prefix: str
+    """What the names of everything that it makes begin with: letters, digits and underscores."""
+    folder: Path
+    """For files of its own."""
+    minute: float = 1.0
+    """Seconds that one minute of the strategy's own periods and levels takes; delays of tasks are never scaled."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What a workload asks of some strategies: each documents those that it reads."""
+
+    def span(self, seconds: float) -> float:
+        """Seconds that `seconds` of the strategy's own periods take here."""
+        return seconds * self.minute / 60
+
+
+class Flaw(NamedTuple):
+    """What the strategy is known for, and where it is to be seen."""
+
+    text: str
+    """One sentence in the present tense: "two pollers fire the same task"."""
+    workload: str
+    seen: Callable[[Figures], str]
+    """What of it is to be seen in these figures, in words with numbers; empty if nothing is."""
+
+
+class Strategy:
+    """One way of doing something later. Each process of a cell makes one, opens it, and uses one side of it.
+
+    A client calls the verbs, concurrently. A consumer calls `run` with one of the `roles`. Where `in_process` is true
+    there is one process for both, and no other could take part.
+    """
+
+    name: ClassVar[str] = ""
+    """As `S4-A`: the strategy's number, and the variant's letter or word where there are several."""
+    title: ClassVar[str] = ""
+    needs: ClassVar[Sequence[str]] = ()
+    """The kinds of server: "redis", "postgres", "mysql", "rabbitmq", "rocketmq"."""
+    roles: ClassVar[Sequence[str]] = ("worker",)
+    """The processes that have to run, one of each at least, in the order in which they are started."""
+    in_process: ClassVar[bool] = False
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """By verb: why there is none."""
+    precision: ClassVar[float | None] = None
+    """Seconds by which it is late by design, where that is more than a moment: of strategy time, so it is scaled."""
+    hold: ClassVar[float] = 0.0
+    """Seconds, not scaled, after which what a dead consumer held is given to another."""
+    time_out: ClassVar[float] = 0.0
+    """Seconds of strategy time that have to pass besides, where it waits for a time-out of its own."""
+    period: ClassVar[float] = 0.0
+    """Seconds, not scaled, between two looks at what is due, where that is more than a moment."""
+    again: ClassVar[float] = 0.0
+    """Seconds of strategy time within which it meets what it has done once more, if it does at all."""
+    direct: ClassVar[bool] = False
+    """Whether its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
+    shows: ClassVar[Sequence[str]] = ("steady",)
+    """The workloads that a quick run plays besides those of its flaws."""
+    skips: ClassVar[Mapping[str, str]] = {}
+    """By workload: why that makes no sense here."""
+    flaws: ClassVar[Sequence[Flaw]] = ()
+    loses: ClassVar[str] = ""
+    """What is lost when a process dies or is away, whatever the flaws of a variant are; empty if nothing is."""
+    unfit: ClassVar[str] = ""
+    """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
+    bears: ClassVar[int | None] = None
+    """Tasks that it is asked to hold at most, where a machine does not bear any number of them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    async def prepare(self) -> None:
+        """Make what all its processes need: tables, queues. Called once, before any other process opens it."""
+
+    async def clear(self) -> None:
+        """Take away whatever it made. Called once, after all processes have ended, however they did."""
+
+    async def open(self) -> None:
+        """Connect."""
+
+    async def close(self) -> None:
+        """Disconnect. Also called after `open` failed half way."""
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        """It answers when the tasks are as safe as they will be. Of one key there is one schedule in a cell."""
+        raise NotImplementedError
+
+    async def reschedule(self, item: Item) -> bool:
+        """Move it to another time; False: it is too late for that."""
+        raise Unsupported(self.cannot["reschedule"])
+
+    async def cancel(self, key: str) -> bool:
+        """It shall not happen; False: it is too late for that."""
+        raise Unsupported(self.cannot["cancel"])
+
+    async def fire_now(self, key: str) -> bool:
+        """Let it happen at once; False: it has happened."""
+        raise Unsupported(self.cannot["fire_now"])
+
+    async def run(self, role: str, effect: Effect) -> None:
+        """Do the part of `role` until cancelled."""
+        raise NotImplementedError
+
+    def counts(self) -> Mapping[str, float]:
+        """What this process counted of its own accord, such as hops or messages passed on: they are added up."""
+        return {}
+
+    async def left(self) -> Mapping[str, float]:
+        """What there is of it on the servers now, such as bytes of a table: asked once, by who directs the cell."""
+        return {}
+
+    async def committed(self) -> Mapping[str, int]:
+        """By key: the due time of all that the caller's own data promise, whether or not the call was ever answered.
+
+        For a strategy that keeps the business row apart from the timer; others owe what they have answered.
+        """
+        return {}
+
+
+def now() -> int:
+    """Milliseconds since the epoch, by this machine's clock: all of the lab runs on one."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,339 @@
+"""Workloads of what lies in one process's memory: what an operation costs, a lap, and a time-out that is put off."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from bide.cli.bench.limits import uncollected
+from bide.cli.bench.plan import rounded
+from bide.cli.bench.timers import OPERATIONS, Contestant
+from bide_lab.actor import Spec, Step, encoded, resident, strategy_of
+from bide_lab.cast import LabFault
+from bide_lab.figures import SHARES, Figures
+from bide_lab.judge import percentile
+from bide_lab.stage import Stage, keys_of
+from bide_lab.strategy import Strategy, now
+from bide_lab.workload import Workload
+from bide_lab.workloads.load import batches
+
+_HOUR = 3_600_000
+_ROUNDS = 15
+_BATCH = 1_000
+_ALIKE = 100_000
+"""Tasks in all, in as many structures as that takes, over which memory is measured: a few pages more do not tell."""
+_WHOLE = 1_000_000
+"""So many are taken out to the last in the end, to see that none is lost; of more that would take minutes."""
+_NEEDED = 600
+"""Bytes of memory that a task is allowed here, the lists of the measurement included."""
+_SLACK = 2_000_000_000
+"""Nanoseconds that are waited for a connection that was not called idle yet."""
+_STEPS = 66_000
+"""Milliseconds that are gone through one by one: more than one bucket of the hierarchical wheel's third level."""
+
+
+class Cost(Workload):
+    """Each operation of the bare structure, in a process of its own for each size, its tasks due within an hour.
+
+    The curve: `insert_ns`, `cancel_ns`, `advance_ns` (nanoseconds a task, medians of rounds without garbage
+    collection), `bytes` a task (what resident memory grew by), and `pause_ns`, the longest of the steps of a
+    millisecond in which a minute is gone through.
+    """
+
+    name = "cost"
+    about = "nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting"
+    for_all = True
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        bare = "" if hasattr(strategy, "structure") else "it has no structure in memory that could be measured alone"
+        return super().why_not(strategy) or bare
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        curve: dict[str, dict[str, float]] = {}
+        sizes = [10**power for power in range(3, 6 if quick else 8) if 10**power * _NEEDED < _available()]
+        for size in sizes:
+            for name, value in (await _apart("cost", stage.spec("worker"), size)).items():
+                curve.setdefault(name, {})[str(size)] = value
+        return Figures(curve=curve, counts={"largest": sizes[-1]})
+
+
+def _available() -> int:
+    """Bytes of memory that this machine has left."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+async def _apart(what: str, spec: Spec, number: int) -> dict[str, Any]:
+    """What a process of its own finds. Raises `LabFault`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-c", f"from {__name__} import main; main()", what, encoded(spec), str(number),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        said, complaint = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise LabFault(f"{what} of {spec.strategy}: {complaint.decode(errors='replace').splitlines()[-1:]}")
+    found: dict[str, Any] = msgspec.json.decode(said)
+    return found
+
+
+def main() -> None:
+    """In that process."""
+    what, spec, number = sys.argv[1:]
+    told = msgspec.json.decode(spec, type=Spec, dec_hook=lambda kind, given: kind(given))
+    strategy = strategy_of(told)(told.setting)
+    found = cost_of(strategy.structure, int(number)) if what == "cost" else touched(strategy, int(number))  # type: ignore[attr-defined]
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
+    """One point of each curve. Raises ValueError if not everything that was inserted came due once."""
+    source = random.Random(size)
+    batch = min(_BATCH, size)
+    items = list(range(size + (_ROUNDS + 1) * batch))
+    times = [source.randrange(1, _HOUR) for _ in range(size)]
+    ordered = sorted(times)
+    first = items[:size]
+    with uncollected():
+        before = resident()
+        alike = [structure() for _ in range(max(1, _ALIKE // size))]
+        for one in alike:
+            one.advance(0)
+            one.insert(first, times)
+        grown = resident() - before
+        taken: dict[str, list[float]] = {name: [] for name in OPERATIONS}
+        fired = present = 0
+        step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
+        for number in range(_ROUNDS + 1):
+            more = items[size + number * batch : size + (number + 1) * batch]
+            later = [present + source.randrange(1, _HOUR) for _ in more]
+            present = ordered[(number + 1) * step - 1]
+            came, spent = _round(alike[0], more, later, source.sample(more, batch), present)
+            fired += came
+            if number and came:
+                for name, nanoseconds, count in zip(OPERATIONS, spent, (batch, batch, came), strict=True):
+                    taken[name].append(nanoseconds / count)
+        pause, came = _longest(alike[0], present)
+        fired += came
+        if size <= _WHOLE and (fired := fired + alike[0].advance(3 * _HOUR)) != size:
+            raise ValueError(f"{fired} of {size} items came due")
+    return {
+        **{f"{name}_ns": rounded(median(values)) for name, values in taken.items()},
+        "bytes": round(max(0, grown) / len(alike) / size, 1), "pause_ns": rounded(pause),
+    }  # fmt: skip
+
+
+def _round(
+    one: Contestant, items: Sequence[int], times: Sequence[int], shuffled: Sequence[int], present: int
+) -> tuple[int, tuple[int, int, int]]:
+    """How many came due; nanoseconds of the inserts, of the cancels of the same, and of the advance."""
+    zero = time.perf_counter_ns()
+    one.insert(items, times)
+    inserted = time.perf_counter_ns()
+    one.cancel(shuffled)
+    cancelled = time.perf_counter_ns()
+    came = one.advance(present)
+    return came, (inserted - zero, cancelled - inserted, time.perf_counter_ns() - cancelled)
+
+
+def _longest(one: Contestant, present: int) -> tuple[int, int]:
+    """Nanoseconds of processor time of the longest step of a millisecond, and how many came due in all of them."""
+    most = came = 0
+    for at in range(present, present + _STEPS):
+        began = time.thread_time_ns()
+        came += one.advance(at)
+        most = max(most, time.thread_time_ns() - began)
+    return most, came
+
+
+class Crowd(Workload):
+    """Ten tasks that take a second each, all at once, and quick ones that come due meanwhile."""
+
+    name = "crowd"
+    about = "ten slow tasks at once, and quick ones that come due while they run"
+    slow = 1.0
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        many, count, ahead = 10, 100 if quick else 1_000, 500
+        await stage.start(slow=self.slow)
+        client = await stage.client()
+        meanwhile = round(self.slow * 900)
+        due = [(key, ahead) for key in keys_of(many, "slow")]
+        due += [(key, ahead + 50 + number * meanwhile // count) for number, key in enumerate(keys_of(count))]
+        begin = now()
+        stage.sound(await client.play(begin, batches(due), callers=4))
+        end = (begin + ahead) / 1000 + self.slow
+        await stage.until_fired(many + count, by=end + stage.patience + many * self.slow)
+        await stage.rest()
+        await stage.unharmed()
+        figures = stage.verdict(until=end).figures()
+        figures.counts = {**await stage.counts(), "slow": many, "slow_ms": self.slow * 1000}
+        return figures
+
+
+class Laps(Workload):
+    """A ring of one strategy-minute a lap, full of tasks that are due an hour from now, with some due in a lap."""
+
+    name = "laps"
+    about = "5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap"
+    alone = False
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("" if getattr(strategy, "has_laps", False) else "it has no laps")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        far, near, laps = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
+        stage.setting = replace(stage.setting, options={**stage.setting.options, "lap": "60"})
+        lap = stage.setting.span(60)
+        ahead = round(lap * 1000)
+        [player] = await stage.start()
+        steps = batches([(key, _HOUR + round(60_000 * stage.setting.minute)) for key in keys_of(far, "far")])
+        spread = [round(number * ahead / near) for number in range(near)]
+        steps += [Step(at, "schedule", [(key, at + ahead)]) for at, key in zip(spread, keys_of(near), strict=True)]
+        before, begin = await player.usage(), now()
+        stage.sound(await player.play(begin, steps, callers=near))
+        end = begin / 1000 + laps * lap
+        await asyncio.sleep(max(0.0, end - time.time()))
+        after = await player.usage()
+        await stage.until_fired(near, by=end + lap + stage.patience)
+        await stage.unharmed()
+        figures = stage.verdict(until=begin / 1000 + 2 * lap).figures()
+        late = [firing.at / 1e6 - firing.due for firing in stage.firings()]
+        took = after["at"] - before["at"]
+        figures.client_cpu_pct = round((after["cpu"] - before["cpu"]) / took * 100, 2)
+        figures.counts = {
+            **after["counts"], "laps": round(took / lap, 2), "far": far, "near": near,
+            "a_lap_late": sum(one > 0.8 * ahead for one in late),
+        }  # fmt: skip
+        return figures
+
+
+class Touch(Workload):
+    """Connections that send a packet every half time-out, a tenth of which fall silent, in a process of its own.
+
+    `lost` are silent ones that were not called idle, `early` those called idle before their time-out had passed, and
+    lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's touch, and what a look cost.
+    """
+
+    name = "touch"
+    about = "10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when"
+    connections = 10_000
+    """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        return super().why_not(strategy) or ("" if hasattr(strategy, "touch") else "it has no connections to touch")
+
+    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+        return msgspec.convert(await _apart("touch", stage.spec("worker"), self.connections), Figures)
+
+
+def touched(strategy: Any, connections: int) -> Figures:
+    """Play `Touch` on it, in real time."""
+    return asyncio.run(_Traffic(strategy, connections).play())
+
+
+class _Traffic:
+    """All connections, and who of them still sends."""
+
+    def __init__(self, strategy: Any, connections: int) -> None:
+        self._strategy = strategy
+        self._after = round(strategy.time_out_after * 1e9)
+        self._uids = keys_of(connections, "c")
+        chance = random.Random(connections)
+        chance.shuffle(self._uids)
+        # a tenth fall silent, evenly over two time-outs, the first when all have sent once
+        silent = self._uids[::10]
+        self._silent = {uid: round((0.5 + 2 * number / len(silent)) * self._after) for number, uid in enumerate(silent)}
+        self._turns = deque(self._uids)
+        self._last = dict.fromkeys(self._uids, 0)
+        self._called: dict[str, list[float]] = {}
+        """By connection: how late it was called idle, in milliseconds, each time."""
+        self._costs: list[float] = []
+        self._sent = 0
+
+    async def __call__(self, key: str, due: int) -> None:
+        """The effect."""
+        late = (time.monotonic_ns() - self._last[key] - self._after) / 1e6
+        self._called.setdefault(key, []).append(late)
+
+    def blocking(self, key: str, due: int) -> None:
+        raise NotImplementedError("whoever serves connections on an event loop closes them there")
+
+    async def play(self) -> Figures:
+        strategy = self._strategy
+        memory = resident()
+        gc.freeze()
+        await strategy.open()
+        running = asyncio.create_task(strategy.run("worker", self))
+        await asyncio.sleep(0)
+        began, spent = time.monotonic_ns(), _processor()
+        await self._send(began, until=began + round(3.7 * self._after))
+        spent, took = _processor() - spent, (time.monotonic_ns() - began) / 1e9
+        grown = resident() - memory
+        counts = dict(strategy.counts())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await strategy.close()
+        figures = self._judged()
+        figures.client_cpu_pct = round(spent / took * 100, 2)
+        figures.client_bytes_per_task = round(max(0, grown) / len(self._uids), 1)
+        figures.counts = {
+            "packets_per_s": round(self._sent / took), "touch_ns": rounded(median(self._costs)), **counts,
+        }  # fmt: skip
+        return figures
+
+    async def _send(self, began: int, *, until: int) -> None:
+        """Round and round, as many as are due by now; each connection once in half a time-out."""
+        turns, touch = self._turns, self._strategy.touch
+        per_packet = self._after / 2 / len(turns)
+        turn = 0.0
+        last = until + _SLACK
+        while (present := time.monotonic_ns()) < until or (
+            present < last and not self._silent.keys() <= self._called.keys()
+        ):
+            batch = []
+            while turn < present - began:
+                turn += per_packet
+                uid = turns[0]
+                turns.rotate(-1)
+                if self._silent.get(uid, last) > turn:
+                    batch.append(uid)
+            first = time.perf_counter_ns()
+            for uid in batch:
+                touch(uid)
+            if batch:
+                self._costs.append((time.perf_counter_ns() - first) / len(batch))
+            self._last.update(dict.fromkeys(batch, present))
+            self._sent += len(batch)
+            await asyncio.sleep(0.001)
+
+    def _judged(self) -> Figures:
+        late = sorted(ones[0] for ones in self._called.values())
+        fired = sum(uid in self._called for uid in self._silent)
+        return Figures(
+            scheduled=len(self._uids), expected=len(self._silent), fired=fired, lost=len(self._silent) - fired,
+            duplicated=sum(len(self._called.get(uid, "1")) - 1 for uid in self._silent),
+            early=sum(one < 0 for one in late),
+            late=[round(percentile(late, share), 3) for share in SHARES] if late else (),
+        )  # fmt: skip
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
