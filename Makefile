@@ -60,36 +60,36 @@ lab: ## measure the classic strategies beside bide: make lab, or make lab ARGS="
 
 simulate: ## 10,000 seeds of six virtual minutes: make simulate ARGS="--hours 10", or --seed 42 --seeds 1 for a story
 	@$(SETUP) test
-	@.venv/bin/python -m bide.testing.simulate --hours 1000 $(ARGS)
+	@.venv/bin/python -m bide_proofs.simulate --hours 1000 $(ARGS)
 
 mutants: ## break bide on purpose, in each way, and see that the simulation notices
 	@$(SETUP) test
-	@.venv/bin/python -m bide.testing.simulate.mutants --results docs/correctness/mutants.jsonl $(ARGS)
+	@.venv/bin/python -m bide_proofs.simulate.mutants --results docs/correctness/mutants.jsonl $(ARGS)
 	@.venv/bin/python scripts/generate.py
 
 model: ## visit every state of the small model
 	@$(SETUP) test
-	@.venv/bin/python -m bide.testing.model $(ARGS)
+	@.venv/bin/python -m bide_proofs.model $(ARGS)
 
 torture: ## break every store for ten minutes each: make torture SECONDS=60 SERVERS="sqlite redis"
 	@$(SETUP) test
 	@$(INSTALL)
 	@failed=0; for server in $${SERVERS:-sqlite redis redis-cluster redis-sentinel postgres mariadb http}; do \
-	  .venv/bin/python -m bide.testing.torture --server $$server --seconds $${SECONDS:-600} \
+	  .venv/bin/python -m bide_proofs.torture --server $$server --seconds $${SECONDS:-600} \
 	    --results docs/reliability/torture.jsonl --keep torture-$$server $(ARGS) || failed=1; done; \
 	  .venv/bin/python scripts/generate.py; exit $$failed
 
 soak: ## work each store at half of its maximum, 15 minutes each, an hour on Redis: nothing may grow
 	@$(SETUP) test
 	@MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=131072 .venv/bin/python scripts/services run redis postgres mysql -- sh -c 'code=0; \
-	soak() { .venv/bin/python -m bide.testing.soak "$$@" --results docs/reliability/soak.jsonl $(ARGS) || code=1; }; \
+	soak() { .venv/bin/python -m bide_proofs.soak "$$@" --results docs/reliability/soak.jsonl $(ARGS) || code=1; }; \
 	soak sqlite: --minutes 15; soak "$$TEST_POSTGRES_URL" --minutes 15; soak "$$TEST_MYSQL_URL" --minutes 15; \
 	soak sqlite: --minutes 15 --service; soak "$$TEST_REDIS_URL" --minutes 60; exit $$code'
 	@.venv/bin/python scripts/generate.py
 
 fuzz: ## feed everything that reads what nobody meant: ten minutes, or make fuzz ARGS="--target urls --seconds 60"
 	@$(SETUP) test
-	@.venv/bin/python -m bide.testing.fuzz --seconds 600 --results docs/reliability/fuzz.jsonl $(ARGS)
+	@.venv/bin/python -m bide_proofs.fuzz --seconds 600 --results docs/reliability/fuzz.jsonl $(ARGS)
 	@.venv/bin/python scripts/generate.py
 
 import-time: ## how long `import bide` takes, in fresh processes

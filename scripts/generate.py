@@ -21,10 +21,10 @@ from bide.core.errors import MissingExtra
 from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
-from bide.testing.reliability import Results
-from bide.testing.simulate.mutants.table import table as mutants_table
 from bide_lab.report.document import Document
 from bide_lab.report.families import FAMILIES, Family
+from bide_proofs.reliability import Results
+from bide_proofs.simulate.mutants.table import table as mutants_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)

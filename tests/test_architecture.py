@@ -23,7 +23,7 @@ from bide.core.records import State
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "bide"
-BESIDE = [ROOT / "lab" / "src" / "bide_lab"]
+BESIDE = [ROOT / "proofs" / "src" / "bide_proofs", ROOT / "lab" / "src" / "bide_lab"]
 """The packages of the other distributions. They may import all of the product, and nothing of it imports them."""
 
 PUBLIC: tuple[str, ...] = (

@@ -78,8 +78,8 @@ def virtual_time() -> float:
 
 
 def _virtual() -> asyncio.AbstractEventLoop:
-    from bide.testing.simulate.loop import SimulatedLoop
     from bide.testing.virtual import VirtualLoop
+    from bide_proofs.simulate.loop import SimulatedLoop
 
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop | SimulatedLoop), "this loop's time is real: wait for a condition, by until()"

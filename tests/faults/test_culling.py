@@ -1,4 +1,4 @@
-"""The judge of `python -m bide.testing.culling`: a right history passes, and each kind of wrong is found out."""
+"""The judge of `python -m bide_proofs.culling`: a right history passes, and each kind of wrong is found out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.records import Verdict
-from bide.testing.culling.crew import LEASE
-from bide.testing.culling.judge import Judgement
-from bide.testing.culling.lines import Answered, Asked, Delivered, Ended, Journal, Killed, Left, Line, Settled, read
+from bide_proofs.culling.crew import LEASE
+from bide_proofs.culling.judge import Judgement
+from bide_proofs.culling.lines import Answered, Asked, Delivered, Ended, Journal, Killed, Left, Line, Settled, read
 
 # One life, planned for the millisecond 100; other times are nanoseconds.
 MS = 1_000_000

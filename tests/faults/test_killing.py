@@ -1,4 +1,4 @@
-"""The judge of `python -m bide.testing.killing`."""
+"""The judge of `python -m bide_proofs.killing`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bide.testing.killing import check
+from bide_proofs.killing import check
 
 SCHEDULED = {"what": "scheduled", "key": "k", "id": "one"}
 DELIVERED = {"what": "delivered", "key": "k", "id": "one", "token": 5, "at": 100, "planned_at": 100}

@@ -1,4 +1,4 @@
-"""The judge of `python -m bide.testing.orders`."""
+"""The judge of `python -m bide_proofs.orders`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bide import BadInput
-from bide.testing.orders.databases import database_of
-from bide.testing.orders.judge import COMMITTED, KINDS, ROLLED_BACK, judge
+from bide_proofs.orders.databases import database_of
+from bide_proofs.orders.judge import COMMITTED, KINDS, ROLLED_BACK, judge
 
 
 def test_where_there_is_no_common_database_it_says_so() -> None:

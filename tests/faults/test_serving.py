@@ -1,4 +1,4 @@
-"""The judge of `python -m bide.testing.serving`: a right history passes, and each kind of wrong is found out."""
+"""The judge of `python -m bide_proofs.serving`: a right history passes, and each kind of wrong is found out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from bide.testing.serving.instances import LEASE
-from bide.testing.serving.judge import Judgement
-from bide.testing.serving.lines import Answered, Arrived, Killed, Line, Wrong
-from bide.testing.serving.receiver import own_check
+from bide_proofs.serving.instances import LEASE
+from bide_proofs.serving.judge import Judgement
+from bide_proofs.serving.lines import Answered, Arrived, Killed, Line, Wrong
+from bide_proofs.serving.receiver import own_check
 
 
 def test_where_the_library_is_missing_signatures_are_checked_all_the_same() -> None:

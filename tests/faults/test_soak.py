@@ -1,4 +1,4 @@
-"""What `python -m bide.testing.soak` decides by: slopes, sums of ids, and what may be left in a store."""
+"""What `python -m bide_proofs.soak` decides by: slopes, sums of ids, and what may be left in a store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from bide.testing.soak.crew import Ids
-from bide.testing.soak.measure import process
-from bide.testing.soak.remains import too_much
-from bide.testing.soak.run import judged
-from bide.testing.soak.slopes import FLAT, GROWS, MEBIBYTE, SETTLED, Slope, allowed_bytes, interval, judge
+from bide_proofs.soak.crew import Ids
+from bide_proofs.soak.measure import process
+from bide_proofs.soak.remains import too_much
+from bide_proofs.soak.run import judged
+from bide_proofs.soak.slopes import FLAT, GROWS, MEBIBYTE, SETTLED, Slope, allowed_bytes, interval, judge
 
 # --- slopes
 

@@ -1,4 +1,4 @@
-"""What `python -m bide.testing.torture` counts, and what it calls wrong."""
+"""What `python -m bide_proofs.torture` counts, and what it calls wrong."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.waiting import until
 from bide.core.records import In, Result, State, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
-from bide.testing.torture.clock import SharedClock
-from bide.testing.torture.figures import SIMPLE, Figures
-from bide.testing.torture.run import judged
-from bide.testing.torture.undone import Span
+from bide_proofs.torture.clock import SharedClock
+from bide_proofs.torture.figures import SIMPLE, Figures
+from bide_proofs.torture.run import judged
+from bide_proofs.torture.undone import Span
 
 # One life, due at the millisecond 100; `at` is in nanoseconds, and both clocks began together.
 MS = 1_000_000

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bide.core.errors import BadInput
-from bide.testing.fuzz.drawing import Draw
-from bide.testing.fuzz.running import Target, Wrong, check, pure, refusals, run
+from bide_proofs.fuzz.drawing import Draw
+from bide_proofs.fuzz.running import Target, Wrong, check, pure, refusals, run
 
 
 def finds(case: object, cases: int = 20) -> list[str]:

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from bide.ports import wire
 from bide.ports.wire import Call
-from bide.testing.fuzz.targets.requests import opened
+from bide_proofs.fuzz.targets.requests import opened
 
 
 async def test_a_subscription_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:

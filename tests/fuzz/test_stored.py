@@ -8,8 +8,8 @@ from msgspec import json
 from bide.core.records import Record, State
 from bide.service.shapes import one_line, task_shape
 from bide.testing.clock import FIRST_INSTANT
-from bide.testing.fuzz.drawing import Draw
-from bide.testing.fuzz.targets.stored import a_record, worked_on
+from bide_proofs.fuzz.drawing import Draw
+from bide_proofs.fuzz.targets.stored import a_record, worked_on
 
 
 def damaged(**given: object) -> Record:

@@ -1,4 +1,4 @@
-"""A short form of `python -m bide.testing.culling URL`: workers die under load."""
+"""A short form of `python -m bide_proofs.culling URL`: workers die under load."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bide.testing.fuzz.running import Target, run
-from bide.testing.fuzz.targets import TARGETS
+from bide_proofs.fuzz.running import Target, run
+from bide_proofs.fuzz.targets import TARGETS
 
 SEED = 20_270_115
 CASES = {"config": 200, "arguments": 400, "requests": 500, "answers": 200, "files": 40, "values": 40}

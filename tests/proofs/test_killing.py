@@ -1,4 +1,4 @@
-"""A short form of `python -m bide.testing.killing`: kill -9 between any two statements of a SQLite store."""
+"""A short form of `python -m bide_proofs.killing`: kill -9 between any two statements of a SQLite store."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bide.testing.simulate.mutants import MUTANTS
-from bide.testing.simulate.mutants.trial import written, wrongs
+from bide_proofs.simulate.mutants import MUTANTS
+from bide_proofs.simulate.mutants.trial import written, wrongs
 
 RECORD = Path(__file__).resolve().parents[2] / "docs" / "correctness" / "mutants.jsonl"
-"""Written by `python -m bide.testing.simulate.mutants --results docs/correctness/mutants.jsonl`."""
+"""Written by `python -m bide_proofs.simulate.mutants --results docs/correctness/mutants.jsonl`."""
 CAUGHT = written(RECORD)
 PLAYED_ANYWAY = 200
 """So many seeds of bide as it is are played by test_simulation.py, each for six minutes."""

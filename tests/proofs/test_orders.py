@@ -1,4 +1,4 @@
-"""A short form of `python -m bide.testing.orders URL`: orders with timers, and everybody dies."""
+"""A short form of `python -m bide_proofs.orders URL`: orders with timers, and everybody dies."""
 
 from __future__ import annotations
 

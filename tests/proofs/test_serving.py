@@ -1,4 +1,4 @@
-"""A short form of `python -m bide.testing.serving URL`: instances of `bide serve` die under load."""
+"""A short form of `python -m bide_proofs.serving URL`: instances of `bide serve` die under load."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import pytest
 from tests.proofs.running import HANGS
 
 from bide.testing.history.events import Began, Failed, Leased
-from bide.testing.simulate.judge import judged
-from bide.testing.simulate.plan import Ask, plan_from, plan_of
-from bide.testing.simulate.world import play
+from bide_proofs.simulate.judge import judged
+from bide_proofs.simulate.plan import Ask, plan_from, plan_of
+from bide_proofs.simulate.world import play
 
 
 @pytest.mark.parametrize("first", range(1, 201, 10))
@@ -68,7 +68,7 @@ SHORT = ("--minutes", "1", "--processes", "1")
 
 
 def simulate(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bide.testing.simulate", *words]
+    command = [sys.executable, "-m", "bide_proofs.simulate", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
 
 

@@ -1,4 +1,4 @@
-"""A short form of `python -m bide.testing.soak URL`: nothing is lost or left. Only the long form tells what grows."""
+"""A short form of `python -m bide_proofs.soak URL`: nothing is lost or left. Only the long form tells what grows."""
 
 from __future__ import annotations
 

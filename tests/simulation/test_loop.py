@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.waiting import elapse
 
-from bide.testing.simulate.loop import Process, SimulatedLoop, run_simulated
+from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 
 R = TypeVar("R")
 

@@ -8,8 +8,8 @@ import pytest
 
 from bide.core import lifecycle
 from bide.core.errors import BadInput
-from bide.testing.simulate.mutants import MUTANTS, Mutant, applied, trial
-from bide.testing.simulate.mutants.trial import written, wrongs
+from bide_proofs.simulate.mutants import MUTANTS, Mutant, applied, trial
+from bide_proofs.simulate.mutants.trial import written, wrongs
 
 RECORD = Path(__file__).resolve().parents[2] / "docs" / "correctness" / "mutants.jsonl"
 

@@ -13,10 +13,10 @@ import pytest
 from bide.core.lifecycle import TABLE
 from bide.core.lifecycle import Verb as TrueVerb
 from bide.core.records import State
-from bide.testing.model import MORE_VERBS, Bounds, Explorer, Rules, Verb
-from bide.testing.model.__main__ import defects
-from bide.testing.model.records import ABSENT, CANCELLED, DEAD, DONE, LEASED, LIVE, WAITING, Body, Ref, Shared
-from bide.testing.model.store import WORDS, Answer, Store
+from bide_proofs.model import MORE_VERBS, Bounds, Explorer, Rules, Verb
+from bide_proofs.model.__main__ import defects
+from bide_proofs.model.records import ABSENT, CANCELLED, DEAD, DONE, LEASED, LIVE, WAITING, Body, Ref, Shared
+from bide_proofs.model.store import WORDS, Answer, Store
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "correctness.md"
 STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)
@@ -173,7 +173,7 @@ def test_what_is_stuck_is_told_to_its_end() -> None:
 
 
 def test_the_command_tells_what_was_found() -> None:
-    command = [sys.executable, "-m", "bide.testing.model"]
+    command = [sys.executable, "-m", "bide_proofs.model"]
     done = subprocess.run(
         [*command, "--without", "leases_early", "--json"], capture_output=True, text=True, check=False, timeout=60
     )

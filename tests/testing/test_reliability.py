@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bide import BadInput
-from bide.testing.reliability import Results
+from bide_proofs.reliability import Results
 
 TORTURED: dict[str, Any] = {
     "store": "redis", "version": "7.0.15", "seconds": 600, "seed": 7, "processes": 5,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import until
 
-from bide.testing.torture.servers.disks import Disk
-from bide.testing.torture.servers.node import Node
-from bide.testing.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program
+from bide_proofs.torture.servers.disks import Disk
+from bide_proofs.torture.servers.node import Node
+from bide_proofs.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
 
@@ -22,7 +22,7 @@ _UNLUCKY = "libfaketime: In ft_shm_init(), sem_open failed and recreation attemp
 _STARTS_AND_DIES = """
 import os, sys
 from pathlib import Path
-from bide.testing.torture.servers.processes import Process
+from bide_proofs.torture.servers.processes import Process
 process = Process(["sleep", "60"], Path(sys.argv[1]) / "log", folder=Path(sys.argv[1]), name="sleeper")
 print(process.pid, flush=True)
 os._exit(9)

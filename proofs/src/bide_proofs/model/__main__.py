@@ -1,0 +1,106 @@
+"""Checks the model in several sizes, or shows what becomes of it without one of its mechanisms: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from bide_proofs.model import INVARIANTS, MORE_VERBS, Bounds, Explorer, Found, Rules
+
+_ENDS = ("done", "retry", "dead")
+SIZES: dict[str, Bounds] = {
+    "three verbs each": Bounds(),
+    "two requests astray": Bounds(verbs=(2, 1), loose=2),
+    "every verb, ended tasks kept": Bounds(verbs=(2, 2), may=MORE_VERBS, verdicts=_ENDS, keep=1),
+    "a lease shorter than the cap": Bounds(verbs=(2, 1), lease=1, cap=3),
+    "a lease longer than the cap": Bounds(verbs=(2, 1), lease=3, cap=1),
+}
+"""What is checked by command, by its name."""
+_SMALL = Bounds(verbs=(1, 1), loose=0)
+_NEEDS = {
+    "new_life_new_id": Bounds(verbs=(2, 1), loose=0),
+    "numbers_rise": Bounds(verbs=(2, 0)),
+    "journal": Bounds(verbs=(1, 0)),
+    "caps_from_sending": Bounds(verbs=(1, 1), loose=0, cap=1),
+}
+"""The defects that show in nothing smaller than this."""
+
+
+class Defect(NamedTuple):
+    """A model without one of its mechanisms, and what was found."""
+
+    rule: str
+    found: Found
+
+
+def defects(rules: Iterable[str] = Rules._fields) -> Iterator[Defect]:
+    """The model without each of its mechanisms in turn."""
+    for rule in rules:
+        right = Rules._field_defaults[rule]
+        yield Defect(rule, Explorer(Rules(**{rule: not right}), _NEEDS.get(rule, _SMALL)).explore())
+
+
+def main() -> int:
+    """The exit code: 0 if nothing is broken, or if every defect asked for was found."""
+    parser = argparse.ArgumentParser(prog="python -m bide_proofs.model", description=__doc__)
+    parser.add_argument("--size", choices=tuple(SIZES), help="only this one; all without it")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--without", metavar="RULE", choices=(*Rules._fields, "each"), action="append",
+        help="turn a mechanism off, or a defect on, and show the shortest way to what it breaks; `each`: one by one. "
+        f"One of: {', '.join(Rules._fields)}",
+    )  # fmt: skip
+    given = parser.parse_args()
+    if given.without:
+        return _show_defects(Rules._fields if "each" in given.without else given.without, given.json)
+    sizes = {given.size: SIZES[given.size]} if given.size else SIZES
+    broken = False
+    if not given.json:
+        for invariant in INVARIANTS:
+            _say(f"  {invariant}")
+    for name, bounds in sizes.items():
+        found = Explorer(Rules(), bounds).explore()
+        broken |= bool(found.broken)
+        if given.json:
+            _say(json.dumps({"size": name, **found._asdict()}))
+            continue
+        _say(
+            f"{name}: {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}, "
+            f"{found.seconds:.0f} s of processor time; at most {found.lateness} instants late, of {bounds.latest}; "
+            f"{found.broken or 'nothing broken'}"
+        )
+        _tell(found)
+    if not given.json:
+        _say(f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")
+    return int(broken)
+
+
+def _show_defects(rules: Iterable[str], as_json: bool) -> int:
+    missed = []
+    for rule, found in defects(rules):
+        if not found.broken:
+            missed.append(rule)
+        if as_json:
+            _say(json.dumps({"without": rule, **found._asdict()}))
+        else:
+            _say(f"{rule} {not Rules._field_defaults[rule]}: {found.broken or 'nothing was found'}")
+            _tell(found)
+    return int(bool(missed))
+
+
+def _tell(found: Found) -> None:
+    for number, step in enumerate(found.trace, 1):
+        _say(f"  {number:3} {step}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,399 @@
+"""A process's way to the simulated store: a `Store` that loses, repeats and delays what it sends.
+
+It does what the clients of the networked stores do: one call at a time for each kind of operation and shard, each with
+a number; what is not answered is sent again, under the same number; what is not known when patience is over is
+`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The server's clock is read off its answers by the
+same code as theirs (`bide.stores.server_time`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextvars import copy_context
+from random import Random
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from bide.core.answers import Answer
+from bide.core.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import (
+    Change,
+    Count,
+    Filter,
+    Found,
+    Lease,
+    Leased,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    State,
+    Tally,
+    Topic,
+)
+from bide.ports import COUNTED, Heard
+from bide.stores.batches import gathered
+from bide.stores.memory import MemoryStore
+from bide.stores.server_time import ServerTime, StoreClock
+from bide_proofs.simulate.loop import Process, SimulatedLoop
+from bide_proofs.simulate.server import Old, Reply, Server, Shard, WallClock, Work
+
+_PATIENCE = 3.0
+"""Seconds that a call may take in all."""
+_RESEND = 0.4
+"""Seconds after which what was not answered is sent again."""
+_REFUSED = 0.02
+"""Seconds after which a server that is down is asked again."""
+_LATE = 6.0
+"""Seconds that the double of a message may be behind it."""
+_AGAIN: Millis = 1_000
+Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement, Ref)
+_nobody = copy_context()
+"""The world's own: what is on its way arrives, whatever became of who sent it."""
+Moment = Callable[[str, str], None]
+"""Told of each message: the operation, and where it is ("sent", "applied", "answered")."""
+
+
+class Weather(Struct):
+    """What befalls messages. Times in seconds."""
+
+    base: float = 0.0003
+    delay: float = 0.0
+    """On average, beyond the base."""
+    loss: float = 0.0
+    twice: float = 0.0
+    """The part of the messages that arrive a second time, some seconds later maybe."""
+    deaf: bool = False
+    """No wake-up arrives."""
+
+
+class _SimulatedTime(ServerTime):
+    """By the loop's steady clock instead of the system's."""
+
+    def __init__(self, loop: SimulatedLoop, wall: WallClock) -> None:
+        super().__init__()
+        self._loop = loop
+        self._low = self._high = wall.seconds() - loop.time()
+
+    def clock(self) -> float:  # type: ignore[override]
+        return self._loop.time()
+
+    def seconds(self) -> float:
+        return self._loop.time() + (self._low + self._high) / 2
+
+
+class _Turns:
+    """What is under way between one process and one shard, by operation."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.number = 0
+
+
+class _Asking:
+    """One call, until it is answered or given up."""
+
+    __slots__ = ("answered", "sent", "value", "waits")
+
+    def __init__(self) -> None:
+        self.answered = False
+        self.sent = False
+        """Whether it may have arrived."""
+        self.value: Any = None
+        self.waits: asyncio.Future[None] | None = None
+
+    def answer(self, value: Any) -> None:
+        self.answered, self.value = True, value
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
+
+
+class Link:
+    """A `Store`; it also `Notifies`, `Shares` and, unless the store goes by its callers' clock, `TellsTime`."""
+
+    def __init__(
+        self,
+        server: Server,
+        process: Process,
+        chance: Random,
+        *,
+        weather: Weather,
+        wall: WallClock,
+        by_caller: bool,
+        full: Callable[[], bool],
+        moment: Moment,
+    ) -> None:
+        self._server = server
+        self._process = process
+        self._loop = process.loop
+        self._chance = chance
+        self._weather = weather
+        self._by_caller = by_caller
+        self._full = full
+        self._moment = moment
+        self._turns: dict[tuple[str, int], _Turns] = {}
+        self._time = _SimulatedTime(self._loop, wall)
+        self._ears: list[Any] = []
+        self.calls = 0
+
+    async def open(self) -> None:
+        """Learn what time it is there, as far as it can be asked."""
+        await self._everywhere("time", _nothing)
+
+    async def close(self) -> None:
+        for ear in self._ears:
+            await ear.close()
+        self._ears = []
+
+    async def time(self) -> Millis:
+        return self._server.clock.now()
+
+    def clock(self) -> StoreClock | None:
+        return None if self._by_caller else StoreClock(self._time)
+
+    # --- the verbs
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        async def full(store: MemoryStore, mine: Sequence[NewTask], there: Millis) -> Any:
+            if self._full():
+                raise StoreFull("no room for new work: nothing was done")
+            return await store.add(mine, now=there)
+
+        return await self._parted("add", tasks, full, now)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._parted("change", changes, lambda store, mine, there: store.change(mine, now=there), now)
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        length = until - now
+
+        def extend(store: MemoryStore, mine: Sequence[Lease], there: Millis) -> Any:
+            return store.extend(mine, now=there, until=there + length)
+
+        return await self._parted("extend", leases, extend, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        for outcome in outcomes:
+            (outcome.error or "").encode()  # what is sent is encoded
+        return await self._parted("settle", outcomes, lambda store, mine, there: store.settle(mine, now=there), now)
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        return await self._parted("get", refs, lambda store, mine, there: store.get(mine), None)
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        """Shard by shard, beginning anywhere, as far as there is room."""
+        room, taken, wakes = dict(wants), [], []
+        failed: StoreError | None = None
+        first, number = int(self._chance.random() * len(self._server.shards)), len(self._server.shards)
+        clock = 0  # the latest that any of them told: the clock may be set between two
+        for step in range(number):
+            place = (first + step) % number
+            asked = dict(room)
+            reply = await self._ask("lease", place, _lease(asked, now, until, holder, by_caller=self._by_caller), now)
+            if isinstance(reply, StoreError):
+                failed = reply
+                continue
+            leased: Leased = reply
+            taken += leased.tasks
+            clock = max(clock, leased.now)
+            for task in leased.tasks:
+                room[task.topic] -= 1
+            if leased.next_wake is not None:
+                wakes.append(leased.next_wake)
+        if failed is not None and not taken:
+            raise failed
+        return Leased(taken, min(wakes, default=None), clock, None if failed is None else clock + _AGAIN)
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        """Shard after shard; the cursor says which, and where in it."""
+        place, inner = (int(page.cursor.split("|")[0]), page.cursor.split("|")[1]) if page.cursor else (0, "")
+        found = await self._told(
+            "find", place, lambda s, _: s.find(where, Page(limit=page.limit, cursor=inner or None))
+        )
+        assert isinstance(found, Found)
+        if found.cursor is not None:
+            return Found(found.tasks, f"{place}|{found.cursor}")
+        last = place + 1 == len(self._server.shards)
+        return Found(found.tasks, None if last else f"{place + 1}|")
+
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        counts: dict[tuple[Topic, State], int] = {}
+        for tally in await self._everywhere("tally", lambda store, _: store.tally(edges, upto=upto, topics=topics)):
+            for name, count in tally.counts.items():
+                counts[name] = counts.get(name, 0) + count.number
+        return Tally({name: Count(number) for name, number in counts.items()}, {})
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        return sum(await self._everywhere("purge", lambda store, there: store.purge(now=there, limit=limit)))
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        length = until - now
+        live = await self._told(
+            "announce", 0, lambda store, there: store.announce(holder, topics, there + length, now=there)
+        )
+        assert isinstance(live, dict)
+        return live
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Link:
+        def told(topic: Topic, wake: Millis) -> None:
+            if not self._process.alive or self._weather.deaf or self._chance.random() < self._weather.loss:
+                return
+            self._loop.call_later(self._delay(), heard, topic, wake, context=self._process.context)
+
+        for shard in self._server.shards:
+            self._ears.append(await shard.store.listen(topics, told))
+        return self
+
+    # --- messages
+
+    async def _parted(
+        self,
+        kind: str,
+        asked: Sequence[Asked],
+        work: Callable[[MemoryStore, Sequence[Asked], Millis], Coroutine[Any, Any, Any]],
+        now: Millis | None,
+    ) -> list[Any]:
+        """Each shard its own part, all at once; each may fail for itself."""
+        places: dict[int, list[int]] = {}
+        for place, one in enumerate(asked):
+            places.setdefault(self._server.shard_of(one.topic, one.key), []).append(place)
+        answers: list[Any] = [None] * len(asked)
+
+        async def of_shard(number: int, mine: list[int]) -> None:
+            part = [asked[place] for place in mine]
+            reply = await self._ask(kind, number, lambda store, there: work(store, part, there), now)
+            told = [reply] * len(mine) if isinstance(reply, StoreError) else reply
+            for place, answer in zip(mine, told, strict=True):
+                answers[place] = answer
+
+        if len(places) == 1:
+            [(number, mine)] = places.items()
+            await of_shard(number, mine)
+        else:
+            await asyncio.gather(*(of_shard(number, mine) for number, mine in sorted(places.items())))
+        return gathered(answers)
+
+    async def _everywhere(self, kind: str, work: Work) -> list[Any]:
+        return [await self._told(kind, place, work) for place in range(len(self._server.shards))]
+
+    async def _told(self, kind: str, place: int, work: Work) -> Any:
+        reply = await self._ask(kind, place, work, None)
+        if isinstance(reply, StoreError):
+            raise reply
+        return reply
+
+    async def _ask(self, kind: str, place: int, work: Work, now: Millis | None) -> Any:
+        """The answer, or the StoreError that it comes to. `now`: None for what changes nothing."""
+        turns = self._turns.get((kind, place))
+        if turns is None:
+            turns = self._turns[kind, place] = _Turns()
+        if self._by_caller and now is not None:
+            done = work
+            caller_now = now
+            work = lambda store, _: done(store, caller_now)  # noqa: E731 - the same at another time
+        async with turns.lock:
+            turns.number += 1
+            self.calls += 1
+            return await self._insist(kind, place, turns.number if now is not None else None, work)
+
+    async def _insist(self, kind: str, place: int, number: int | None, work: Work) -> Any:
+        shard, loop = self._server.shards[place], self._loop
+        ends = loop.time() + _PATIENCE
+        asking = _Asking()
+        while True:
+            if shard.up:
+                self._send(kind, shard, number, work, asking)
+                pause = _RESEND
+            else:
+                pause = _REFUSED
+            asking.waits = loop.create_future()
+            timer = loop.call_later(pause * (1 + self._chance.random()), asking.wake)
+            try:
+                await asking.waits
+            finally:
+                timer.cancel()
+            if asking.answered:
+                return asking.value
+            if loop.time() >= ends:
+                where = f"{kind} on shard {place}"
+                if asking.sent and number is not None:
+                    return OutcomeUnknown(f"{where}: no answer")
+                return StoreUnavailable(f"{where}: it cannot be reached")
+
+    def _send(self, kind: str, shard: Shard, number: int | None, work: Work, asking: _Asking) -> None:
+        """Put one message on its way; maybe twice, maybe never."""
+        if not self._process.alive:
+            return
+        weather, chance, loop = self._weather, self._chance, self._loop
+        sent_at, life, caller, fresh = (
+            loop.time(),
+            shard.life,
+            f"{self._process.who} {kind}",
+            not (asking.sent and number),
+        )
+        asking.sent = True
+        # by lot first, so that what is killed at this moment has drawn as many as what is not
+        lost, twice, there = chance.random() < weather.loss, chance.random() < weather.twice, self._delay()
+        lost_back, back, late = chance.random() < weather.loss, self._delay(), chance.random() * _LATE
+
+        def arrive() -> None:
+            if not shard.up or shard.life != life:
+                return
+            try:
+                reply = self._server.handle(shard, caller, number, work) if number else self._server.read(shard, work)
+            except Old:
+                reply = Reply(0, OutcomeUnknown(f"{kind}: a later call came before it"))
+            self._moment(kind, "applied")
+            if not lost_back:
+                loop.call_later(back, come_back, reply, context=self._process.context)
+
+        def come_back(reply: Reply) -> None:
+            if asking.answered or shard.life != life:
+                return
+            self._moment(kind, "answered")
+            if not self._process.alive:
+                return
+            if fresh and reply.micros:
+                self._time.saw(reply.micros, sent_at, loop.time())
+            asking.answer(reply.value)
+
+        if not lost:
+            loop.call_later(there, arrive, context=_nobody)
+        if twice:
+            loop.call_later(there + late, arrive, context=_nobody)
+        self._moment(kind, "sent")
+
+    def _delay(self) -> float:
+        weather, chance = self._weather, self._chance
+        delay = weather.base * (1 + 4 * chance.random())
+        return delay + chance.expovariate(1 / weather.delay) if weather.delay else delay
+
+
+class PartedLink(Link):
+    """A store whose shards are on servers of their own: calls to each go apart."""
+
+    def part_of(self, topic: Topic, key: str) -> int:
+        return self._server.shard_of(topic, key)
+
+
+def _lease(wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str, *, by_caller: bool) -> Work:
+    async def lease(store: MemoryStore, there: Millis) -> Leased:
+        clock = there if by_caller else min(now, there)
+        return await store.lease(wants, now=clock, until=there + until - now, holder=holder)
+
+    return lease
+
+
+async def _nothing(store: MemoryStore, there: Millis) -> None:
+    """Asked only for the time."""

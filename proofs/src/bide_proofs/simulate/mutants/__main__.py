@@ -1,0 +1,53 @@
+"""Plays mutants of bide, seed after seed, until the judge finds each of them out; and writes down which seed it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from bide_proofs.simulate.mutants import MUTANTS
+from bide_proofs.simulate.mutants.trial import FIRST, Caught, trial, write, written
+from bide_proofs.trial import parser_of
+
+
+def main() -> int:
+    parser = parser_of("simulate.mutants", __doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="so many seeds may a mutant last")
+    parser.add_argument("--first", type=int, default=FIRST, help="so many seeds are played of each in any case")
+    parser.add_argument("--only", action="append", metavar="NAME", choices=MUTANTS, help="this mutant; may be repeated")
+    parser.add_argument("--results", type=Path, help="where it is written down, a line for each mutant")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    for name in ("seeds", "first", "processes"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name}: {getattr(given, name)} is not accepted; give a number above 0")
+    logging.disable()
+    names = given.only or list(MUTANTS)
+    known: dict[str, Caught] = {}
+    if given.results is not None and given.only and given.results.exists():
+        known = written(given.results)
+    began, missed = time.monotonic(), []
+    for name, caught in trial(names, given.seeds, given.processes, given.first):
+        if caught is None:
+            missed.append(name)
+            sys.stdout.write(f"{name}: NOT CAUGHT within {given.seeds} seeds\n")
+            continue
+        known[name] = caught
+        many = f"{caught.first} of the first {caught.of} seeds catch it"
+        sys.stdout.write(f"{name}: caught by seed {caught.seed}, as {caught.by}: {caught.what} ({many})\n")
+        sys.stdout.flush()
+        if given.results is not None:
+            write(given.results, known)
+    if given.results is not None:
+        write(given.results, {name: one for name, one in known.items() if name not in missed})
+    sys.stdout.write(
+        f"{len(names) - len(missed)} of {len(names)} mutants caught, in {time.monotonic() - began:.0f} s\n"
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The server of a simulated store: shards in memory, a clock of its own, and a journal of answers.
+
+What rests here is `bide.stores.memory`, one for each shard, and so the lifecycle's own functions decide. What a server
+has beyond that is made after what the networked stores promise at their seam: each call carries its caller and a number
+that only rises, the last answer of each caller is kept and repeated, and an older call that arrives late is refused. It
+is durable: what it has answered survives its restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from bide.core.errors import StoreError
+from bide.core.instants import Millis
+from bide.core.records import Filter, Leased, Page, Record
+from bide.stores.memory import MemoryStore
+from bide.testing.clock import FIRST_INSTANT
+from bide_proofs.simulate.loop import SimulatedLoop
+
+R = TypeVar("R")
+Work = Callable[[MemoryStore, Millis], Coroutine[Any, Any, Any]]
+"""What a call does to a shard, at the time that it is there."""
+
+
+class WallClock:
+    """Goes a little too fast or too slow, and is set forward and back at times."""
+
+    grain: Millis = 1
+
+    def __init__(self, loop: SimulatedLoop, drift: float = 0.0) -> None:
+        self._loop = loop
+        self._rate = 1 + drift
+        self._set = 0.0
+
+    def seconds(self) -> float:
+        return FIRST_INSTANT / 1000 + self._loop.time() * self._rate + self._set
+
+    def now(self) -> Millis:
+        return int(self.seconds() * 1000 + 1e-5)
+
+    def seconds_until(self, at: Millis) -> float:
+        return (at / 1000 - self.seconds()) / self._rate
+
+    def span(self, length: Millis) -> Millis:
+        return length
+
+    def jump(self, seconds: float) -> None:
+        self._set += seconds
+
+
+class Reply(NamedTuple):
+    """What came back: the server's time in microseconds, and what it says."""
+
+    micros: int
+    value: Any
+
+
+class Old(Exception):
+    """A call that arrives after a later one of the same caller: it is not done."""
+
+
+class _Kept(NamedTuple):
+    number: int
+    reply: Reply
+
+
+class Shard:
+    """A part of the store, on a machine of its own."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.up = True
+        self.life = 1
+        """Rises with each restart: what was sent to an earlier one is gone."""
+        self.kept: dict[str, _Kept] = {}
+
+    def stop(self) -> None:
+        self.up = False
+        self.life += 1
+
+    def start(self) -> None:
+        self.up = True
+
+
+class Server:
+    """All shards, under one clock."""
+
+    def __init__(self, clock: WallClock, shards: int) -> None:
+        self.clock = clock
+        self.shards = [Shard() for _ in range(shards)]
+        for shard in self.shards:
+            at_once(shard.store.open())
+
+    def shard_of(self, topic: str, key: str) -> int:
+        return sum(f"{topic}/{key}".encode()) % len(self.shards)
+
+    def handle(self, shard: Shard, caller: str, number: int, work: Work) -> Reply:
+        """Do it, once: a call that was answered before gets the same answer. Raises Old."""
+        last = shard.kept.get(caller)
+        if last is not None and number <= last.number:
+            if number < last.number:
+                raise Old
+            return Reply(last.reply.micros, _as_still_held(shard, last.reply.value))
+        reply = self.read(shard, work)
+        shard.kept[caller] = _Kept(number, reply)
+        return reply
+
+    def read(self, shard: Shard, work: Work) -> Reply:
+        """Do what changes nothing, or may be done twice."""
+        micros = int(self.clock.seconds() * 1e6)
+        try:
+            value = at_once(work(shard.store, self.clock.now()))
+        except StoreError as error:
+            value = error
+        return Reply(micros, value)
+
+    def records(self) -> list[Record]:
+        """All that is there."""
+        page = Page(limit=10**9)
+        return [record for shard in self.shards for record in at_once(shard.store.find(Filter(), page)).tasks]
+
+
+def _as_still_held(shard: Shard, value: Any) -> Any:
+    """A repeated answer gives nobody what has changed hands since."""
+    if not isinstance(value, Leased):
+        return value
+    now = at_once(shard.store.get([task.ref for task in value.tasks]))
+    held = [task for task, there in zip(value.tasks, now, strict=True) if there and there.token == task.token]
+    return Leased(held, value.next_wake, value.now, value.again_by)
+
+
+def at_once(work: Coroutine[Any, Any, R]) -> R:
+    """What a coroutine that never waits comes to."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        value: R = stop.value
+        return value
+    raise RuntimeError("a store in memory waited for something")

@@ -1,0 +1,199 @@
+"""What befalls a run: several lanes of faults, each one after another, all chosen by one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from bide.testing.history.events import Fault
+from bide.testing.history.journal import Journal
+from bide.testing.proxy import Act, FaultProxy
+from bide_proofs.torture.clock import WrongClock
+from bide_proofs.torture.crew import CLIENT, WORKER, Crew, Member
+from bide_proofs.torture.server import Server, Trouble
+from bide_proofs.torture.undone import Span
+
+LONGEST_HALT = 8.0
+"""Seconds: longer than a lease, and than most patience."""
+_JUMPS = (0.4, 3.0, 60.0, 3_600.0, 86_400.0)
+
+
+@dataclass
+class Told:
+    """What was done."""
+
+    journal: Journal
+    counts: Counter[str] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)
+    """Those that are over, in that order."""
+
+    @asynccontextmanager
+    async def during(self, kind: str, what: str) -> AsyncIterator[None]:
+        """Around one fault. One that the end of all faults cuts short has been one all the same."""
+        begun = time.monotonic_ns()
+        self.journal.say(Fault(begun, what))
+        self.counts[kind] += 1
+        try:
+            yield
+        finally:
+            at = time.monotonic_ns()
+            self.spans.append((kind, begun, at))
+            self.journal.say(Fault(at, f"over: {what}"))
+
+
+Lane = Callable[[random.Random], Awaitable[None]]
+
+
+class Faults:
+    """Lanes on one server, its proxies and its crew. `pace` divides the pauses between faults."""
+
+    def __init__(
+        self, server: Server, crew: Crew, told: Told, *, seed: int, pace: float, wrong: WrongClock | None,
+        without: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._server = server
+        self._crew = crew
+        self._told = told
+        self._pace = pace
+        self._wrong = wrong
+        self._without = without
+        self._seed = seed
+        self._over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._killing: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin; each lane goes on by itself."""
+        lanes: list[tuple[str, Lane, tuple[float, float]]] = [
+            ("kills", self._kills, (1.0, 4.0)),
+            ("halts", self._halts, (0.5, 4.0)),
+        ]
+        lanes += [
+            (f"connections {place}", _of(self._connections, proxy), (1.0, 5.0))
+            for place, proxy in enumerate(self._server.proxies)
+        ]
+        if self._troubles():
+            lanes.append(("server", self._server_itself, (3.0, 10.0)))
+        if self._wrong is not None:
+            lanes.append(("clocks", self._clocks, (2.0, 6.0)))
+        for name, lane, pauses in lanes:
+            chance = random.Random(f"{self._seed}/{name}")
+            self._tasks.append(asyncio.create_task(self._go(lane, chance, pauses), name=name))
+
+    async def stop(self) -> None:
+        """No faults from now on, and all is mended. Raises what a lane failed with."""
+        self._over = True
+        while running := [task for task in self._tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=60)  # a driver may lose a cancellation; what is mended has its time
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._killing is not None:
+            await self._killing
+        if self._wrong is not None:
+            self._wrong.jump(0)
+        for proxy in self._server.proxies:
+            await proxy.heal()
+            proxy.cut()  # what is still held knows nothing of being mended
+        for error in ended:
+            if not isinstance(error, asyncio.CancelledError) and error is not None:
+                raise error
+
+    async def go_on(self, seconds: float) -> None:
+        """For so long, or until a lane has failed, and the run is worth nothing."""
+        await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _go(self, lane: Lane, chance: random.Random, pauses: tuple[float, float]) -> None:
+        while not self._over:  # a cancellation may get lost in a driver that is asked something just then
+            await asyncio.sleep(chance.uniform(*pauses) / self._pace)
+            await lane(chance)
+
+    async def _kills(self, chance: random.Random) -> None:
+        member = self._someone(chance)
+        if member is not None:
+            async with self._told.during(f"kill -9 of a {member.kind}", f"kill -9 of {member.who}"):
+                # another takes its place, also where the end of all faults comes in between
+                self._killing = asyncio.ensure_future(self._crew.kill(member))
+                await asyncio.shield(self._killing)
+
+    async def _halts(self, chance: random.Random) -> None:
+        member, seconds = self._someone(chance), chance.uniform(0.1, LONGEST_HALT)
+        if member is not None:
+            async with self._told.during(f"SIGSTOP of a {member.kind}", f"SIGSTOP of {member.who}, {seconds:.1f} s"):
+                await self._crew.halt(member, seconds)
+
+    def _someone(self, chance: random.Random) -> Member | None:
+        kind = WORKER if chance.random() < 0.65 else CLIENT
+        members = sorted((one for one in self._crew.members if one.kind == kind), key=lambda one: one.who)
+        return chance.choice(members) if members else None
+
+    async def _connections(self, proxy: FaultProxy, chance: random.Random) -> None:
+        kind = chance.choice(_BEFALLS)
+        seconds = chance.uniform(0.2, 4.0)
+        async with self._told.during(kind, f"{kind} at port {proxy.port}, {seconds:.1f} s"):
+            try:
+                await _befall(proxy, kind, seconds, chance)
+            finally:
+                await proxy.heal()
+
+    def _troubles(self) -> dict[str, Trouble]:
+        return {kind: trouble for kind, trouble in self._server.troubles().items() if kind not in self._without}
+
+    async def _server_itself(self, chance: random.Random) -> None:
+        troubles = self._troubles()
+        kind = chance.choice(sorted(troubles))
+        async with self._told.during(kind, f"the server: {kind}"):
+            said = await troubles[kind](chance)
+        self._told.journal.say(Fault(time.monotonic_ns(), said))
+
+    async def _clocks(self, chance: random.Random) -> None:
+        assert self._wrong is not None
+        seconds = chance.choice((-1, 1)) * chance.choice(_JUMPS) * chance.uniform(0.5, 1.5)
+        async with self._told.during(
+            "clock jump of processes", f"every second process's clock jumps to {seconds:+.1f} s"
+        ):
+            self._wrong.jump(seconds)
+            await asyncio.sleep(chance.uniform(0.5, 5.0))
+        if chance.random() < 0.7:
+            self._wrong.jump(0)
+
+
+RESET, HALF_OPEN, DELAY, THROTTLE, LOST_REPLY, REFUSED, CUT_REQUEST = _BEFALLS = (
+    "connections reset", "half-open connections", "delay", "throttling", "reply lost", "connections refused",
+    "request cut off",
+)  # fmt: skip
+
+
+async def _befall(proxy: FaultProxy, kind: str, seconds: float, chance: random.Random) -> None:
+    """One fault of connections, for as long as it lasts."""
+    if kind == RESET:
+        proxy.cut()
+    elif kind == HALF_OPEN:
+        proxy.hold()
+        await asyncio.sleep(seconds)
+    elif kind == DELAY:
+        proxy.delay(chance.choice((0.02, 0.2, 1.0)), to_server=chance.random() < 0.7, to_client=chance.random() < 0.7)
+        await asyncio.sleep(seconds)
+    elif kind == THROTTLE:
+        proxy.slow(chance.choice((10_000, 50_000, 200_000)))
+        await asyncio.sleep(seconds)
+    elif kind == REFUSED:
+        await proxy.refuse()
+        proxy.cut()
+        await asyncio.sleep(seconds / 2)
+    else:
+        act = Act.LOSE_REPLY if kind == LOST_REPLY else Act.CUT
+        proxy.fault(act, skip=chance.randrange(5), times=chance.randint(1, 4))
+        await asyncio.sleep(min(seconds, 1.5))
+
+
+def _of(lane: Callable[[FaultProxy, random.Random], Awaitable[None]], proxy: FaultProxy) -> Lane:
+    async def bound(chance: random.Random) -> None:
+        await lane(proxy, chance)
+
+    return bound
