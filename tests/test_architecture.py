@@ -44,11 +44,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"core", "ports"},
     "sinks": {"core", "ports"},
     "settings": {"core"},
-    "wiring": {"core", "ports", "timers", "stores", "engine", "sinks", "settings"},
+    "extensions": {"core"},
+    "wiring": {"core", "ports", "timers", "stores", "engine", "sinks", "settings", "extensions"},
     "app": {"core", "ports", "engine", "sinks", "settings", "wiring"},
     "bide": {"core", "ports", "engine", "settings", "app", "_version"},
     "service": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "_version"},
-    "cli": {"core", "ports", "timers", "engine", "settings", "wiring", "app", "bide", "service", "_version"},
+    "cli": {
+        "core", "ports", "timers", "engine", "settings", "extensions", "wiring", "app", "bide", "service", "_version",
+    },  # fmt: skip
     "__main__": {"cli"},
     "_version": set(),
 }

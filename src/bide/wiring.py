@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from bide import extensions
 from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
 from bide.engine.retention import counted
 from bide.engine.terms import Retention, Terms
-from bide.ports import Store, Table
+from bide.ports import Sink, Store, Table
 from bide.settings import Settings
 from bide.stores.urls import parts_of
 
@@ -62,7 +63,13 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return _mysql(url, own_clock=own_clock)
     if parts.scheme in _HTTP:
         return _http(url, settings, own_clock=own_clock)
-    raise BadInput("store", without_secrets(url), _ACCEPTED)
+    others = extensions.installed(extensions.STORES)
+    if parts.scheme in others:
+        make = extensions.load(others[parts.scheme])
+        make(url)  # what is wrong with the URL is said now, not at the first use
+        return lambda: make(url)
+    more = "".join(f', "{scheme}:..."' for scheme in sorted(others))
+    raise BadInput("store", without_secrets(url), _ACCEPTED + more)
 
 
 def tables_at(
@@ -96,6 +103,17 @@ def webhook_post(**options: Any) -> WebhookPost:
         from bide.sinks.webhook import WebhookPost
 
     return WebhookPost(**options)
+
+
+def sink_at(url: str, field: str) -> Sink:
+    """The sink of the distribution that has the scheme of `url` (`bide.extensions`). Raises BadInput, SetupError."""
+    others = extensions.installed(extensions.SINKS)
+    scheme = url.partition(":")[0]
+    if scheme not in others:
+        known = ", ".join(sorted(others)) or "none is installed"
+        raise BadInput(field, without_secrets(url), f"a URL with the scheme of an installed sink ({known})")
+    sink: Sink = extensions.load(others[scheme])(url)
+    return sink
 
 
 def terms_of(settings: Settings) -> Terms:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bide import extensions
 from bide._version import __version__
 from bide.cli.exits import Exit, exit_of
 from bide.cli.stopping import end_at_once, on_signals
@@ -58,17 +59,13 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 _LOOKS = {"doctor", *SECTIONS["Look"], "bench", "lab"}
 """They change nothing: they end when nobody reads on."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
-_MORE = "bide.commands"
-"""The entry points by which other distributions add commands: `name = "module:click_command"`."""
 _OURS_ELSEWHERE = {"lab": "pip install ./lab (in a clone of bide)"}
 """Commands in distributions of bide's own, and how each is installed."""
 
 
 def added() -> dict[str, EntryPoint]:
-    """The commands that installed distributions add. A name of ours stays ours."""
-    from importlib.metadata import entry_points
-
-    return {one.name: one for one in entry_points(group=_MORE) if one.name not in _WHERE}
+    """The commands that other distributions add. A name of ours stays ours."""
+    return {name: one for name, one in extensions.installed(extensions.COMMANDS).items() if name not in _WHERE}
 
 
 class Commands(click.Group):
@@ -168,17 +165,10 @@ def _added(name: str) -> click.Command | None:
     found = added().get(name)
     if found is None:
         return None
-    try:
-        command = found.load()
-    except Exception as error:
-        raise SetupError(f"{_whose(found)} cannot be loaded: {type(error).__name__}: {error}") from error
+    command = extensions.load(found)
     if not isinstance(command, click.Command):
-        raise SetupError(f"{_whose(found)} is no click command, but {command!r}")
+        raise SetupError(f"{extensions.described(found)} is no click command, but {command!r}")
     return command
-
-
-def _whose(found: EntryPoint) -> str:
-    return f"the command {found.name!r} of {found.dist.name if found.dist else 'a distribution'} ({found.value})"
 
 
 def _about(name: str) -> str:

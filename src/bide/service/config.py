@@ -16,7 +16,10 @@
     timeout = "30s"
     keep_done = "1h"
 
-A topic without a webhook is for consumers: what it says then holds for what they lease.
+    [topics."report.send"]
+    sink = "slack://reports"                         # a sink that another distribution adds, by the scheme of its URL
+
+A topic without either is for consumers: what it says then holds for what they lease.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """One topic."""
 
     webhook: str | None = None
+    sink: str | None = None
+    """The URL of a sink that another distribution adds: see `bide.extensions`."""
     secrets_file: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     connect_timeout: str = "5s"
@@ -107,6 +112,8 @@ def read_config(path: str) -> ServeConfig:
         config = msgspec.convert(data, ServeConfig)
     except msgspec.ValidationError as error:
         raise BadInput("--config", path, f"the fields of docs/http.md ({error})") from None
-    for topic in config.topics:
+    for topic, one in config.topics.items():
         check_topic(topic, f"{path}: topics")
+        if one.sink is not None and one.webhook is not None:
+            raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of them")
     return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -36,7 +36,7 @@ from bide.service.server import Service
 from bide.service.store_calls import StoreCalls
 from bide.service.streaming import Following
 from bide.service.tokens import Tokens
-from bide.wiring import is_traced, webhook_post
+from bide.wiring import is_traced, sink_at, webhook_post
 
 
 class Serving:
@@ -64,6 +64,7 @@ class Serving:
         self._default = TopicPolicy(policy(None), app.settings.losses)
         hooks = {topic: one for topic, one in config.topics.items() if one.webhook is not None}
         self._post = None
+        self._sinks: list[AbstractAsyncContextManager[object]] = []
         if hooks:
             self._post = webhook_post(
                 allow=config.webhooks.allow, per_host=config.webhooks.per_host,
@@ -82,6 +83,13 @@ class Serving:
                 )  # fmt: skip
                 slots = one.concurrency or 5 * sink.concurrency
                 app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
+            elif one.sink is not None:
+                other = sink_at(one.sink, f"{where}.sink")
+                if isinstance(other, AbstractAsyncContextManager):
+                    self._sinks.append(other)
+                app.route(
+                    topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout
+                )
             app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
         app.terms = counted(app.terms, config.keep_most)
 
@@ -107,6 +115,8 @@ class Serving:
             app.trace()
         if self._post is not None:
             await stack.enter_async_context(self._post)
+        for sink in self._sinks:
+            await stack.enter_async_context(sink)
         self._desk = Desk(
             app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
             started=self.metrics.started, history=app.history,

@@ -1,0 +1,106 @@
+"""The example of an extension, installed as a user installs it: its store, its sink and its command work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.service.calling import Api
+from tests.service.test_stopping import serve
+from tests.waiting import until
+
+from bide import BadInput, Settings, SetupError, extensions
+from bide.cli import main
+from bide.cli.exits import Exit
+from bide.service.config import read_config
+from bide.wiring import store_maker
+
+DELIVERS = """
+import asyncio
+from bide import Bide
+
+app, done = Bide("shelf:mine", keep_done="0s"), []
+
+@app.handler("post.publish")
+async def publish(task):
+    done.append(task.payload)
+
+async def run():
+    async with app, app.worker() as worker:
+        await publish.schedule("hello", key="1", delay="10ms")
+        await worker.until_empty()
+        print(type(app.store).__module__, done)
+
+asyncio.run(run())
+"""
+
+
+@pytest.fixture(scope="module")
+def environ(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """With the example's distribution installed; built with what is here, so that no network is needed."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+         "--disable-pip-version-check", "--target", str(folder), str(root / "examples" / "extension")],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+    return {**mine, "PYTHONPATH": str(folder)}
+
+
+def python(environ: Mapping[str, str], folder: Path, *words: str) -> str:
+    done = subprocess.run([sys.executable, *words], env=dict(environ), cwd=folder, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_store_passes_the_suite(root: Path, environ: Mapping[str, str]) -> None:
+    said = python(environ, root / "examples" / "extension", "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                  "-o", "asyncio_mode=auto", "tests")  # fmt: skip
+    assert " passed" in said
+
+
+def test_its_store_is_found_by_the_scheme_of_a_url(environ: Mapping[str, str], tmp_path: Path) -> None:
+    assert python(environ, tmp_path, "-c", DELIVERS) == "bide_shelf.store ['hello']\n"
+
+
+async def test_the_service_delivers_to_its_sink_and_its_command_shows_it(
+    environ: Mapping[str, str], tmp_path: Path
+) -> None:
+    config, lines = tmp_path / "serve.toml", tmp_path / "delivered"
+    config.write_text(f'[topics."report.send"]\nsink = "lines:{lines}"\n')
+    async with serve(tmp_path, "--config", str(config), **environ) as (_, url):
+        Api(url).put("report.send", "7", delay="0s", payload={"to": "ann"})
+        await until(lambda: lines.exists() and lines.read_text().endswith("\n"), "the sink to have it")
+    shown = python(environ, tmp_path, "-m", "bide", "shelf", str(lines))
+    assert shown == "report.send/7: {'to': 'ann'}\n"
+    assert "Show what the lines sink has written." in python(environ, tmp_path, "-m", "bide", "--help")
+
+
+def test_what_is_not_installed_or_cannot_be_loaded_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = EntryPoint("broken", "no.such_module:make", "any")
+    monkeypatch.setattr(extensions, "installed", lambda group: {"broken": broken})
+    with pytest.raises(SetupError, match=r"'broken'.*cannot be loaded: ModuleNotFoundError"):
+        store_maker("broken:x", Settings())
+    with pytest.raises(BadInput, match=r'"broken:\.\.\."'):
+        store_maker("other:x", Settings())
+    said = CliRunner().invoke(main, ["broken"])
+    assert (said.exit_code, said.stderr.count("\n")) == (Exit.SETUP, 1)
+    said = CliRunner().invoke(main, ["lab", "list"])
+    assert (said.exit_code, said.stderr) == (
+        Exit.SETUP,
+        "bide: bide lab is not installed: pip install ./lab (in a clone of bide)\n",
+    )
+    assert "cannot be loaded" in CliRunner().invoke(main, ["--help"]).stdout, "and the others are listed"
+
+    both = tmp_path / "both.toml"
+    both.write_text('[topics.t]\nsink = "lines:x"\nwebhook = "https://shop.example/"\n')
+    with pytest.raises(BadInput, match="a webhook and a sink"):
+        read_config(str(both))
