@@ -219,7 +219,7 @@ def test_the_file_has_every_field(tmp_path: Path) -> None:
     config = msgspec.convert(read, ServeConfig)
     assert set(read) == set(ServeConfig.__struct_fields__)
     assert set(read["webhooks"]) == set(WebhooksConfig.__struct_fields__)
-    assert set(read["topics"]["order.close"]) == set(TopicConfig.__struct_fields__)
+    assert {*read["topics"]["order.close"], *read["topics"]["report.send"]} == set(TopicConfig.__struct_fields__)
     for topic, one in config.topics.items():
         assert one.policy(topic) is not None
 
