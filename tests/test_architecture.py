@@ -50,8 +50,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bide": {"core", "ports", "engine", "settings", "app", "_version"},
     "service": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "_version"},
     "cli": {
-        "core", "ports", "timers", "engine", "settings", "extensions", "wiring", "app", "bide", "service", "_version",
-    },  # fmt: skip
+        "core",
+        "ports",
+        "timers",
+        "engine",
+        "settings",
+        "extensions",
+        "wiring",
+        "app",
+        "bide",
+        "service",
+        "_version",
+    },
     "__main__": {"cli"},
     "_version": set(),
 }
