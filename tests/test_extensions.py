@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -77,7 +78,8 @@ async def test_the_service_delivers_to_its_sink_and_its_command_shows_it(
     config, lines = tmp_path / "serve.toml", tmp_path / "delivered"
     config.write_text(f'[topics."report.send"]\nsink = "lines:{lines}"\n')
     async with serve(tmp_path, "--config", str(config), **environ) as (_, url):
-        Api(url).put("report.send", "7", delay="0s", payload={"to": "ann"})
+        with closing(Api(url)) as api:
+            api.put("report.send", "7", delay="0s", payload={"to": "ann"})
         await until(lambda: lines.exists() and lines.read_text().endswith("\n"), "the sink to have it")
     shown = python(environ, tmp_path, "-m", "bide", "shelf", str(lines))
     assert shown == "report.send/7: {'to': 'ann'}\n"

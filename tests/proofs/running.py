@@ -17,7 +17,7 @@ HANGS = 900.0
 def report_of(tool: str, *options: str) -> dict[str, Any]:
     """What `python -m bide.testing.TOOL` reports. Fails the test where it found anything wrong, or could not run."""
     done = subprocess.run(
-        [sys.executable, "-m", f"bide.testing.{tool}", *options],
+        [sys.executable, "-m", f"bide_proofs.{tool}", *options],
         capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     if "is not installed" in done.stderr and not os.environ.get("CI"):

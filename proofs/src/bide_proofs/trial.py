@@ -29,7 +29,7 @@ busy with other things: how long something took is in the report, for people to 
 
 def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
     """For `python -m bide.testing.NAME`."""
-    return argparse.ArgumentParser(prog=f"python -m bide.testing.{name}", description=about)
+    return argparse.ArgumentParser(prog=f"python -m bide_proofs.{name}", description=about)
 
 
 def not_in_memory(parser: argparse.ArgumentParser, url: str) -> None:

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 
 
 def begun(what: str, url: str, *options: str) -> subprocess.Popen[str]:
-    """A run of `python -m bide.testing.{what}`."""
+    """A run of `python -m bide_proofs.{what}`."""
     return subprocess.Popen(
-        [sys.executable, "-m", f"bide.testing.{what}", url, *options],
+        [sys.executable, "-m", f"bide_proofs.{what}", url, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
