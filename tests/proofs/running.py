@@ -1,4 +1,4 @@
-"""Runs a tool of `bide.testing` that judges real processes, and reads its report."""
+"""Runs a tool of `bide_proofs` that judges real processes, and reads its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HANGS = 900.0
 
 
 def report_of(tool: str, *options: str) -> dict[str, Any]:
-    """What `python -m bide.testing.TOOL` reports. Fails the test where it found anything wrong, or could not run."""
+    """What `python -m bide_proofs.TOOL` reports. Fails the test where it found anything wrong, or could not run."""
     done = subprocess.run(
         [sys.executable, "-m", f"bide_proofs.{tool}", *options],
         capture_output=True, text=True, timeout=HANGS, check=False,

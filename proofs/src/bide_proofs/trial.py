@@ -28,7 +28,7 @@ busy with other things: how long something took is in the report, for people to 
 
 
 def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
-    """For `python -m bide.testing.NAME`."""
+    """For `python -m bide_proofs.NAME`."""
     return argparse.ArgumentParser(prog=f"python -m bide_proofs.{name}", description=about)
 
 
