@@ -57,7 +57,7 @@ class ShelfStore:
         for new in tasks:
             old = self._tasks.get((new.topic, new.key))
             answer = lifecycle.schedule(new, old, now, self._next_token(now))
-            if answer.result in lifecycle.ADDED:
+            if answer.record is not None and answer.result in lifecycle.ADDED:
                 self._keep(answer.record, now)
             answers.append(answer)
         return answers
@@ -96,13 +96,7 @@ class ShelfStore:
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: int) -> list[bool]:
         self._check_open()
-        return [
-            self._held(
-                one.topic, one.key, one.token,
-                lambda old, one=one: lifecycle.settle(one, old, now, self._next_token(now)), now,
-            )
-            for one in outcomes
-        ]  # fmt: skip
+        return [self._settle(one, now) for one in outcomes]
 
     async def purge(self, *, now: int, limit: int) -> int:
         self._check_open()
@@ -160,6 +154,12 @@ class ShelfStore:
             self._tasks.pop((record.topic, record.key), None)
         else:
             self._tasks[record.topic, record.key] = record
+
+    def _settle(self, asked: Settlement, now: int) -> bool:
+        def ended(old: Record) -> Record:
+            return lifecycle.settle(asked, old, now, self._next_token(now))
+
+        return self._held(asked.topic, asked.key, asked.token, ended, now)
 
     def _held(self, topic: str, key: str, token: int, become: Callable[[Record], Record], now: int) -> bool:
         """Let what is held by `token` become something else; whether it is held."""
