@@ -1,4 +1,4 @@
-"""What other distributions add, by entry points: stores and sinks by the scheme of a URL, commands by their name.
+"""Find and load extensions by entry points: stores and sinks by the scheme of a URL, commands by their name.
 
     [project.entry-points."bide.stores"]
     mongodb = "bide_mongodb:MongoStore"        # called with the URL: a `bide.ports.Store`
@@ -15,6 +15,7 @@ Nothing is loaded before it is asked for, and a name that bide itself has stays 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bide.core.errors import SetupError
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 STORES, SINKS, COMMANDS = "bide.stores", "bide.sinks", "bide.commands"
 
 
+@cache
 def installed(group: str) -> Mapping[str, EntryPoint]:
-    """The extensions of a group by name, not loaded. Reads the metadata of all that is installed: some milliseconds."""
+    """The extensions of a group by name, not loaded. Reads the metadata of all distributions, once: milliseconds."""
     from importlib.metadata import entry_points
 
     return {one.name: one for one in entry_points(group=group)}

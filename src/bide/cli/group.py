@@ -83,7 +83,8 @@ class Commands(click.Group):
             if cmd_name in ("demo", "serve", "work"):
                 on_signals(end_at_once)
         if cmd_name not in _WHERE:
-            return _added(cmd_name)
+            more = added()
+            return _loaded(more[cmd_name]) if cmd_name in more else None
         module, _, attribute = _WHERE[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -106,9 +107,9 @@ class Commands(click.Group):
         for title, section in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, help_text) for name, (_, help_text) in section.items()])
-        if more := sorted(added()):
+        if more := added():
             with formatter.section("Installed beside bide"):
-                formatter.write_dl([(name, _about(name)) for name in more])
+                formatter.write_dl([(name, _about(more[name])) for name in sorted(more)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
@@ -160,24 +161,20 @@ class Commands(click.Group):
         sys.exit(ended if isinstance(ended, int) else Exit.DONE)
 
 
-def _added(name: str) -> click.Command | None:
-    """A command of another distribution; None if there is none. Raises SetupError for one that cannot be loaded."""
-    found = added().get(name)
-    if found is None:
-        return None
-    command = extensions.load(found)
+def _loaded(extension: EntryPoint) -> click.Command:
+    """Load a command of another distribution. Raises SetupError if that fails."""
+    command = extensions.load(extension)
     if not isinstance(command, click.Command):
-        raise SetupError(f"{extensions.described(found)} is no click command, but {command!r}")
+        raise SetupError(f"{extensions.described(extension)} is no click command, but {command!r}")
     return command
 
 
-def _about(name: str) -> str:
+def _about(extension: EntryPoint) -> str:
     """Its help in a line; for one that cannot be loaded, why: the list of the others is shown all the same."""
     try:
-        command = _added(name)
+        return _loaded(extension).get_short_help_str(limit=90)
     except SetupError as error:
         return str(error)
-    return "" if command is None else command.get_short_help_str(limit=90)
 
 
 def _complain(message: str, error: BaseException, surroundings: Surroundings) -> None:

@@ -54,7 +54,7 @@ class Moves:
         return keep is ANY or keep is None or earliest(keep) <= self.clocks.highest(by) + self.slack
 
     def may_come_again(self, task: Task, by: int) -> bool:
-        """Whether an ended task may be answered as absent by then, and be there again: as the clock was set back."""
+        """After the clock was set back, a task past its retention may be answered as absent, and appear again."""
         return self.clocks.fallback > _UNNOTICED and self.may_be_purged(task, by)
 
     # --- clients' verbs
