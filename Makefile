@@ -26,7 +26,7 @@ test: ## run every test: virtual time, real servers, no verdict that depends on 
 test-busy: ## make test while four busy loops keep the processors from it
 	@for loop in 1 2 3 4; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy' EXIT INT TERM; $(MAKE) --no-print-directory test
 
-proofs: ## short forms of simulation, mutants, torture, soak and fuzz: nothing lost, doubled, early, stale or left
+proofs: ## short forms of simulation, mutants, torture and soak: nothing lost, doubled, early, stale or left
 	@$(SETUP) test
 	@$(INSTALL)
 	@$(PYTEST) --dist load tests/proofs $(ARGS)
@@ -87,10 +87,10 @@ soak: ## work each store at half of its maximum, 15 minutes each, an hour on Red
 	soak sqlite: --minutes 15 --service; soak "$$TEST_REDIS_URL" --minutes 60; exit $$code'
 	@.venv/bin/python scripts/generate.py
 
-fuzz: ## feed everything that reads what nobody meant: ten minutes, or make fuzz ARGS="--target urls --seconds 60"
+fuzz: ## feed everything that reads what nobody meant, other cases each time: make fuzz FUZZ=100 ARGS="-k urls"
 	@$(SETUP) test
-	@.venv/bin/python -m bide_proofs.fuzz --seconds 600 --results docs/reliability/fuzz.jsonl $(ARGS)
-	@.venv/bin/python scripts/generate.py
+	@$(INSTALL)
+	@FUZZ=$${FUZZ:-20} $(PYTEST) --dist load tests/fuzz $(ARGS)
 
 import-time: ## how long `import bide` takes, in fresh processes
 	@$(SETUP) run

@@ -102,7 +102,7 @@ def lab_parts() -> dict[str, Callable[[], str]]:
 
 @cache
 def trials() -> Results:
-    """What torture, soak and fuzzing found."""
+    """What torture and soak found."""
     return Results(ROOT / "docs" / "reliability")
 
 
@@ -113,7 +113,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "reliability-torture": lambda: trials().torture(),
     "reliability-cannot": lambda: trials().cannot(),
     "reliability-soak": lambda: trials().soak(),
-    "reliability-fuzz": lambda: trials().fuzz(),
     "mutants": lambda: mutants_table(MUTANTS),
     **lab_parts(),
 }

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bide.core.instants import LAST_INSTANT, instant
-from bide.core.wall_clock import cutoff, instant_of, stretch
+from bide.core.wall_clock import instant_of, stretch
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES: list[tzinfo] = [
@@ -37,29 +37,11 @@ def test_when_a_time_has_come(shown: str, comes: str) -> None:
     assert instant_of(datetime.fromisoformat(shown), BERLIN) == instant(comes)
 
 
-@given(shown=st.datetimes(BEGIN, END), zone=st.sampled_from(ZONES))
-@example(shown=datetime(2027, 10, 31, 2, 30), zone=BERLIN)
-@example(shown=datetime(2027, 3, 28, 2, 30), zone=BERLIN)
-@example(shown=datetime(2027, 4, 4, 1, 45), zone=ZoneInfo("Australia/Lord_Howe"))
-def test_the_cutoff_is_where_times_have_come(shown: datetime, zone: tzinfo) -> None:
-    at = instant_of(shown, zone)
-    assert cutoff(at, zone) >= shown
-    assert cutoff(at - 1, zone) < shown
-
-
 @given(first=st.datetimes(BEGIN, END), later=st.timedeltas(timedelta(0), timedelta(hours=4)))
 @example(first=datetime(2027, 10, 31, 1, 59), later=timedelta(minutes=2))
 @example(first=datetime(2027, 3, 28, 2, 30), later=timedelta(minutes=31))
 def test_a_later_time_never_comes_earlier(first: datetime, later: timedelta) -> None:
     assert instant_of(first, BERLIN) <= instant_of(first + later, BERLIN)
-
-
-@given(shown=st.datetimes(BEGIN, END), zone=st.sampled_from(ZONES))
-def test_never_early_read_either_way(shown: datetime, zone: tzinfo) -> None:
-    def shown_at(at: int) -> datetime:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)).astimezone(zone).replace(tzinfo=None)
-
-    assert shown_at(instant_of(shown, zone)) >= shown
 
 
 @given(shown=st.datetimes())

@@ -47,7 +47,6 @@ def test_without_results_every_store_is_there_and_not_run(tmp_path: Path) -> Non
     for store in ("SQLite", "Redis", "Redis Cluster", "Redis Sentinel", "PostgreSQL", "MariaDB", "HTTP"):
         assert row(none.torture(), store)[1] == "not run yet"
     assert row(none.soak(), "MariaDB")[1] == "not run yet"
-    assert none.fuzz() == "No run yet.\n"
     assert none.cannot() == "Nothing was noted so far.\n"
 
 
@@ -95,19 +94,6 @@ def test_a_soak_and_its_slopes(tmp_path: Path) -> None:
 )
 def test_what_the_slopes_come_to(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     assert said in results(tmp_path, soak=[{**SOAKED, **changed}]).soak()
-
-
-def test_fuzzing_is_summed_up(tmp_path: Path) -> None:
-    lines = [
-        {"target": "urls", "cases": 10, "seconds": 1, "seed": 3, "found": 4},
-        {"target": "urls", "cases": 1000, "seconds": 2.5, "seed": 4, "found": 0, "note": "a | b"},
-        {"target": "rows", "cases": 500, "found": ["rows (case 7)"]},
-    ]
-    text = results(tmp_path, fuzz=lines).fuzz()
-    assert row(text, "urls")[1:5] == ["1,000", "2.5", "4", "0"]
-    assert "a \\| b" in text
-    assert row(text, "rows")[1:5] == ["500", "?", "?", "1"]
-    assert row(text, "all")[1:] == ["1,500", "", "", "1", ""]
 
 
 def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The tables of docs/reliability.md, drawn from what the trials wrote: torture.jsonl, soak.jsonl and fuzz.jsonl.
+"""The tables of docs/reliability.md, drawn from what the trials wrote: torture.jsonl and soak.jsonl.
 
-Each line is one run, a JSON object, written by whoever ran it; the newest line of each store or target counts. A field
+Each line is one run, a JSON object, written by whoever ran it; the newest line of each store counts. A field
 that a line does not have is shown as unknown, and a store without a line as one that was not tried yet.
 """
 
@@ -53,9 +53,8 @@ class Results:
     """What is in the results files of one folder. Raises BadInput for a line that is not a JSON object."""
 
     def __init__(self, folder: Path) -> None:
-        self._torture = _newest(folder / "torture.jsonl", "store")
-        self._soak = _newest(folder / "soak.jsonl", "store")
-        self._fuzz = _newest(folder / "fuzz.jsonl", "target")
+        self._torture = _newest(folder / "torture.jsonl")
+        self._soak = _newest(folder / "soak.jsonl")
 
     # --- real faults
 
@@ -124,25 +123,9 @@ class Results:
                  "left behind", "late p50, ms", "late p99, ms", "worst, ms"]  # fmt: skip
         return "\n\n".join([_table(heads, rows, right=set(range(1, 13))), *parts]) + "\n"
 
-    # --- fuzzing
 
-    def fuzz(self) -> str:
-        """A row for each target, and their sum."""
-        if not self._fuzz:
-            return "No run yet.\n"
-        runs = list(self._fuzz.values())
-        rows = [
-            [name, _number(run.get("cases")), _number(run.get("seconds")), _text(run.get("seed")),
-             _number(_found(run)), _text(run.get("note", ""))]
-            for name, run in self._fuzz.items()
-        ]  # fmt: skip
-        cases, found = sum(_sum(run.get("cases")) for run in runs), sum(_found(run) or 0 for run in runs)
-        rows.append(["all", _number(cases), "", "", _number(found), ""])
-        return _table(["target", "cases", "seconds", "seed", "found", "note"], rows, right={1, 2, 4}) + "\n"
-
-
-def _newest(path: Path, by: str) -> dict[str, Run]:
-    """The last line of each store or target, in the order in which they first came. One cut off is passed over."""
+def _newest(path: Path) -> dict[str, Run]:
+    """The last line of each store, in the order in which they first came. One cut off is passed over."""
     found: dict[str, Run] = {}
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -154,9 +137,8 @@ def _newest(path: Path, by: str) -> dict[str, Run]:
             raise BadInput(
                 f"{path.name}, line {number}", line.decode(errors="replace"), f"a JSON object: {error}"
             ) from None
-        name = str(run.get(by, _UNKNOWN))
-        if by == "store":
-            name = next((shown for shown, names in _STORES.items() if name.lower() in names), name)
+        name = str(run.get("store", _UNKNOWN))
+        name = next((shown for shown, names in _STORES.items() if name.lower() in names), name)
         found[name] = run
     return found
 
@@ -291,12 +273,6 @@ def _recovery(run: Run) -> dict[str, Mapping[str, Any]]:
         if isinstance(times, Mapping):
             found[kind] = {part: value * 1000 for part, value in times.items() if isinstance(value, int | float)}
     return found
-
-
-def _found(run: Run) -> float | None:
-    """How many bugs; they may be told one by one."""
-    found = run.get("found")
-    return len(found) if isinstance(found, list) else found if isinstance(found, int | float) else None
 
 
 def _sum(value: object) -> float:

@@ -1,0 +1,312 @@
+"""Text that people write: durations, instants, zones, names, retry policies, settings, table sources."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import ROUND_CEILING, Decimal, localcontext
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from hypothesis import example
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from tests.fuzz.cases import NUMBERS, ODD_VALUES, changed, fuzz, mostly, near, refusals
+
+from bide.core import wall_clock
+from bide.core.instants import (
+    LAST_INSTANT,
+    LONGEST,
+    LONGEST_TEXT,
+    as_datetime,
+    duration,
+    duration_text,
+    instant,
+    instant_text,
+)
+from bide.core.names import LONGEST_NAME, check_name, check_topic
+from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
+from bide.core.table_source import DueIs, Sql, TableSource
+from bide.settings import Settings, describe
+
+UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+SPACES = " \t\n\r\f\v"
+EPOCH = datetime(1970, 1, 1)
+LENGTHS = st.one_of(
+    st.from_regex(r"[-+ ]?([0-9]{1,4}(\.[0-9]{1,4})? ?(ms|[smhdw]) ?){1,4}", fullmatch=True),
+    st.from_regex(r"-?P([0-9]{1,2}W)?([0-9]{1,2}D)?(T([0-9]{1,2}H)?([0-9]{1,2}M)?([0-9]{1,2}S)?)?", fullmatch=True),
+    st.builds("{}{}".format, NUMBERS, st.sampled_from(list(UNITS))),
+)
+"""Durations as people write them."""
+
+
+def read_length(text: str) -> int | None:
+    """Read a duration a second time, cut at its units and summed up in decimals; None where it is none."""
+    if len(text) > LONGEST_TEXT:
+        return None
+    text = text.strip()
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    cuts = [(body, "ms|[smhdw]")]
+    if iso := body.startswith("P"):
+        date, t, time = body[1:].partition("T")
+        cuts = [(date, "[WD]"), (time, "[HMS]")]
+        if t and not time:
+            return None
+    total, seen = Decimal(0), ""
+    with localcontext() as exact:
+        exact.prec = 400
+        for piece, units in cuts:
+            *parts, rest = re.split(f"({units})", piece)
+            if rest if iso else rest.strip(SPACES) or body[:1] in SPACES:
+                return None
+            for number, unit in zip(parts[::2], parts[1::2], strict=True):
+                number = number if iso else number.strip(SPACES)
+                if f"{unit}," in seen or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", number):
+                    return None
+                seen += f"{unit},"
+                total += Decimal(number) * UNITS[unit.lower() if iso else unit]
+        ordered = not iso or seen == "".join(f"{unit}," for unit in "WDHMS" if unit in seen)
+        return int((sign * total).to_integral_value(ROUND_CEILING)) if seen and ordered else None
+
+
+@fuzz(120, value=mostly(near(LENGTHS), st.timedeltas() | ODD_VALUES), negative=st.booleans())
+def test_durations(value: Any, negative: bool) -> None:
+    meant: int | None = None
+    if isinstance(value, timedelta):
+        meant = -((-value) // timedelta(milliseconds=1))
+    elif isinstance(value, str):
+        meant = read_length(value)
+    if meant is not None and ((meant < 0 and not negative) or abs(meant) > LONGEST):
+        meant = None
+    got = None
+    with refusals():
+        got = duration(value, negative=negative)
+        assert duration(duration_text(got), negative=True) == got
+    assert got == meant
+
+
+@st.composite
+def instant_texts(draw: DrawFn) -> tuple[str, int | None]:
+    """ISO 8601 with an offset, and the instant that it says; None where that lies outside of 1970 to 9999."""
+    moment = draw(st.datetimes() | st.datetimes(EPOCH, EPOCH + timedelta(days=2)))
+    minutes, compact = draw(st.integers(-14 * 60 - 59, 14 * 60 + 59)), draw(st.booleans())
+    point = draw(st.sampled_from((".", ",", "")))
+    if not point:
+        moment = moment.replace(microsecond=0)
+    if compact:
+        text = f"{moment.year:04}{moment:%m%dT%H%M%S}"
+    else:
+        text = f"{moment.year:04}-{moment:%m-%d}{draw(st.sampled_from('T '))}{moment:%H:%M:%S}"
+    text += f"{point}{moment.microsecond:06}" if point else ""
+    hours, rest = divmod(abs(minutes), 60)
+    offset = f"{'-' if minutes < 0 else '+'}{hours:02}{'' if compact else ':'}{rest:02}"
+    text += offset if minutes else draw(st.sampled_from(("Z", "-00:00", offset)))
+    micros = (moment - EPOCH - timedelta(minutes=minutes)) // timedelta(microseconds=1)
+    millis = -(-micros // 1000)
+    return text, millis if 0 <= millis <= LAST_INSTANT else None
+
+
+LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999)
+ODD_MOMENTS = st.builds(
+    lambda moment, zone: moment.replace(tzinfo=zone),
+    st.sampled_from([datetime(1, 1, 1), EPOCH, datetime(2030, 1, 1), LAST]),
+    st.none() | st.integers(-86_399, 86_399).map(lambda seconds: timezone(timedelta(seconds=seconds))),
+)
+
+
+@fuzz(120, said=instant_texts())
+def test_instants_are_read_as_what_they_say(said: tuple[str, int | None]) -> None:
+    text, meant = said
+    got = None
+    with refusals():
+        got = instant(text)
+    assert got == meant
+
+
+@fuzz(120, value=mostly(changed(instant_texts().map(lambda said: said[0])), ODD_MOMENTS | ODD_VALUES | st.text()))
+def test_instants_are_read_back_or_refused(value: Any) -> None:
+    with refusals():
+        got = instant(value)
+        assert 0 <= got <= LAST_INSTANT
+        assert instant(instant_text(got)) == instant(as_datetime(got)) == got
+
+
+ZONES = (
+    "UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca",
+    "America/St_Johns", "Pacific/Apia", "Asia/Tehran", "Antarctica/Troll",
+)  # fmt: skip
+
+
+@example(shown=datetime(2027, 10, 31, 2, 30), name="Europe/Berlin", edge=0)
+@example(shown=datetime(2027, 3, 28, 2, 30), name="Europe/Berlin", edge=0)
+@example(shown=datetime(2027, 4, 4, 1, 45), name="Australia/Lord_Howe", edge=0)
+@fuzz(
+    120,
+    shown=st.datetimes(datetime(1971, 1, 1), datetime(2036, 12, 31)),
+    name=st.sampled_from(ZONES),
+    edge=st.integers(0, LAST_INSTANT),
+)
+def test_a_naive_time_comes_once_and_for_good(shown: datetime, name: str, edge: int) -> None:
+    """It comes when the zone's clock shows it or a later time, for good: as read every quarter of an hour."""
+    zone = ZoneInfo(name)
+    at = wall_clock.instant_of(shown, zone)
+    assert 0 <= at <= LAST_INSTANT
+    for quarter in range(13):
+        assert as_datetime(at + quarter * 900_000).astimezone(zone).replace(tzinfo=None) >= shown
+    if at:
+        assert wall_clock.cutoff(at - 1, zone) < shown <= wall_clock.cutoff(at, zone)
+    assert wall_clock.cutoff(edge, zone) <= LAST
+
+
+NAMES = st.sampled_from(
+    ("order.close", "user-7", "a/b", "键", "é" * 100, "x" * LONGEST_NAME, "x" * (LONGEST_NAME + 1), "bide:settings")
+)
+
+
+@fuzz(120, value=mostly(near(NAMES), ODD_VALUES))
+def test_names(value: Any) -> None:
+    fine = (
+        isinstance(value, str)
+        and not any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in value)
+        and 1 <= len(value.encode("utf-8", "surrogatepass")) <= LONGEST_NAME
+    )
+    for is_topic in (False, True):
+        read = None
+        with refusals():
+            read = check_topic(value) if is_topic else check_name("key", value)
+        assert read == (value if fine and not (is_topic and value in ("bide:settings", "bide:shown")) else None)
+
+
+@fuzz(100, value=mostly(near(st.sampled_from(list(PRESETS))), ODD_VALUES))
+def test_retry_policies_by_name(value: Any) -> None:
+    taken = False
+    with refusals():
+        policy(value)
+        taken = True
+    assert taken == (value is None or (isinstance(value, str) and value in PRESETS))
+
+
+@fuzz(
+    120,
+    tries=st.sampled_from([1, 5, FOREVER, None, 1.0, True, "3"]) | NUMBERS,
+    factor=st.sampled_from([1, 1.0, 2.0, 100.0, 100.1, float("nan"), float("inf"), -1.0, None, "2", True]) | NUMBERS,
+    jitter=st.sampled_from([0.0, 0.2, 1, 1.1, float("nan"), -0.1, None, "0.2"]),
+    lengths=st.lists(near(LENGTHS), max_size=3),
+)
+def test_retry_policies_by_their_makers(tries: Any, factor: Any, jitter: Any, lengths: list[str]) -> None:
+    """What is made answers with a pause within its bounds, and gives up at last."""
+    first, longest = (lengths[0], lengths[-1]) if lengths else ("1s", "1h")
+    for make in (
+        lambda: Fixed(first, tries=tries),
+        lambda: Exponential(first, longest=longest, tries=tries, factor=factor, jitter=jitter),
+        lambda: Ladder(*lengths),
+    ):
+        with refusals():
+            made = make()
+            for failures in (1, 2, 3, 50, 1_100, 10**6, FOREVER - 1):
+                pause = made.delay(failures, random.Random(1).random)
+                assert pause is None or 0 <= pause <= LONGEST
+            assert made.delay(FOREVER) is None
+
+
+SECRET = "s3cr3tword"
+KNOWN = {one.variable: one for one in describe()}
+
+
+@st.composite
+def environments(draw: DrawFn) -> dict[str, str]:
+    environ = {"PATH": "/bin", "HOME": "/"}
+    for _ in range(draw(st.integers(1, 3))):
+        one = KNOWN[draw(st.sampled_from(list(KNOWN)))]
+        values = st.sampled_from(["15s", "1h30m", "100", "on", "off", "normal", "full", one.default_text])
+        values |= LENGTHS | NUMBERS.map(str)
+        if one.name == "store":
+            values = st.sampled_from(["memory:", "sqlite:///x.db", f"redis://:{SECRET}@host/0"])
+        elif one.secret:
+            values = st.just(SECRET)
+        environ[draw(mostly(st.just(one.variable), changed(one.variable)))] = draw(near(values))
+    if draw(st.integers(0, 9)) == 9:
+        environ["BIDE_TOKEN_FILE"] = draw(st.sampled_from(["/nowhere/at/all", "/", "\0", "/proc/self/mem", ""]))
+    return environ
+
+
+@fuzz(100, environ=environments())
+def test_settings(environ: dict[str, str]) -> None:
+    """Each is read as what it says, or refused by its name, and no secret is shown."""
+    made = None
+    with refusals() as refused:
+        made = Settings.from_env(environ)
+    assert SECRET not in repr(made) + "".join(map(str, refused))
+    if made is None:
+        return
+    for variable, one in KNOWN.items():
+        value = getattr(made, one.name)
+        if variable in environ:
+            assert one.kind.read(one.kind.text(value), one.name) == value
+        else:
+            assert "BIDE_TOKEN_FILE" in environ or value == one.default
+
+
+EXPRESSIONS = st.sampled_from(["times + 1", ":now", "coalesce(x, ':now')", "now() + interval '1 day'", "a::text"])
+CONDITIONS = st.sampled_from(
+    ["status = 2", "a = 1 AND (b = 'it''s' OR c IS NULL)", '"odd name" > 3', "x in (1, 2)", "note = ':now'"]
+)
+
+
+@fuzz(120, text=near(EXPRESSIONS))
+def test_expressions_in_sql(text: str) -> None:
+    with refusals():
+        change = Sql(text)
+        one_expression(text)
+        left = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|[:\w]:now|:now\w", "", change.written(lambda: "$1"))
+        assert ":now" not in left
+
+
+def one_expression(text: str) -> None:
+    """Read by its signs: within its brackets it is one expression and ends where the text ends."""
+    assert not set(text) & set("\\\0")
+    outside = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`", " ", text)
+    assert not set(outside) & set(";?$'\"`"), f"{outside!r}: an open quote, or an end"
+    assert "--" not in outside
+    assert "/*" not in outside
+    depth = 0
+    for letter in outside:
+        depth += (letter == "(") - (letter == ")")
+        assert depth >= 0, "a bracket closes what is around it"
+    assert not depth, "an open bracket"
+
+
+SOURCES: dict[str, st.SearchStrategy[Any]] = {
+    "table": near(st.sampled_from(["posts", "blog.posts", "Ünïcode"])),
+    "due": near("publish_at"),
+    "where": mostly(near(CONDITIONS), ODD_VALUES),
+    "changes": st.dictionaries(near("status"), st.sampled_from([3, "sent", None, 1.5]) | EXPRESSIONS.map(Sql))
+    | st.sampled_from([None, [], "x"]),
+    "id": near("id"),
+    "columns": st.sampled_from([(), ("title",), "title", None, (1,)]) | st.lists(near("title"), max_size=1),
+    "due_is": near(st.sampled_from([str(one) for one in DueIs])),
+    "zone": st.sampled_from([UTC, ZoneInfo("Europe/Berlin"), "UTC", None, timedelta(0)]),
+    "page": st.sampled_from([1, 100, 10_000, "1", None, True, 1.0]) | NUMBERS,
+    "look_every": mostly(near(st.sampled_from(["1s", "1h", "250ms"])), ODD_VALUES),
+    "database": st.sampled_from([None, "sqlite:///x.db", 5, b""]),
+    "channel": st.sampled_from([None, "posts", "", 'a"b', 7, "x" * 64]),
+}
+SOUND: dict[str, Any] = {"table": "posts", "due": "at", "where": "status = 2", "changes": {"status": 3}}
+
+
+@fuzz(
+    120,
+    given=st.sampled_from(list(SOURCES)).flatmap(lambda name: st.fixed_dictionaries({name: SOURCES[name]}))
+    | st.fixed_dictionaries({}, optional=SOURCES),
+)
+def test_table_sources(given: dict[str, Any]) -> None:
+    """What is taken can be put into a statement: brackets and quotes that match, nothing behind them."""
+    with refusals():
+        source = TableSource(**(SOUND | given))
+        one_expression(source.where)
+        for name in (*source.table.split("."), *source.named):
+            assert 0 < len(name) <= 63
+            assert not set(name) & set('"`[]\\.\0\n')
+        assert 0 < source.look_every_ms <= 3_600_000
