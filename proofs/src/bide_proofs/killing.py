@@ -35,7 +35,7 @@ from bide.core.records import Record, Settlement, Verdict
 from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.stores.sqlite import SqliteStore
-from bide_proofs.trial import PATIENCE
+from bide_proofs.harness.command import PATIENCE
 
 TASKS = 14
 _KILLED_LIVES = 3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bide_proofs.fuzz.running import Outcome, Target, run
 from bide_proofs.fuzz.targets import TARGETS
-from bide_proofs.trial import parser_of
+from bide_proofs.harness.command import parser_of
 
 
 def main() -> int:

@@ -15,10 +15,11 @@ from typing import Any
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker, without_secrets
+from bide_proofs.harness.command import PATIENCE, parser_of, tried
+from bide_proofs.harness.stores import live_tasks
 from bide_proofs.orders.crew import TOPIC, Crew, app_on, read
 from bide_proofs.orders.databases import EFFECT, PLACED, database_of, tables
 from bide_proofs.orders.judge import judge
-from bide_proofs.trial import PATIENCE, live_tasks, parser_of, tried
 
 _SHOWN = 10
 

@@ -15,9 +15,9 @@ from bide.app import Bide
 from bide.core.errors import StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
+from bide_proofs.harness.command import PATIENCE
 from bide_proofs.orders.databases import EFFECT, PLACED, database_of
 from bide_proofs.orders.judge import COMMITTED, ROLLED_BACK
-from bide_proofs.trial import PATIENCE
 
 TOPIC = "orders.close"
 LEASE = 2.0

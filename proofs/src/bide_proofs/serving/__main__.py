@@ -13,12 +13,13 @@ from typing import Any
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker, without_secrets
+from bide_proofs.harness.command import PATIENCE, WrongByKind, not_in_memory, parser_of, percentiles, tried
+from bide_proofs.harness.stores import own_namespace
 from bide_proofs.serving.instances import COUNT, LEASE, Instances
 from bide_proofs.serving.judge import Judgement
 from bide_proofs.serving.lines import Line, Wrong
 from bide_proofs.serving.load import Load
 from bide_proofs.serving.receiver import Receiver
-from bide_proofs.trial import PATIENCE, WrongByKind, not_in_memory, own_namespace, parser_of, percentiles, tried
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:

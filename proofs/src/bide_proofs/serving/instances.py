@@ -17,9 +17,9 @@ from pathlib import Path
 
 import aiohttp
 
+from bide_proofs.harness.command import PATIENCE
 from bide_proofs.serving.lines import Killed, Line, Wrong
 from bide_proofs.serving.receiver import INSTANCE_HEADER, Receiver
-from bide_proofs.trial import PATIENCE
 
 TOPIC = "serving"
 LEASE = 3.0

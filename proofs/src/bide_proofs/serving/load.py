@@ -16,10 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from bide.core.instants import instant, instant_text
+from bide_proofs.harness.command import PATIENCE
 from bide_proofs.serving.instances import TOPIC
 from bide_proofs.serving.lines import Answered, Line
 from bide_proofs.serving.receiver import payload_of
-from bide_proofs.trial import PATIENCE
 
 LONGEST, LONGEST_MOVED = 5.0, 10.0
 """Seconds of delay, and of the delay of a task that is to be moved."""

@@ -14,9 +14,9 @@ import msgspec
 from bide.cli.bench.crew import BenchFault
 from bide.cli.bench.place import place_of
 from bide.core.errors import BadInput
+from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
 from bide_proofs.soak.crew import ALLOCATOR
 from bide_proofs.soak.run import Soak
-from bide_proofs.trial import WrongByKind, not_in_memory, parser_of, tried
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:

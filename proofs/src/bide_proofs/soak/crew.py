@@ -21,7 +21,7 @@ from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, Settlement, Verdict
 from bide.core.tasks import Task
 from bide.settings import Settings
-from bide_proofs.trial import PATIENCE
+from bide_proofs.harness.command import PATIENCE
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"

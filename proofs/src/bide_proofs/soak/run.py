@@ -27,13 +27,13 @@ from bide.core.records import State, Verdict
 from bide.engine.sweeper import PAGE, PURGE_EVERY
 from bide.ports import KeepsEvents
 from bide.settings import Settings
+from bide_proofs.harness.command import PATIENCE
 from bide_proofs.soak import slopes
 from bide_proofs.soak.crew import FAILING, KEPT, ON_PURPOSE, TOPICS, Crew, Ids, Terms
 from bide_proofs.soak.load import Load
 from bide_proofs.soak.measure import StoreWatch, process
 from bide_proofs.soak.remains import EVENTS, remains, too_much
 from bide_proofs.soak.service import Service
-from bide_proofs.trial import PATIENCE
 
 LEAST = 300.0
 """Seconds of a run whose slopes count."""

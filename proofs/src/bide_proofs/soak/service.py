@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from bide.cli.bench.crew import BenchFault
+from bide_proofs.harness.command import PATIENCE
 from bide_proofs.soak.crew import environment
-from bide_proofs.trial import PATIENCE
 
 _TAIL = 2_000
 
