@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Topic
@@ -17,13 +18,14 @@ from bide_proofs import crash_points
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
 
-class Early(SqliteStore):
-    """Leases what is due within the next 50 ms."""
+class Twice(SqliteStore):
+    """Gives out each lease twice, with one token."""
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        return await super().lease(wants, now=now + 50, until=until, holder=holder)
+        leased = await super().lease(wants, now=now, until=until, holder=holder)
+        return replace(leased, tasks=[*leased.tasks, *leased.tasks])
 
 
 def test_what_a_broken_store_does_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_points, "SqliteStore", Early)
-    assert "P1" in {violation.promise for violation in check(crash_points.run(1, tmp_path)).violations}
+    monkeypatch.setattr(crash_points, "SqliteStore", Twice)
+    assert "P12" in {violation.promise for violation in check(crash_points.run(1, tmp_path)).violations}

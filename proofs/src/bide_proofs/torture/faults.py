@@ -15,7 +15,7 @@ from bide.core.errors import BadInput
 from bide.testing.history.events import Fault
 from bide.testing.history.journal import Journal
 from bide.testing.proxy import Act, FaultProxy
-from bide_proofs.harness.processes import Child, ProcessGroup
+from bide_proofs.harness.processes import READY, Child, ProcessGroup
 from bide_proofs.torture.clock import WrongClock
 from bide_proofs.torture.server import Server
 from bide_proofs.torture.undone import Span
@@ -59,12 +59,13 @@ Lane = Callable[[Collection[str], random.Random], Awaitable[None]]
 class Faults:
     """Lanes on one server, its proxies and the processes. `pace` divides the pauses between faults.
 
-    With `only` no other kinds are caused; those of `without` are not. Raises BadInput where none is left.
+    With `only` no other kinds are caused; those of `without` are not. Raises BadInput where none is left. `spare`
+    processes of a kind are always left at work by kills.
     """
 
     def __init__(
         self, server: Server, group: ProcessGroup, log: FaultLog, *, seed: int, pace: float, wrong: WrongClock | None,
-        without: Collection[str] = (), only: Collection[str] = (),
+        without: Collection[str] = (), only: Collection[str] = (), spare: int = 0,
     ) -> None:  # fmt: skip
         self._server = server
         self._group = group
@@ -72,6 +73,7 @@ class Faults:
         self._pace = pace
         self._wrong = wrong
         self._seed = seed
+        self._spare = spare
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._killing: asyncio.Future[bool] | None = None
@@ -146,6 +148,10 @@ class Faults:
         shares = {kind: share for kind, share in _SHARES.items() if f"{what} {kind}" in kinds}
         [kind] = chance.choices(list(shares), list(shares.values()))
         children = self._group.of(kind)
+        if self._spare:
+            children = [child for child in children if READY in child.said]
+            if len(children) <= self._spare:
+                return None
         return chance.choice(children) if children else None
 
     async def _connections(self, proxy: FaultProxy, kinds: Collection[str], chance: random.Random) -> None:

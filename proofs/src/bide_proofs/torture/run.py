@@ -57,6 +57,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Where given, no others are."""
     worker: str = "bide_proofs.torture.worker"
     """The module that a worker process runs."""
+    spare: int = 0
+    """A kill is left out that would leave fewer of a kind at work."""
+    worker_url: str | None = None
+    """The store of workers, where they are what clients reach it through."""
 
 
 class _Ran(Struct, kw_only=True):
@@ -98,7 +102,8 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         await _look(server, journal, drained=ran.drained is not None)
         about, errors = server.about(), group.errors()
     figures, checked, aside, wrong = judged(folder, server.name, faults.spans)
-    wrong["call failed"] = list(figures.failed) if set(faults.counts) <= {f"{KILL} {WORKER}"} else []
+    workers_alone = plan.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
+    wrong["call failed"] = list(figures.failed) if workers_alone else []
     wrong["process ended"] = list(group.wrong)
     wrong["error logged"] = list(errors)
     wrong["not drained"] = [] if ran.drained is not None else [f"something was live after {PATIENCE:g} s of peace"]
@@ -131,7 +136,15 @@ async def _run(
 ) -> _Ran:
     """Start the processes, cause faults, and let all of it come to an end."""
     faults = Faults(
-        server, group, log, seed=plan.seed, pace=plan.pace, wrong=wrong_clock, without=plan.without, only=plan.only
+        server,
+        group,
+        log,
+        seed=plan.seed,
+        pace=plan.pace,
+        wrong=wrong_clock,
+        without=plan.without,
+        only=plan.only,
+        spare=plan.spare,
     )
     await group.start(WORKER, plan.workers)
     await group.start(CLIENT, plan.clients)
@@ -160,8 +173,11 @@ def _specs(
 
     def spec_of(kind: str, slot: int, name: str) -> ChildSpec:
         number = next(numbers)
+        url = server.urls[number % len(server.urls)]
+        if kind == WORKER and plan.worker_url is not None:
+            url = plan.worker_url
         spec = Spec(
-            url=server.urls[number % len(server.urls)], name=name, journal=str(folder / f"{name}.jsonl"),
+            url=url, name=name, journal=str(folder / f"{name}.jsonl"),
             clock=str(folder / "clock"), first_call=(number + 1) * _CALLS, seed=f"{plan.seed}/{name}",
             rate=plan.rate / plan.clients, farthest=plan.farthest, shares_clock=_is_file(server),
         )  # fmt: skip
