@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from bide_proofs.soak.crew import Ids
 from bide_proofs.soak.measure import process
 from bide_proofs.soak.remains import too_much
-from bide_proofs.soak.run import judged
-from bide_proofs.soak.slopes import FLAT, GROWS, MEBIBYTE, SETTLED, Slope, allowed_bytes, interval, judge
+from bide_proofs.soak.slopes import BYTES, FLAT, GROWS, MEBIBYTE, SETTLED, Slope, interval, judge, judged
+from bide_proofs.soak.worker import Ids
 
 # --- slopes
 
@@ -30,7 +29,7 @@ def verdict(course: Callable[[float, random.Random], float], minutes: float = MI
     """Of a process of 50 MB that holds so many bytes more after so many minutes."""
     chance = random.Random(1)
     points = [(at * EVERY, 50 * MB + course(at * EVERY / 60, chance)) for at in range(int(minutes * 60 / EVERY))]
-    slope = judge(points, allowed_bytes(50 * MB))
+    slope = judge(points, BYTES.of(50 * MB))
     assert slope is not None
     return slope
 

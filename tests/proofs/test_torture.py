@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from tests.proofs.running import report_of
@@ -32,3 +33,18 @@ def test_under_faults_every_promise_is_kept(server: str) -> None:
     assert load["verbs"]["cancel"]["cancelled"] > 0
     assert any(kind.startswith("kill -9") for kind in faults)
     assert sum(faults.values()) >= 3
+
+
+@pytest.mark.parametrize("deployment", ["sqlite", "redis_url", "redis_sentinel_url", "redis_cluster_url"])
+def test_where_only_workers_die_no_call_fails_either(
+    request: pytest.FixtureRequest, tmp_path: Path, deployment: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/t.db" if deployment == "sqlite" else str(request.getfixturevalue(deployment))
+    report = report_of(
+        "torture", url, "--only", "kill -9 of a worker", "--seconds", "8", "--least", "300", "--rate", "150",
+        "--farthest", "3", "--workers", "2", "--pace", "2",
+    )  # fmt: skip
+    assert not any(report["wrong"].values())
+    assert report["wrong"]["call failed"] == report["checked"]["undecided"] == 0
+    assert report["faults"].keys() == {"kill -9 of a worker"}
+    assert report["load"]["deliveries"] >= 300

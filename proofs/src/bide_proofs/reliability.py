@@ -28,10 +28,11 @@ _STORES: Mapping[str, tuple[str, ...]] = {
 """By what they are called on the page: what a line may call them."""
 _SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB", "HTTP")
 _WRONG = (
-    ("lost",), ("duplicated", "delivered_again"), ("early",), ("after_cancel", "delivered after cancelled"),
-    ("stale_accepted", "stale token accepted"),
+    ("lost", "P2"), ("duplicated", "delivered_again"), ("early", "P1"),
+    ("after_cancel", "delivered after cancelled", "P4"), ("stale_accepted", "stale token accepted", "P3"),
 )  # fmt: skip
-"""What is counted of a run under faults, by the names that a line may have for it, at its top or in `wrong`."""
+"""Counted of a run under faults, by the names that a line may have for it, at its top or in `wrong`; by now the number
+of the promise that the checker found broken."""
 _UNKNOWN = "?"
 _NOT_YET = "not run yet"
 _KIB, _MIB = 1024, 1024 * 1024

@@ -15,13 +15,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from bide_proofs.harness.command import parser_of
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import Ask, plan_from, plan_of
 from bide_proofs.simulate.shrink import shrunk
 from bide_proofs.simulate.story import story
 from bide_proofs.simulate.world import play
-from bide_proofs.trial import parser_of
 
 _BLOCK = 20
 """Seeds that a process plays before it tells how they went."""

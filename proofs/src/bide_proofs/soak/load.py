@@ -21,7 +21,7 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.names import new_id
 from bide.core.records import NewTask, Ref, Result
-from bide_proofs.soak.crew import FAILING, KEPT, PLAIN, THREADED, Ids
+from bide_proofs.soak.worker import FAILING, KEPT, PLAIN, THREADED, Ids
 
 PAYLOAD = b"x" * 100
 _SOONEST = 100
@@ -100,6 +100,13 @@ class Load:
         while self.far:
             some, self.far = self.far[:1000], self.far[1000:]
             await self._ask("cancel", self._app.cancel_many(some), len(some))
+
+    def by_verb(self) -> dict[str, dict[str, int]]:
+        """Answers."""
+        found: dict[str, dict[str, int]] = {}
+        for (verb, result), number in sorted(self.answers.items()):
+            found.setdefault(verb, {})[result] = number
+        return found
 
     # --- a moment
 

@@ -12,9 +12,10 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from bide.cli.bench import mysql_server, postgres_server
 from bide.cli.bench.mysql_server import MysqlServer
@@ -28,6 +29,8 @@ EVENTS = 10_000
 _HIDDEN = "hidden tasks"
 _TASKS = "tasks"
 _BY_KIND = re.compile(r"\{[^}]*\}:(layout|workers|events|event-refs)$|\{[^}]*:[0-9]+\}:([a-z])(?::(.*))?$", re.DOTALL)
+_Ask: TypeAlias = Callable[[str], Awaitable[Any]]
+"""The rows of a statement."""
 
 
 async def remains(place: Place) -> dict[str, int]:
@@ -35,10 +38,43 @@ async def remains(place: Place) -> dict[str, int]:
     if isinstance(place.server, RedisServer):
         return await asyncio.to_thread(_redis, place.server)
     if isinstance(place.server, PostgresServer):
-        return await _postgres(place)
+        schema, postgres = place.server.schema, await postgres_server.connect(place.url)
+        try:
+            tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
+            return await _rows(postgres.fetch, tables, f'"{schema}"."{{}}"')
+        finally:
+            await postgres.close()
     if isinstance(place.server, MysqlServer):
-        return await _mysql(place)
-    return await asyncio.to_thread(_sqlite, place)
+        schema, mysql = place.server.schema, await mysql_server.connect(place.url)
+        try:
+            tables = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
+            named, topic = f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)"
+            return await _rows(partial(mysql_server.ask, mysql), tables, named, topic)
+        finally:
+            await mysql.ensure_closed()
+    assert place.path is not None
+    with closing(sqlite3.connect(place.path)) as database:
+
+        async def ask(statement: str) -> Any:
+            return database.execute(statement).fetchall()
+
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'bide\\_%' ESCAPE '\\'"
+        return await _rows(ask, tables, "{}")
+
+
+async def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
+    """Rows by table; of tasks, and of members of groups, those of bide's own topics apart."""
+    found: dict[str, int] = {}
+    for [table] in await ask(tables):
+        name, short = named.format(table), str(table).removeprefix("bide_")
+        if short not in ("task", "grouped"):
+            [[found[short]]] = await ask(f"SELECT count(*) FROM {name}")
+            continue
+        split = {_TASKS: 0, _HIDDEN: 0}
+        for its, number in await ask(f"SELECT {topic}, count(*) FROM {name} GROUP BY topic"):
+            split[_HIDDEN if its in RESERVED_TOPICS else _TASKS] += number
+        found |= split if short == "task" else {"members of groups": split[_TASKS]}
+    return found
 
 
 def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> list[str]:
@@ -56,72 +92,6 @@ def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> lis
         if number > most:
             wrong.append(f"{number} {name} are left, where {most} may be")
     return wrong
-
-
-def _sqlite(place: Place) -> dict[str, int]:
-    assert place.path is not None
-    with closing(sqlite3.connect(place.path)) as database:
-        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found: dict[str, int] = {}
-        for name in names:
-            if name == "bide_task":
-                found |= _split(database.execute("SELECT topic, count(*) FROM bide_task GROUP BY topic"))
-            elif name.startswith("bide_"):
-                [[number]] = database.execute(f"SELECT count(*) FROM {name}")
-                found[name.removeprefix("bide_")] = number
-    return found
-
-
-async def _postgres(place: Place) -> dict[str, int]:
-    assert isinstance(place.server, PostgresServer)
-    schema = place.server.schema
-    connection = await postgres_server.connect(place.url)
-    try:
-        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
-        found: dict[str, int] = {}
-        for [name] in rows:
-            if name == "task":
-                found |= _split(
-                    await connection.fetch(f'SELECT topic, count(*) FROM "{schema}"."{name}" GROUP BY topic')
-                )
-            else:
-                found[name] = await connection.fetchval(f'SELECT count(*) FROM "{schema}"."{name}"')
-        return found
-    finally:
-        await connection.close()
-
-
-async def _mysql(place: Place) -> dict[str, int]:
-    assert isinstance(place.server, MysqlServer)
-    schema = place.server.schema
-    connection = await mysql_server.connect(place.url)
-
-    async def ask(statement: str, *arguments: Any) -> Any:
-        return await mysql_server.ask(connection, statement, *arguments)
-
-    try:
-        found: dict[str, int] = {}
-        rows = await ask("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", schema)
-        for [name] in rows:
-            short = str(name).removeprefix("bide_")
-            if short in ("task", "grouped"):
-                topics = f"SELECT CONVERT(topic USING utf8mb4), count(*) FROM `{schema}`.`{name}` GROUP BY topic"
-                split = _split(await ask(topics))
-                found |= split if short == "task" else {"members of groups": split[_TASKS]}
-            else:
-                [[number]] = await ask(f"SELECT count(*) FROM `{schema}`.`{name}`")
-                found[short] = number
-        return found
-    finally:
-        await connection.ensure_closed()
-
-
-def _split(rows: Iterable[Any]) -> dict[str, int]:
-    """Tasks by (topic, number): those of bide's own topics, and the others."""
-    found = {_TASKS: 0, _HIDDEN: 0}
-    for topic, number in rows:
-        found[_HIDDEN if topic in RESERVED_TOPICS else _TASKS] += number
-    return found
 
 
 def _redis(server: RedisServer) -> dict[str, int]:

@@ -12,17 +12,20 @@ stays. So a figure *grows* only if three things are true of it after the warm-up
 - it rises by more than is allowed, over the time that was looked at;
 - it goes on rising: over the second half alone by more than half of what is allowed.
 
-If the third is missing it has `settled`. A leak of one object for each task passes all three; see `allowed_bytes`.
+If the third is missing it has `settled`. A leak of one object for each task passes all three; see `BYTES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
+from typing import Any, NamedTuple
 
 from msgspec import Struct
+
+from bide.engine.sweeper import PURGE_EVERY
 
 FLAT, SETTLED, GROWS = "flat", "settled", "grows"
 WARM_UP = 0.2
@@ -33,6 +36,44 @@ _MOST = 120
 """Points that are compared with each other: more are put together first, each group by its median."""
 _FEWEST = 4
 MEBIBYTE = 1 << 20
+LEAST = 300.0
+"""Seconds of a run whose slopes count."""
+
+
+class Allowed(NamedTuple):
+    """By how much a figure may rise over the time that is looked at: by a part of what it is, at least by so much."""
+
+    part: float
+    least: float
+
+    def of(self, mean: float) -> float:
+        """In the unit of the figure."""
+        return max(self.least, mean * self.part)
+
+
+BYTES = Allowed(1 / 50, float(MEBIBYTE))
+"""Memory; a mebibyte is what an allocator takes at a time. The smallest leak that a Python program can have for each
+task is an object and the place that holds it, 24 bytes. At 500 tasks a second that is more than 8 MB in the twelve
+minutes of a quarter of an hour that are looked at."""
+BLOCKS = Allowed(1 / 50, 5_000.0)
+"""Objects of Python's own allocator: what is under way varies; one for each task would be hundreds of thousands."""
+FILES = Allowed(1 / 10, 2.0 * MEBIBYTE)
+"""Bytes on disk: they come and go by the megabyte, when the store tidies up."""
+FEW = Allowed(1 / 20, 2.0)
+"""Threads, open files: connections come and go with load, a leak goes on."""
+MANY = Allowed(1 / 4, 100.0)
+"""Tasks that wait, are remembered, dead rows."""
+LATENESS = Allowed(1 / 2, 2.0)
+"""Milliseconds."""
+_ALLOWED: Mapping[str, Allowed] = {
+    **dict.fromkeys(("resident", "private", "used_bytes"), BYTES),
+    **dict.fromkeys(("file_bytes", "wal_bytes", "table_bytes", "index_bytes", "bytes"), FILES),
+    **dict.fromkeys(("descriptors", "threads", "processes"), FEW),
+    **dict.fromkeys(("rows", "history", "live", "remembered"), MANY),
+    **dict.fromkeys(("late_p50_ms", "late_p99_ms"), LATENESS),
+    "blocks": BLOCKS,
+}
+"""By the end of a figure's name, the longest that fits. What is not here is only written down."""
 
 
 class Slope(Struct, frozen=True, kw_only=True):
@@ -120,35 +161,19 @@ def _together(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, fl
     return [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
 
 
-def allowed_bytes(mean: float) -> float:
-    """By how much memory may rise: a fiftieth of what it is, at least a mebibyte (what an allocator takes at a time).
-
-    The smallest leak that a Python program can have for each task is an object and the place that holds it, 24 bytes.
-    At 500 tasks a second that is more than 8 MB in the twelve minutes of a quarter of an hour that are looked at.
-    """
-    return max(float(MEBIBYTE), mean / 50)
-
-
-def allowed_blocks(mean: float) -> float:
-    """Objects of Python's own allocator: what is under way varies; one for each task would be hundreds of thousands."""
-    return max(5_000.0, mean / 50)
-
-
-def allowed_files(mean: float) -> float:
-    """Bytes on disk, and rows that are dead: they come and go by the megabyte, when the store tidies up."""
-    return max(2.0 * MEBIBYTE, mean / 10)
-
-
-def allowed_few(mean: float) -> float:
-    """Threads, open files: connections come and go with load, a leak goes on."""
-    return max(2.0, mean / 20)
-
-
-def allowed_many(mean: float) -> float:
-    """Tasks that wait, are remembered, dead rows."""
-    return max(100.0, mean / 4)
-
-
-def allowed_ms(mean: float) -> float:
-    """Lateness: two milliseconds, or half of what it is."""
-    return max(2.0, mean / 2)
+def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:
+    """The slope of every figure of the samples that may not grow, by its name."""
+    found: dict[str, Slope] = {}
+    long = bool(samples) and samples[-1]["at"] - samples[0]["at"] >= LEAST * 0.9
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        kind = max((one for one in _ALLOWED if name == one or name.endswith(f"_{one}")), key=len, default=None)
+        if kind is None:
+            continue
+        points = [(float(one["at"]), float(one[name])) for one in samples if name in one]
+        allowed = _ALLOWED[kind].of(fmean(value for _, value in points))
+        # what has ended is forgotten once a minute, and databases tidy up as often
+        period = PURGE_EVERY if name.startswith(("store_", "server_", "remembered")) and long else 0.0
+        slope = judge(points, allowed, period=period)
+        if slope is not None:
+            found[name] = slope
+    return found

@@ -9,22 +9,28 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from bide.core.errors import BadInput
 from bide.testing.history.events import Fault
 from bide.testing.history.journal import Journal
 from bide.testing.proxy import Act, FaultProxy
+from bide_proofs.harness.processes import READY, Child, ProcessGroup
 from bide_proofs.torture.clock import WrongClock
-from bide_proofs.torture.crew import CLIENT, WORKER, Crew, Member
-from bide_proofs.torture.server import Server, Trouble
+from bide_proofs.torture.server import Server
 from bide_proofs.torture.undone import Span
 
+CLIENT, WORKER = "client", "worker"
+KILL, HALT = "kill -9 of a", "SIGSTOP of a"
+CLOCKS = "clock jump of processes"
 LONGEST_HALT = 8.0
 """Seconds: longer than a lease, and than most patience."""
+_SHARES = {WORKER: 0.65, CLIENT: 0.35}
 _JUMPS = (0.4, 3.0, 60.0, 3_600.0, 86_400.0)
 
 
 @dataclass
-class Told:
+class FaultLog:
     """What was done."""
 
     journal: Journal
@@ -46,44 +52,55 @@ class Told:
             self.journal.say(Fault(at, f"over: {what}"))
 
 
-Lane = Callable[[random.Random], Awaitable[None]]
+Lane = Callable[[Collection[str], random.Random], Awaitable[None]]
+"""Causes one fault, of one of the kinds that are given."""
 
 
 class Faults:
-    """Lanes on one server, its proxies and its crew. `pace` divides the pauses between faults."""
+    """Lanes on one server, its proxies and the processes. `pace` divides the pauses between faults.
+
+    With `only` no other kinds are caused; those of `without` are not. Raises BadInput where none is left. `spare`
+    processes of a kind are always left at work by kills.
+    """
 
     def __init__(
-        self, server: Server, crew: Crew, told: Told, *, seed: int, pace: float, wrong: WrongClock | None,
-        without: Collection[str] = (),
+        self, server: Server, group: ProcessGroup, log: FaultLog, *, seed: int, pace: float, wrong: WrongClock | None,
+        without: Collection[str] = (), only: Collection[str] = (), spare: int = 0,
     ) -> None:  # fmt: skip
         self._server = server
-        self._crew = crew
-        self._told = told
+        self._group = group
+        self._log = log
         self._pace = pace
         self._wrong = wrong
-        self._without = without
         self._seed = seed
+        self._spare = spare
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._killing: asyncio.Future[None] | None = None
+        self._killing: asyncio.Future[bool] | None = None
+        lanes: list[tuple[str, Lane, tuple[float, float], Collection[str]]] = [
+            ("kills", self._kills, (1.0, 4.0), [f"{KILL} {kind}" for kind in _SHARES]),
+            ("halts", self._halts, (0.5, 4.0), [f"{HALT} {kind}" for kind in _SHARES]),
+            ("server", self._server_itself, (3.0, 10.0), sorted(server.troubles())),
+            ("clocks", self._clocks, (2.0, 6.0), [] if wrong is None else [CLOCKS]),
+            *(
+                (f"connections {number}", partial(self._connections, proxy), (1.0, 5.0), _BEFALLS)
+                for number, proxy in enumerate(server.proxies)
+            ),
+        ]
+        self._lanes = [
+            (name, lane, pauses, allowed)
+            for name, lane, pauses, kinds in lanes
+            if (allowed := [kind for kind in kinds if kind not in without and (not only or kind in only)])
+        ]
+        if not self._lanes:
+            known = sorted({kind for _, _, _, kinds in lanes for kind in kinds})
+            raise BadInput("--only", ", ".join(only), f"some of: {', '.join(known)}")
 
     def start(self) -> None:
         """Begin; each lane goes on by itself."""
-        lanes: list[tuple[str, Lane, tuple[float, float]]] = [
-            ("kills", self._kills, (1.0, 4.0)),
-            ("halts", self._halts, (0.5, 4.0)),
-        ]
-        lanes += [
-            (f"connections {place}", _of(self._connections, proxy), (1.0, 5.0))
-            for place, proxy in enumerate(self._server.proxies)
-        ]
-        if self._troubles():
-            lanes.append(("server", self._server_itself, (3.0, 10.0)))
-        if self._wrong is not None:
-            lanes.append(("clocks", self._clocks, (2.0, 6.0)))
-        for name, lane, pauses in lanes:
+        for name, lane, pauses, kinds in self._lanes:
             chance = random.Random(f"{self._seed}/{name}")
-            self._tasks.append(asyncio.create_task(self._go(lane, chance, pauses), name=name))
+            self._tasks.append(asyncio.create_task(self._go(lane, kinds, chance, pauses), name=name))
 
     async def stop(self) -> None:
         """No faults from now on, and all is mended. Raises what a lane failed with."""
@@ -108,55 +125,54 @@ class Faults:
         """For so long, or until a lane has failed, and the run is worth nothing."""
         await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _go(self, lane: Lane, chance: random.Random, pauses: tuple[float, float]) -> None:
+    async def _go(self, lane: Lane, kinds: Collection[str], chance: random.Random, pauses: tuple[float, float]) -> None:
         while not self._over:  # a cancellation may get lost in a driver that is asked something just then
             await asyncio.sleep(chance.uniform(*pauses) / self._pace)
-            await lane(chance)
+            await lane(kinds, chance)
 
-    async def _kills(self, chance: random.Random) -> None:
-        member = self._someone(chance)
-        if member is not None:
-            async with self._told.during(f"kill -9 of a {member.kind}", f"kill -9 of {member.who}"):
+    async def _kills(self, kinds: Collection[str], chance: random.Random) -> None:
+        child = self._victim(KILL, kinds, chance)
+        if child is not None:
+            async with self._log.during(f"{KILL} {child.kind}", f"kill -9 of {child.name}"):
                 # another takes its place, also where the end of all faults comes in between
-                self._killing = asyncio.ensure_future(self._crew.kill(member))
+                self._killing = asyncio.ensure_future(self._group.kill(child))
                 await asyncio.shield(self._killing)
 
-    async def _halts(self, chance: random.Random) -> None:
-        member, seconds = self._someone(chance), chance.uniform(0.1, LONGEST_HALT)
-        if member is not None:
-            async with self._told.during(f"SIGSTOP of a {member.kind}", f"SIGSTOP of {member.who}, {seconds:.1f} s"):
-                await self._crew.halt(member, seconds)
+    async def _halts(self, kinds: Collection[str], chance: random.Random) -> None:
+        child, seconds = self._victim(HALT, kinds, chance), chance.uniform(0.1, LONGEST_HALT)
+        if child is not None:
+            async with self._log.during(f"{HALT} {child.kind}", f"SIGSTOP of {child.name}, {seconds:.1f} s"):
+                await self._group.halt(child, seconds)
 
-    def _someone(self, chance: random.Random) -> Member | None:
-        kind = WORKER if chance.random() < 0.65 else CLIENT
-        members = sorted((one for one in self._crew.members if one.kind == kind), key=lambda one: one.who)
-        return chance.choice(members) if members else None
+    def _victim(self, what: str, kinds: Collection[str], chance: random.Random) -> Child | None:
+        shares = {kind: share for kind, share in _SHARES.items() if f"{what} {kind}" in kinds}
+        [kind] = chance.choices(list(shares), list(shares.values()))
+        children = self._group.of(kind)
+        if self._spare:
+            children = [child for child in children if READY in child.said]
+            if len(children) <= self._spare:
+                return None
+        return chance.choice(children) if children else None
 
-    async def _connections(self, proxy: FaultProxy, chance: random.Random) -> None:
-        kind = chance.choice(_BEFALLS)
+    async def _connections(self, proxy: FaultProxy, kinds: Collection[str], chance: random.Random) -> None:
+        kind = chance.choice(list(kinds))
         seconds = chance.uniform(0.2, 4.0)
-        async with self._told.during(kind, f"{kind} at port {proxy.port}, {seconds:.1f} s"):
+        async with self._log.during(kind, f"{kind} at port {proxy.port}, {seconds:.1f} s"):
             try:
                 await _befall(proxy, kind, seconds, chance)
             finally:
                 await proxy.heal()
 
-    def _troubles(self) -> dict[str, Trouble]:
-        return {kind: trouble for kind, trouble in self._server.troubles().items() if kind not in self._without}
+    async def _server_itself(self, kinds: Collection[str], chance: random.Random) -> None:
+        kind = chance.choice(list(kinds))
+        async with self._log.during(kind, f"the server: {kind}"):
+            said = await self._server.troubles()[kind](chance)
+        self._log.journal.say(Fault(time.monotonic_ns(), said))
 
-    async def _server_itself(self, chance: random.Random) -> None:
-        troubles = self._troubles()
-        kind = chance.choice(sorted(troubles))
-        async with self._told.during(kind, f"the server: {kind}"):
-            said = await troubles[kind](chance)
-        self._told.journal.say(Fault(time.monotonic_ns(), said))
-
-    async def _clocks(self, chance: random.Random) -> None:
+    async def _clocks(self, kinds: Collection[str], chance: random.Random) -> None:
         assert self._wrong is not None
         seconds = chance.choice((-1, 1)) * chance.choice(_JUMPS) * chance.uniform(0.5, 1.5)
-        async with self._told.during(
-            "clock jump of processes", f"every second process's clock jumps to {seconds:+.1f} s"
-        ):
+        async with self._log.during(CLOCKS, f"every second process's clock jumps to {seconds:+.1f} s"):
             self._wrong.jump(seconds)
             await asyncio.sleep(chance.uniform(0.5, 5.0))
         if chance.random() < 0.7:
@@ -190,10 +206,3 @@ async def _befall(proxy: FaultProxy, kind: str, seconds: float, chance: random.R
         act = Act.LOSE_REPLY if kind == LOST_REPLY else Act.CUT
         proxy.fault(act, skip=chance.randrange(5), times=chance.randint(1, 4))
         await asyncio.sleep(min(seconds, 1.5))
-
-
-def _of(lane: Callable[[FaultProxy, random.Random], Awaitable[None]], proxy: FaultProxy) -> Lane:
-    async def bound(chance: random.Random) -> None:
-        await lane(proxy, chance)
-
-    return bound

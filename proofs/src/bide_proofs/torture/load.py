@@ -112,7 +112,7 @@ class Caller:
         delay = self._delay()
         when: dict[str, Any] = {"delay": delay} if chance.random() < 0.8 else {"at": self._at(delay)}
         return self._client.new(
-            topic, None, key=key, on_conflict=chance.choice(_CONFLICTS),
+            topic, key, key=key, on_conflict=chance.choice(_CONFLICTS),
             group=self._group() if chance.random() < 0.3 else None,
             deadline=self._at(delay + timedelta(seconds=chance.uniform(5, 20))) if chance.random() < 0.1 else None,
             **when,

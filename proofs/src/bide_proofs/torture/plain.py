@@ -17,9 +17,9 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
+from bide_proofs.harness.stores import own_namespace
 from bide_proofs.torture.server import Server, Trouble
 from bide_proofs.torture.servers.disks import Disk
-from bide_proofs.trial import own_namespace
 
 _SIZE = 48 * 1024 * 1024
 """Bytes of the filesystem that is filled."""
@@ -178,8 +178,8 @@ class SomebodysServer:
         async with AsyncExitStack() as entered:
             url = self.direct = await entered.enter_async_context(own_namespace(self.direct, "torture"))
             parts = urlsplit(url)
-            port = parts.port or _PORTS.get(parts.scheme)
-            if parts.hostname is None or port is None or "," in parts.netloc:
+            port = None if "," in parts.netloc else parts.port or _PORTS.get(parts.scheme)
+            if parts.hostname is None or port is None:
                 why = "there is no one host and port before which a proxy could stand: give --server instead"
                 self.cannot = {**self.cannot, "connections reset": why, "half-open": why}
                 self.urls = (url,)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from bide_proofs.torture.child import Child, main, ready
+from bide_proofs.harness.child import Parent, ready
+from bide_proofs.torture.child import Actor, main
 from bide_proofs.torture.topics import handle
 
 
-async def _work(child: Child, over: asyncio.Event) -> None:
-    app = child.app
-    handle(app, child.chance)
-    worker = app.worker()
-    if await child.until_open(worker.__aenter__, over):
+async def _work(actor: Actor, parent: Parent) -> None:
+    handle(actor.app, actor.chance)
+    worker = actor.app.worker()
+    if await actor.until_open(worker.__aenter__, parent.over):
         try:
             ready()
-            await over.wait()
+            await parent.over.wait()
         finally:
             await worker.__aexit__()
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from bide_proofs.harness.command import parser_of
 from bide_proofs.simulate.mutants import MUTANTS
 from bide_proofs.simulate.mutants.trial import FIRST, Caught, trial, write, written
-from bide_proofs.trial import parser_of
 
 
 def main() -> int:

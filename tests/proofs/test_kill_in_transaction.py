@@ -1,4 +1,4 @@
-"""A short form of `python -m bide_proofs.orders URL`: orders with timers, and everybody dies."""
+"""A short form of `python -m bide_proofs.kill_in_transaction URL`: orders with timers, and everybody dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_exactly_the_committed_ones_fire_on_postgres(postgres_url: str, postgres
 
 
 def ordered(url: str) -> None:
-    report = report_of("orders", url, "--orders", "400", "--clients", "2", "--every", "0.3")
+    report = report_of("kill_in_transaction", url, "--orders", "400", "--clients", "2", "--every", "0.3")
     assert not any(report["wrong"].values())
     assert report["orders"] == 400
     assert 0 < report["effects"] == report["committed"] < 400

@@ -15,12 +15,15 @@ from typing import Self
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
-from bide_proofs.serving.lines import Arrived, Line, Wrong
+from bide_proofs.kill_service.judge import APPLIED, NONE, REPEATED, STALE, Arrived
+from bide_proofs.torture.servers.processes import HOST
+from bide_proofs.torture.topics import DYING
 
-INSTANCE_HEADER = "x-instance"
-"""Each start of an instance has a number, which it sends along."""
 _FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
+_DIES = 0.5
+"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
 _LONGEST = 1.0
 """Seconds that a slow answer takes at most."""
 _TOLERANCE = 300
@@ -31,29 +34,24 @@ Check = Callable[[bytes, Mapping[str, str]], None]
 
 
 class Receiver:
-    """On a free port of 127.0.0.1. What it sees it says to `note`. Use it as `async with`."""
+    """On a free port of this machine. Use it as `async with`."""
 
-    def __init__(self, note: Callable[[Line], None], seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         self.port = 0
-        self.busy = 0
-        """Deliveries that are not answered yet."""
+        self.arrived: list[Arrived] = []
+        self.bad: list[str] = []
+        """Deliveries that were not as they should be, in words."""
         self.behaved: Counter[str] = Counter()
         self.checked_by, self._check = _check_with(self.secret)
-        self._note = note
         self._chance = random.Random(seed)
         self._applied: set[str] = set()
-        self._highest: dict[str, int] = {}
+        self._highest: dict[tuple[str, str], int] = {}
         self._runner = web.ServerRunner(web.Server(self._receive), shutdown_timeout=_LONGEST)
-
-    @property
-    def place(self) -> str:
-        """As an entry of an allow-list."""
-        return f"127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, HOST, 0).start()
         self.port = self._runner.addresses[0][1]
         return self
 
@@ -63,62 +61,58 @@ class Receiver:
         await self._runner.cleanup()
 
     async def _receive(self, request: web.BaseRequest) -> web.StreamResponse:
-        at, wall = time.monotonic_ns(), time.time_ns()
-        self.busy += 1
+        at, body, headers = time.monotonic_ns(), await request.read(), request.headers
         try:
-            body, headers = await request.read(), request.headers
-            try:
-                self._check(body, headers)
-                key, id, token = headers["bide-key"], headers["webhook-id"], int(headers["bide-token"])
-                attempt, instance = int(headers["bide-attempt"]), int(headers[INSTANCE_HEADER])
-                if body != payload_of(key):
-                    raise ValueError(f"{key} came with {body!r}")
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with a delivery is what is looked for
-                self._note(Wrong("bad_delivery", f"{type(error).__name__}: {error}; {dict(headers)}"))
-                return web.Response(status=400)
-            return await self._answer(request, Arrived(key, id, token, attempt, instance, at, wall))
-        finally:
-            self.busy -= 1
+            self._check(body, headers)
+            topic, key, id = headers["bide-topic"], headers["bide-key"], headers["webhook-id"]
+            arrived = Arrived(topic, key, id, int(headers["bide-token"]), int(headers["bide-attempt"]), at)
+            if msgspec.json.decode(body) != key:
+                raise ValueError(f"{key} came with {body!r}")
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a delivery is what is looked for
+            self.bad.append(f"{type(error).__name__}: {error}; {dict(headers)}")
+            return web.Response(status=400)
+        return await self._answer(request, arrived)
 
     async def _answer(self, request: web.BaseRequest, arrived: Arrived) -> web.StreamResponse:
         chance = self._chance.random()
+        if arrived.topic == DYING and self._chance.random() < _DIES:
+            return self._refused(arrived, 410)
         if chance < _FAILS:
-            self.behaved["failed"] += 1
-            self._note(msgspec.structs.replace(arrived, effect="none", acknowledged=False))
-            self._seen(arrived)
-            return web.Response(status=500, text="not now")
-        effect = self._effect(arrived)
+            return self._refused(arrived, 500)
+        arrived = replace(arrived, effect=self._effect(arrived))
         if chance < _FAILS + _HANGS_UP:
-            self.behaved["hung_up"] += 1
-            self._note(msgspec.structs.replace(arrived, effect=effect, acknowledged=False))
+            self.behaved["hung up"] += 1
+            self.arrived.append(replace(arrived, acknowledged=False))
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()
-        self._note(msgspec.structs.replace(arrived, effect=effect))
+        self.arrived.append(arrived)
         if chance < _FAILS + _HANGS_UP + _SLOW:
             self.behaved["slow"] += 1
             await asyncio.sleep(self._chance.uniform(_LONGEST / 5, _LONGEST))
         return web.Response()
 
+    def _refused(self, arrived: Arrived, status: int) -> web.Response:
+        self.behaved[f"{status}"] += 1
+        self.arrived.append(replace(arrived, effect=NONE, acknowledged=False))
+        self._seen(arrived)
+        return web.Response(status=status, text="not now")
+
     def _effect(self, arrived: Arrived) -> str:
         """What any receiver should do: the token is a fence, the id makes a delivery idempotent."""
         highest = self._seen(arrived)
         if arrived.id in self._applied:
-            return "repeated"
+            return REPEATED
         if arrived.token < highest:
-            return "stale"
+            return STALE
         self._applied.add(arrived.id)
-        return "applied"
+        return APPLIED
 
     def _seen(self, arrived: Arrived) -> int:
         """The highest token of the key, this delivery's included."""
-        highest = self._highest[arrived.key] = max(arrived.token, self._highest.get(arrived.key, 0))
+        ref = (arrived.topic, arrived.key)
+        highest = self._highest[ref] = max(arrived.token, self._highest.get(ref, 0))
         return highest
-
-
-def payload_of(key: str) -> bytes:
-    """What a task of that key carries."""
-    return b'{"key":"%s"}' % key.encode()
 
 
 def _check_with(secret: str) -> tuple[str, Check]:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 KINDS = ("lost_order", "kept_order", "not_fired", "fired_twice", "fired_uncommitted", "left", "process_ended")
-COMMITTED, ROLLED_BACK = "committed", "rolled back"
+BEGUN, COMMITTED, ROLLED_BACK = "begun", "committed", "rolled back"
+"""The words of a client about an order."""
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""The judge of `python -m bide_proofs.orders`."""
+"""The judge of `python -m bide_proofs.kill_in_transaction`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bide import BadInput
-from bide_proofs.orders.databases import database_of
-from bide_proofs.orders.judge import COMMITTED, KINDS, ROLLED_BACK, judge
+from bide_proofs.kill_in_transaction.databases import database_of
+from bide_proofs.kill_in_transaction.judge import COMMITTED, KINDS, ROLLED_BACK, judge
 
 
 def test_where_there_is_no_common_database_it_says_so() -> None:

@@ -1,0 +1,5 @@
+"""What every proof with real processes rests on.
+
+`processes` starts, kills, halts and replaces the processes of a run; `child` is their side of it; `command` is the
+frame of the command line: options, report, exit code; `stores` is what is asked of any store before and after a run.
+"""

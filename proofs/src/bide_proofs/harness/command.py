@@ -1,0 +1,106 @@
+"""The frame of the command line of a proof: its options, its report, what was wrong, and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from bide.cli.bench.worker import percentile
+from bide.core.errors import BideError
+from bide_proofs.torture.servers.processes import ServerFailed, ServerMissing
+
+PATIENCE = 120.0
+"""Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is
+busy with other things: how long something took is in the report, for people to read."""
+_SHOWN = 10
+"""Cases of each kind of wrong that are shown."""
+WrongByKind: TypeAlias = Mapping[str, Sequence[object]]
+"""What was found to be wrong, by kind."""
+Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]]]
+"""One run in a folder of its own; the report, and what was wrong."""
+
+
+def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
+    """For `python -m bide_proofs.NAME`."""
+    return argparse.ArgumentParser(prog=f"python -m bide_proofs.{name}", description=about)
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """The option `--seed`."""
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+
+
+def not_in_memory(parser: argparse.ArgumentParser, url: str) -> None:
+    """End the program if no other process could see the store."""
+    if urlsplit(url).scheme == "memory":
+        parser.error("no other process can see what is in memory: give sqlite:///file.db or redis://host:6379/0")
+
+
+def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None = None) -> int:
+    """Run it, print its report, and show what was wrong; the exit code.
+
+    The report is added to the file `results`, as one line of JSON; if something was wrong, journals are copied to the
+    folder `keep`. SIGTERM cancels the run, and nothing is left behind.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
+        try:
+            report, wrong = asyncio.run(_until_terminated(run(Path(folder))))
+        except (BideError, ServerFailed, ServerMissing) as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
+        if any(wrong.values()) and keep is not None:
+            _keep(Path(folder), keep, wrong)
+    return tell(report, wrong, results)
+
+
+def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = None) -> int:
+    """Print a report, and show what was wrong; the exit code."""
+    for kind, cases in wrong.items():
+        for case in cases[:_SHOWN]:
+            sys.stderr.write(f"{kind}: {case}\n")
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    if results is not None:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
+    return 1 if any(wrong.values()) else 0
+
+
+async def _until_terminated(
+    running: Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]],
+) -> tuple[dict[str, Any], WrongByKind]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await running
+
+
+def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:
+    goal.mkdir(parents=True, exist_ok=True)
+    for path in (*folder.glob("*.jsonl"), *folder.glob("*.err")):
+        shutil.copy(path, goal)
+    (goal / "wrong.json").write_text(json.dumps({kind: [str(one) for one in cases] for kind, cases in wrong.items()}))
+
+
+def counts_of(wrong: WrongByKind) -> dict[str, int]:
+    """How many there are of each kind."""
+    return {kind: len(cases) for kind, cases in wrong.items()}
+
+
+def percentiles(lengths: Sequence[float]) -> dict[str, float]:
+    """Of lengths in any order; empty where there are none."""
+    ordered = sorted(lengths)
+    parts = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
+    return {name: round(percentile(ordered, part), 2) for name, part in parts.items()} if ordered else {}

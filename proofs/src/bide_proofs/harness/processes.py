@@ -1,0 +1,249 @@
+"""The processes of a run: started by a spec, asked, killed, halted, replaced by others in the same place, and ended.
+
+A child is `python -m MODULE`. The first line of its standard input is its spec as JSON; an argument could be read by
+everybody on the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
+lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill. `child` is
+the other side of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bide.testing.history.events import Died
+from bide.testing.history.journal import Journal
+from bide_proofs.harness.command import PATIENCE
+from bide_proofs.torture.servers.processes import Guard
+
+READY = "ready"
+_RESTART_AFTER = 0.5
+"""Seconds after which a child is replaced that ended by itself: it may not be able to live at all."""
+
+
+class ChildFailed(Exception):
+    """A child ended, or was silent, while an answer of it was waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """A process to start."""
+
+    module: str
+    """It is run as `python -m module`."""
+    spec: msgspec.Struct
+    """The first line of its standard input."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Besides ours, without settings of bide."""
+    finishes: bool = False
+    """Whether it may end by itself, with 0: its work is done, and it is not replaced."""
+
+
+class Child:
+    """One process of a group."""
+
+    def __init__(self, kind: str, slot: int, name: str, spec: ChildSpec, process: asyncio.subprocess.Process) -> None:
+        self.kind = kind
+        self.slot = slot
+        self.name = name
+        self.spec = spec
+        self.process = process
+        self.said: dict[str, Any] = {}
+        """The newest value of each word that it said."""
+        self.expected = False
+        """Whether its end is somebody's doing."""
+        self.over: asyncio.Task[None]
+        """Ends when it has ended and all that it said was read."""
+        self._asked: dict[str, asyncio.Future[Any]] = {}
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; the negative number of a signal; None while it runs."""
+        return self.process.returncode
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself, as it may."""
+        return self.spec.finishes and self.code == 0
+
+    async def ask(self, word: str) -> Any:
+        """Tell it `word`, and return what it says to that. Raises ChildFailed."""
+        answer = self.next(word)
+        self.tell(word)
+        return await self.hear(word, answer)
+
+    def tell(self, line: str) -> None:
+        """A line on its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+
+    def next(self, word: str) -> asyncio.Future[Any]:
+        """The next value of `word`; an exception if it ends before."""
+        return self._asked.setdefault(word, asyncio.get_running_loop().create_future())
+
+    async def hear(self, word: str, answer: asyncio.Future[Any]) -> Any:
+        """Wait for an answer. Raises ChildFailed."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), PATIENCE)
+        except TimeoutError:
+            raise ChildFailed(f"{self.name} did not say {word!r} within {PATIENCE:g} s") from None
+
+    async def listen(self, heard: Callable[[Child, dict[str, Any]], None] | None) -> None:
+        """Read what it says until its end."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            if not line.endswith(b"\n"):
+                break  # a kill cut it off
+            said = msgspec.json.decode(line, type=dict[str, Any])
+            self.said |= said
+            for word in said.keys() & self._asked.keys():
+                self._asked.pop(word).set_result(said[word])
+            if heard is not None:
+                heard(self, said)
+        await self.process.wait()
+        for word, answer in self._asked.items():
+            answer.set_exception(ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}"))
+            answer.exception()  # nobody may be waiting
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, if it still runs."""
+        if self.code is None:
+            # not by the process object, which looks first whether it lives, and takes its end from whoever waits for it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+
+class ProcessGroup:
+    """All children of a run. `spec_of(kind, slot, name)` says what to start; each life of a slot has a name of its own.
+
+    With a `journal` their deaths are written down; `heard` is given all that they say.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec_of: Callable[[str, int, str], ChildSpec],
+        *,
+        journal: Journal | None = None,
+        heard: Callable[[Child, dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.wrong: list[str] = []
+        """The ends that nobody had in mind."""
+        self.children: list[Child] = []
+        """Those that live."""
+        self.started = 0
+        self._folder = folder
+        self._spec_of = spec_of
+        self._journal = journal
+        self._heard = heard
+        self._lives: dict[tuple[str, int], int] = {}
+        self._abandoned = False
+
+    def of(self, *kinds: str) -> list[Child]:
+        """Those of some kinds that live, by name."""
+        return sorted((child for child in self.children if child.kind in kinds), key=lambda child: child.name)
+
+    async def start(self, kind: str, count: int) -> None:
+        """Start so many of a kind, and wait until all of them are ready. Raises ChildFailed."""
+        ready = [(child, child.next(READY)) for child in [await self._one(kind, slot) for slot in range(count)]]
+        try:
+            for child, answer in ready:
+                await child.hear(READY, answer)
+        except ChildFailed as failed:
+            raise ChildFailed("\n".join([str(failed), *self.errors()])) from None
+
+    async def _one(self, kind: str, slot: int) -> Child:
+        life = self._lives[kind, slot] = self._lives.get((kind, slot), 0) + 1
+        name = f"{kind}-{slot}.{life}"
+        spec = self._spec_of(kind, slot, name)
+        with (self._folder / f"{name}.err").open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", spec.module,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True,
+                env={**_without_settings(), **spec.environment},
+            )  # fmt: skip
+        child = Child(kind, slot, name, spec, process)
+        child.tell(msgspec.json.encode(spec.spec).decode())
+        child.over = asyncio.create_task(self._watch(child), name=f"watch {name}")
+        self.children.append(child)
+        self.started += 1
+        return child
+
+    async def _watch(self, child: Child) -> None:
+        await child.listen(self._heard)
+        self.children.remove(child)
+        if self._journal is not None:
+            self._journal.say(Died(child.name, time.monotonic_ns()))
+        if child.finished:
+            return
+        if not child.expected or child.code not in (0, -signal.SIGKILL):
+            self.wrong.append(f"{child.name} ended with {child.code}")
+        if not child.expected and not self._abandoned:
+            await asyncio.sleep(_RESTART_AFTER)
+            await self._one(child.kind, child.slot)
+
+    async def kill(self, child: Child) -> bool:
+        """Kill it by SIGKILL, and start another in its place; whether it lived until then."""
+        child.expected = True
+        child.send(signal.SIGKILL)
+        await child.over
+        if not child.finished:
+            await self._one(child.kind, child.slot)
+        return child.code == -signal.SIGKILL
+
+    async def halt(self, child: Child, seconds: float) -> None:
+        """Stop it by SIGSTOP, and continue it after so long."""
+        # one that stands still would not notice that the run is no more
+        guard = Guard('kill -KILL "$1"', str(child.process.pid))
+        try:
+            child.send(signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+        finally:
+            child.send(signal.SIGCONT)
+            guard.dismiss()
+
+    async def end(self, kind: str) -> None:
+        """Tell all of a kind to end, and wait for it. One that does not is killed, which is wrong."""
+        ending = self.of(kind)
+        for child in ending:
+            child.expected = True
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+        for child in ending:
+            try:
+                await asyncio.wait_for(asyncio.shield(child.over), PATIENCE)
+            except TimeoutError:
+                self.wrong.append(f"{child.name} was told to end, and did not within {PATIENCE:g} s")
+                child.send(signal.SIGKILL)
+                await child.over
+
+    async def abandon(self) -> None:
+        """Kill all that still run; nothing is judged any more."""
+        self._abandoned = True
+        for child in list(self.children):
+            child.expected = True
+            child.send(signal.SIGKILL)
+            await child.over
+
+    def errors(self) -> list[str]:
+        """What they wrote to their standard error: nothing, unless they met a defect."""
+        return [
+            f"{path.stem}: {line}"
+            for path in sorted(self._folder.glob("*.err"))
+            for line in path.read_text(errors="replace").splitlines()
+        ]
+
+
+def _without_settings() -> dict[str, str]:
+    """The environment, without settings that would change what is tried."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}

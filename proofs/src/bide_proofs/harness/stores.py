@@ -1,0 +1,80 @@
+"""What is asked of any store before and after a run: a part of its own, whether it is empty, until it is drained."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qsl, urlsplit
+
+from bide.app import Bide
+from bide.core.errors import StoreError, StoreMismatch
+from bide.core.records import State
+from bide_proofs.harness.command import PATIENCE
+
+LOOK = 0.25
+"""Seconds from one look at a store to the next."""
+_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+
+
+async def refuse_unless_empty(app: Bide, topics: Collection[str]) -> None:
+    """Raises StoreMismatch if there are tasks of these topics: they would be delivered, and judged."""
+    tally = await app.tally()
+    if any(tally.number(topic) for topic in topics):
+        raise StoreMismatch(f"the store has tasks of the topics {', '.join(topics)} already; give an empty one")
+
+
+async def live_tasks(app: Bide, *topics: str) -> int:
+    """How many tasks of these topics, or of all, wait or are being delivered."""
+    tally = await app.tally()
+    return sum(tally.number(topic, state) for topic in topics or (None,) for state in State if state.live)
+
+
+async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
+    """Wait until nothing of these topics, or of all, is live, though the store may be away; seconds. None: never."""
+    began = time.monotonic()
+    while time.monotonic() < began + PATIENCE:
+        try:
+            async with app_of() as app:
+                while time.monotonic() < began + PATIENCE:
+                    if not await live_tasks(app, *topics):
+                        return time.monotonic() - began
+                    await asyncio.sleep(LOOK)
+        except StoreError:
+            await asyncio.sleep(LOOK)
+    return None
+
+
+@asynccontextmanager
+async def own_namespace(url: str, what: str) -> AsyncIterator[str]:
+    """On Redis a fresh namespace, unless `url` names one; its keys are removed at the end."""
+    parts = urlsplit(url)
+    if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
+        yield url
+        return
+    url += f"{'&' if parts.query else '?'}namespace={what}-{secrets.token_hex(6)}"
+    try:
+        yield url
+    finally:
+        await _remove(url)
+
+
+async def _remove(url: str) -> None:
+    """Every key of it, on every server that has some."""
+    from bide.stores.redis.address import address_of
+    from bide.stores.redis.layout import Layout
+    from bide.stores.redis.nodes import nodes_of
+
+    address = address_of(url)
+    nodes = nodes_of(address, Layout(address.namespace, address.shards or 16), patience=10)
+    pattern = f"{{{address.namespace}[:}}]*"
+    try:
+        for link in await nodes.masters():
+            cursor = b""
+            while cursor != b"0":
+                [(cursor, keys)] = await link.ask([("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)])
+                await link.ask([("UNLINK", key) for key in keys] or [("PING",)])  # one by one: they differ in slot
+    finally:
+        await nodes.close()

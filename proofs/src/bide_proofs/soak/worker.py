@@ -1,0 +1,144 @@
+"""A worker process of a soak: what its handlers do, and what they count."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from threading import Lock
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from bide.app import Bide
+from bide.core.outcomes import Dead, Defer, Retry
+from bide.core.records import Record, Settlement, Verdict
+from bide.core.tasks import Task
+from bide.settings import Settings
+from bide_proofs.harness.child import Parent, ready, run, say, spec_of
+from bide_proofs.harness.command import percentiles
+
+PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
+ON_PURPOSE = "the soak lets it fail"
+_REPORT_EVERY = 0.05
+"""Seconds from one word about what has ended to the next, while that changes."""
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of its standard input."""
+
+    url: str
+    keep: float
+    """Seconds for which ended tasks of two topics are remembered."""
+    leak: int = 0
+    """Bytes that a handler keeps of each task for ever: how the soak itself is tried out."""
+
+
+class Ids(msgspec.Struct):
+    """Which ids were counted, in two numbers: two sets that agree in both are the same, but for one chance in 2^32."""
+
+    number: int = 0
+    total: int = 0
+    """The sum of their checksums."""
+
+    def add(self, id: str) -> None:
+        self.number += 1
+        self.total += crc32(id.encode())
+
+    def __add__(self, other: Ids) -> Ids:
+        return Ids(self.number + other.number, self.total + other.total)
+
+
+class Counted:
+    """What the handlers of one process did, in numbers alone, so that counting holds no more memory as time passes."""
+
+    def __init__(self, leak: int) -> None:
+        self._ended = Ids()
+        self._begun = self._early = self._again = 0
+        self._verdicts = dict.fromkeys(Verdict, 0)
+        self._late: list[float] = []
+        self._latest = 0.0
+        self._leak = leak
+        self._leaked: list[bytes] = []
+        self._lock = Lock()
+        """A plain function is called in a thread."""
+        self._reports = False
+
+    def began(self, record: Record) -> int:
+        """The first line of every handler; a number that says what becomes of this life."""
+        late = time.time_ns() / 1_000_000 - record.planned_at
+        with self._lock:
+            self._begun += 1
+            self._early += late < 0
+            self._again += record.losses > 0
+            self._late.append(late)
+            self._latest = max(self._latest, late)
+            if self._leak:
+                self._leaked.append(b"x" * self._leak)
+        return crc32(record.id.encode())
+
+    def observe(self, record: Record, settlement: Settlement) -> None:
+        self._verdicts[settlement.verdict] += 1
+        if settlement.verdict in (Verdict.DONE, Verdict.DEAD):
+            self._ended.add(record.id)
+            if not self._reports:
+                self._reports = True
+                asyncio.get_running_loop().call_later(_REPORT_EVERY, self._report)
+
+    def _report(self) -> None:
+        self._reports = False
+        say(ended=self._ended.number)
+
+    def look(self) -> dict[str, Any]:
+        """Since the beginning; percentiles of lateness, in milliseconds, since the last look."""
+        with self._lock:
+            late, self._late = self._late, []
+        parts = percentiles(late)
+        return {
+            "begun": self._begun, "early": self._early, "redelivered": self._again, "latest_ms": self._latest,
+            "verdicts": self._verdicts, "ended": self._ended, "blocks": sys.getallocatedblocks(),
+            **({"late_p50_ms": parts["p50"], "late_p99_ms": parts["p99"]} if late else {}),
+        }  # fmt: skip
+
+
+async def _work(spec: Spec, parent: Parent) -> None:
+    app, counted = Bide(spec.url, settings=Settings(keep_done=0, keep_cancelled=0)), Counted(spec.leak)
+    keep = f"{spec.keep}s"
+
+    @app.handler(PLAIN)
+    async def plain(task: Task[bytes]) -> None:
+        if not counted.began(task.record) % 8:
+            await asyncio.sleep(0.005)
+
+    @app.handler(KEPT, keep_done=keep, keep_cancelled=keep)
+    async def kept(task: Task[bytes]) -> None:
+        counted.began(task.record)
+
+    @app.handler(FAILING, keep_dead=keep)
+    async def failing(task: Task[bytes]) -> None:
+        record = task.record
+        fate = counted.began(record) % 10
+        if fate == 0:
+            raise Dead(ON_PURPOSE)
+        if fate in (1, 2, 3) and record.failures == 0:
+            raise Retry(ON_PURPOSE, delay="200ms")
+        if fate == 4 and record.planned_at <= record.due_at:
+            raise Defer("200ms")
+
+    @app.handler(THREADED)
+    def threaded(task: Task[bytes]) -> None:
+        counted.began(task.record)
+        time.sleep(0.005)  # so that all threads of its pool are needed while the maximum is measured, and no more later
+
+    async with app, app.worker(observe=counted.observe):
+        ready()
+        async for _ in parent.words():
+            say(look=counted.look())
+
+
+if __name__ == "__main__":
+    logging.getLogger("bide.worker").addFilter(lambda line: ON_PURPOSE not in line.getMessage())
+    given = spec_of(Spec)
+    run(lambda parent: _work(given, parent))
