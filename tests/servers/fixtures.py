@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSchemas
 from tests.servers.keyspace import delete_keys
-from tests.servers.mariadb_server import MariaDbServer, drop_databases
-from tests.servers.postgres_server import PostgresServer, ask
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import RedisSentinel
-from tests.servers.redis_server import RedisServer
-from tests.servers.server_clock import ServerClock
-from tests.servers.shared import OF_REDIS, SharedServers
 from tests.servers.sharing import LentServers, servers_of
+
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.mariadb import MariaDbServer, drop_databases
+from bide_proofs.servers.postgres import PostgresServer, ask
+from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_sentinel import RedisSentinel
+from bide_proofs.servers.shared import OF_REDIS, SharedServers
 
 Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
 
@@ -130,10 +131,10 @@ def redis_server(tmp_path: Path) -> Iterator[StartsRedis]:
 
 
 @pytest.fixture
-def server_clock(tmp_path: Path) -> ServerClock:
-    """A clock to be set: `redis_server(environment=server_clock.environment)`."""
+def server_clock() -> ServerClock:
+    """A clock to be set: `redis_server(clock=server_clock)`."""
     try:
-        return ServerClock(tmp_path)
+        return ServerClock()
     except ServerMissing as error:
         not_installed(error)
 

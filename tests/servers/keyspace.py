@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from tests.servers.resp import Connection
+from bide_proofs.servers.resp import Connection
 
 _BATCH = 1_000
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.servers import packages
 from tests.servers.keyspace import delete_keys
-from tests.servers.services import main
+
+from bide_proofs.servers import packages
+from bide_proofs.servers.services import main
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.servers.fixtures import StartsRedis
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_server import RedisServer
 
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event, EventKind
@@ -31,6 +29,8 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.redis import RedisStore
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
 
 PASSWORD = "SECRET"
 TOPIC, KEYS = "order.close", ["1", "2", "3", "4", "5", "6"]

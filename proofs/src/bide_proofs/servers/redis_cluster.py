@@ -1,16 +1,15 @@
-"""A Redis Cluster of our own: three masters, each with a replica, on 127.0.0.1."""
+"""A Redis Cluster of our own: three masters, each with a replica."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from tests.servers.child import Running
-from tests.servers.redis_server import HOST, RedisServer
-from tests.servers.resp import Refused
-from tests.waiting import wait_until
+from bide_proofs.servers.process import until
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.server import Running
 
 SLOTS = 16_384
 MASTERS = 3
@@ -19,9 +18,7 @@ NODE_TIMEOUT = 1_500
 
 A machine that tests do much on may stand still for longer: where no test wants a failover, more of it is better.
 """
-
-
-_FOR_EVER = 100_000_000
+FOR_EVER = 100_000_000
 
 
 class ClusterNode(RedisServer):
@@ -36,7 +33,7 @@ class ClusterNode(RedisServer):
             "cluster-node-timeout": str(NODE_TIMEOUT),
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
-            "cluster-allow-replica-migration": "no",  # each stays with its master, so that tests know who follows whom
+            "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
         }
 
     @property
@@ -44,13 +41,11 @@ class ClusterNode(RedisServer):
         """Its name in the cluster, of 40 hexadecimal digits."""
         return str(self.ask("CLUSTER", "MYID"))
 
-    @property
-    def is_master(self) -> bool:
-        """What it takes itself for; one that was killed says nothing, and is none."""
-        try:
-            return self.info("replication")["role"] == "master"
-        except OSError:
-            return False
+    def known(self) -> list[list[str]]:
+        """The lines of CLUSTER NODES about nodes that it has shaken hands with, by words."""
+        reply = self.ask("CLUSTER", "NODES")
+        assert isinstance(reply, str)
+        return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
 
 
 class RedisCluster(Running):
@@ -61,24 +56,27 @@ class RedisCluster(Running):
     A start takes about 2 s, since a node that starts as a master waits so long before it serves.
     """
 
+    node: ClassVar[type[ClusterNode]] = ClusterNode
+
     def __init__(self, directory: Path, *, node_timeout: int = NODE_TIMEOUT, **options: Any) -> None:
         self.node_timeout = node_timeout
         self.nodes: Sequence[ClusterNode] = [
-            ClusterNode(directory / f"node-{one}", **options) for one in range(2 * MASTERS)
+            self.node(directory / f"node-{number}", name=f"node {number}", **options)
+            for number in range(1, 2 * MASTERS + 1)
         ]
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+        return "redis+cluster://" + ",".join(f"{node.host}:{node.port}" for node in self.nodes)
 
     @property
     def masters(self) -> list[ClusterNode]:
         """The nodes that run and serve slots."""
-        return [node for node in self.nodes if node.is_master]
+        return [node for node in self.nodes if node.running and node.is_master]
 
     def start(self) -> None:
-        """Every slot is served, and every replica linked. Raises `ServerMissing`, `ServerFailed`."""
-        joined = all((node.directory / "nodes.conf").exists() for node in self.nodes)
+        """Every slot is served, and every replica linked. Raises ServerMissing, ServerFailed."""
+        joined = all((node.data / "nodes.conf").exists() for node in self.nodes)
         try:
             for node in self.nodes:
                 node.launch()
@@ -88,7 +86,7 @@ class RedisCluster(Running):
                 self._join()
             self.await_whole()
             if self.node_timeout != NODE_TIMEOUT:  # only now: nodes that begin wait the longer, too
-                self._give_up_after(self.node_timeout)
+                self.give_up_after(self.node_timeout)
         except BaseException:
             self.stop()
             raise
@@ -97,6 +95,7 @@ class RedisCluster(Running):
         """All nodes that run are ended."""
         for node in self.nodes:
             node.kill()  # in order it would take each the time to tell its replica; what was acknowledged is on disk
+            node.tidy()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
@@ -104,16 +103,17 @@ class RedisCluster(Running):
 
         A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
         """
-        self._give_up_after(_FOR_EVER)
+        self.give_up_after(FOR_EVER)
         try:
             yield
             self.await_whole()  # else one that is just back is still missed
         finally:
-            self._give_up_after(self.node_timeout)
+            self.give_up_after()
 
-    def _give_up_after(self, milliseconds: int) -> None:
+    def give_up_after(self, milliseconds: int | None = None) -> None:
+        """From now on; None: as it was made."""
         for node in filter(lambda node: node.running, self.nodes):
-            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds)
+            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds or self.node_timeout)
 
     def _join(self) -> None:
         first, *others = self.nodes
@@ -123,17 +123,14 @@ class RedisCluster(Running):
                 slots = range(SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS)
                 node.ask("CLUSTER", "ADDSLOTS", *slots)
         for node in others:
-            first.ask("CLUSTER", "MEET", HOST, node.port)
-        wait_until(
-            lambda: all(len(self._known(node)) == len(self.nodes) for node in self.nodes), "all nodes to meet",
-            passes=(OSError, Refused),
-        )  # fmt: skip
-        for master, replica in zip(self.nodes[:MASTERS], self.nodes[MASTERS:], strict=True):
-            replica.ask("CLUSTER", "REPLICATE", master.id)
+            first.ask("CLUSTER", "MEET", node.host, node.port)
+        until(lambda: all(len(node.known()) == len(self.nodes) for node in self.nodes), "all nodes to meet")
+        for master in self.nodes[:MASTERS]:
+            self.replica_of(master).ask("CLUSTER", "REPLICATE", master.id)
 
     def await_whole(self) -> None:
-        """Until the nodes that run agree that every slot has a master, and the replicas among them are linked."""
-        wait_until(self._whole, "the cluster to be whole", passes=(OSError, Refused))
+        """Wait until the nodes that run agree that every slot has a master, and the replicas among them are linked."""
+        until(self._whole, "the cluster to be whole")
 
     def _whole(self) -> bool:
         running = [node for node in self.nodes if node.running]
@@ -141,47 +138,40 @@ class RedisCluster(Running):
             state = node.info("cluster")
             if state["cluster_state"] != "ok" or state["cluster_slots_ok"] != str(SLOTS):
                 return False
-            replication = node.info("replication")
-            if replication["role"] == "slave" and replication["master_link_status"] != "up":
+            if not (node.is_master or node.is_linked):
                 return False
-        views = {tuple(sorted((words[0], _role(words)) for words in self._known(node))) for node in running}
+        views = {tuple(sorted((words[0], _role(words)) for words in node.known())) for node in running}
         return len(views) == 1 and len(self.masters) == MASTERS
 
-    @staticmethod
-    def _known(node: ClusterNode) -> list[list[str]]:
-        """The lines of CLUSTER NODES about nodes that it has shaken hands with, by words."""
-        reply = node.ask("CLUSTER", "NODES")
-        assert isinstance(reply, str)
-        return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
+    def await_master(self, *, other_than: ClusterNode) -> ClusterNode:
+        """The replica of a master that is away, once it serves in its place."""
+        new = self.replica_of(other_than)
+        until(lambda: new.is_master, f"{new.name} to be a master")
+        return new
+
+    def replica_of(self, master: ClusterNode) -> ClusterNode:
+        """The node that follows `master`, as it always will: they only change places."""
+        return self.nodes[(self.nodes.index(master) + MASTERS) % len(self.nodes)]
 
     def master_of(self, slot: int) -> ClusterNode:
-        """The node that serves `slot`, as a node that runs sees it. Raises `LookupError` when no such node is known."""
-        for node in self.nodes:
-            if not node.running:
-                continue
+        """The node that serves `slot`, as a node that runs sees it. Raises LookupError when no such node is known."""
+        for node in filter(lambda node: node.running, self.nodes):
             ranges = node.ask("CLUSTER", "SLOTS")
             assert isinstance(ranges, list)
             for one in ranges:
                 first, last, master, *_ = cast(tuple[int, int, list[Any]], one)
-                if first <= slot <= last and (owner := self.node_at(master[1])).running:
+                if first <= slot <= last and (owner := self._node_at(master[1])).running:
                     return owner
         raise LookupError(f"no running node serves slot {slot}")
+
+    def _node_at(self, port: int) -> ClusterNode:
+        return next(node for node in self.nodes if node.port == port)
 
     def slot_of(self, key: str) -> int:
         """The slot that the servers put `key` into."""
         slot = next(node for node in self.nodes if node.running).ask("CLUSTER", "KEYSLOT", key)
         assert isinstance(slot, int)
         return slot
-
-    def node_at(self, port: int) -> ClusterNode:
-        return next(node for node in self.nodes if node.port == port)
-
-    def replica_of(self, master: ClusterNode) -> ClusterNode:
-        """A running node that follows `master`. Raises `LookupError`."""
-        for node in self.nodes:
-            if node.running and node.info("replication").get("master_port") == str(master.port):
-                return node
-        raise LookupError(f"nobody follows {master.url}")
 
 
 def _role(words: Sequence[str]) -> str:
