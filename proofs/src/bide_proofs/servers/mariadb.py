@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bide_proofs.servers.process import HOST, program, until
-from bide_proofs.servers.server import Running, ServerProcess
+from bide_proofs.servers.server import Running, ServerProcess, stop_all
 
 PACKAGES = "mariadb-server"
 USER = "bide"
@@ -123,6 +123,7 @@ class MariaDbServer(ServerProcess):
     def promote(self) -> None:
         """Follows nobody any more, and may be written to."""
         self.ask("STOP SLAVE", "SET GLOBAL read_only = 0")
+        self.follows = None
 
     def ask(self, *statements: str) -> list[Any]:
         """The rows of the last of an administrator's, all on one connection. Raises OSError where nobody answers."""
@@ -200,5 +201,4 @@ class MariaDbPair(Running):
             raise
 
     def stop(self) -> None:
-        self.replica.stop()
-        self.primary.stop()
+        stop_all((self.replica, self.primary))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bide_proofs.servers.process import HOST, Process, as_account, free_port, give_to, program
+from bide_proofs.servers.process import HOST, free_port, give_to, program
 from bide_proofs.servers.server import ServerProcess
 
 PACKAGES = "rabbitmq-server"
@@ -39,7 +38,6 @@ class RabbitMqServer(ServerProcess):
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
-        self._mapper: Process | None = None
         self._mapper_port = 0
 
     @property
@@ -60,19 +58,13 @@ class RabbitMqServer(ServerProcess):
         }  # fmt: skip
         (self.home / "rabbitmq.conf").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
         self._mapper_port = free_port()
-        mapper = [f"{name}={value}" for name, value in self._of_mapper().items()]
-        words = [binary("epmd"), "-address", HOST, "-port", str(self._mapper_port)]
-        self._mapper = Process(
-            [*as_account(self.account), "env", *mapper, *words], self.home / "mapper.log", name="the port mapper"
-        )
-
-    def _of_mapper(self) -> Mapping[str, str]:
-        return {"ERL_EPMD_ADDRESS": HOST, "ERL_EPMD_PORT": str(self._mapper_port)}
+        self.begin_beside([binary("epmd"), "-address", HOST, "-port", str(self._mapper_port)], "mapper")
 
     def environment(self) -> Mapping[str, str]:
         home = str(self.home)
         return {
-            **self._of_mapper(),
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._mapper_port),
             "HOME": home,  # where the cookie is that nodes know each other by
             "ERL_CRASH_DUMP_BYTES": "0",
             "RABBITMQ_NODENAME": "bide@localhost",
@@ -95,9 +87,3 @@ class RabbitMqServer(ServerProcess):
         with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
             probe.sendall(_GREETING)
             return probe.recv(1) == b"\x01"
-
-    def _end(self, number: signal.Signals) -> None:
-        super()._end(number)
-        if self._mapper is not None:
-            self._mapper.end(signal.SIGKILL)
-            self._mapper = None

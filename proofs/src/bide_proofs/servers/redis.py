@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +9,13 @@ from typing import Any, Literal
 
 from bide_proofs.servers.process import program, until
 from bide_proofs.servers.resp import Connection, Reply, Word
-from bide_proofs.servers.server import ServerProcess
+from bide_proofs.servers.server import Running, ServerProcess
 
 PACKAGES = "redis-server"
+
+
+FOR_EVER = 100_000_000
+"""Milliseconds."""
 
 
 class RedisServer(ServerProcess):
@@ -25,7 +28,6 @@ class RedisServer(ServerProcess):
 
     title = "Redis"
     taken = ("Address already in use", "Failed listening on port")
-    stops_by = signal.SIGTERM
 
     def __init__(
         self, directory: Path, *, appendfsync: Literal["always", "everysec", "no"] = "everysec", **given: Any
@@ -114,3 +116,42 @@ class RedisServer(ServerProcess):
     def is_linked(self) -> bool:
         """Whether it follows a master that it hears."""
         return self.info("replication").get("master_link_status") == "up"
+
+
+class ReplicatedRedis(Running):
+    """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
+
+    gives_up_after: int
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        """Those that run and are written to."""
+        raise NotImplementedError
+
+    def await_whole(self) -> None:
+        """Wait until those that run agree who is master, and the replicas among them are linked."""
+        until(self._whole, "the servers to be whole")
+
+    def _whole(self) -> bool:
+        raise NotImplementedError
+
+    def await_master(self, *, other_than: RedisServer) -> RedisServer:
+        """The one that serves in its place, once it does."""
+        raise NotImplementedError
+
+    def give_up_after(self, milliseconds: int) -> None:
+        """From now on."""
+        raise NotImplementedError
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Meanwhile nobody is taken for dead, however long it is away. What is new gets about more slowly, too.
+
+        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
+        """
+        self.give_up_after(FOR_EVER)
+        try:
+            yield
+            self.await_whole()  # else one that is just back is still missed
+        finally:
+            self.give_up_after(self.gives_up_after)

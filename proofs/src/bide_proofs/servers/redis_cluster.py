@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from bide_proofs.servers.process import until
-from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.server import Running
+from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
+from bide_proofs.servers.server import stop_all
 
 SLOTS = 16_384
 MASTERS = 3
@@ -18,7 +17,6 @@ NODE_TIMEOUT = 1_500
 
 A machine that tests do much on may stand still for longer: where no test wants a failover, more of it is better.
 """
-FOR_EVER = 100_000_000
 
 
 class ClusterNode(RedisServer):
@@ -26,11 +24,15 @@ class ClusterNode(RedisServer):
 
     bus = True
 
+    def __init__(self, directory: Path, *, node_timeout: int, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self._node_timeout = node_timeout
+
     def directives(self) -> dict[str, str]:
         return super().directives() | {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
-            "cluster-node-timeout": str(NODE_TIMEOUT),
+            "cluster-node-timeout": str(self._node_timeout),
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
             "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
@@ -48,7 +50,7 @@ class ClusterNode(RedisServer):
         return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
 
 
-class RedisCluster(Running):
+class RedisCluster(ReplicatedRedis):
     """Six nodes below `directory`, with the `options` of `RedisServer`.
 
     Any one master may die: its slots are served again after twice the `node_timeout`, in milliseconds.
@@ -59,9 +61,9 @@ class RedisCluster(Running):
     node: ClassVar[type[ClusterNode]] = ClusterNode
 
     def __init__(self, directory: Path, *, node_timeout: int = NODE_TIMEOUT, **options: Any) -> None:
-        self.node_timeout = node_timeout
+        self.gives_up_after = node_timeout
         self.nodes: Sequence[ClusterNode] = [
-            self.node(directory / f"node-{number}", name=f"node {number}", **options)
+            self.node(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
             for number in range(1, 2 * MASTERS + 1)
         ]
 
@@ -82,38 +84,22 @@ class RedisCluster(Running):
                 node.launch()
             for node in self.nodes:
                 node.await_ready()
+            self.give_up_after(NODE_TIMEOUT)  # nodes that begin wait the longer, too
             if not joined:
                 self._join()
             self.await_whole()
-            if self.node_timeout != NODE_TIMEOUT:  # only now: nodes that begin wait the longer, too
-                self.give_up_after(self.node_timeout)
+            self.give_up_after(self.gives_up_after)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """All nodes that run are ended."""
-        for node in self.nodes:
-            node.kill()  # in order it would take each the time to tell its replica; what was acknowledged is on disk
-            node.tidy()
+        stop_all(self.nodes)
 
-    @contextmanager
-    def patient(self) -> Iterator[None]:
-        """Meanwhile no replica takes over, however long a master is away. What is new gets about more slowly, too.
-
-        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
-        """
-        self.give_up_after(FOR_EVER)
-        try:
-            yield
-            self.await_whole()  # else one that is just back is still missed
-        finally:
-            self.give_up_after()
-
-    def give_up_after(self, milliseconds: int | None = None) -> None:
-        """From now on; None: as it was made."""
+    def give_up_after(self, milliseconds: int) -> None:
         for node in filter(lambda node: node.running, self.nodes):
-            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds or self.node_timeout)
+            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds)
 
     def _join(self) -> None:
         first, *others = self.nodes
@@ -128,10 +114,6 @@ class RedisCluster(Running):
         for master in self.nodes[:MASTERS]:
             self.replica_of(master).ask("CLUSTER", "REPLICATE", master.id)
 
-    def await_whole(self) -> None:
-        """Wait until the nodes that run agree that every slot has a master, and the replicas among them are linked."""
-        until(self._whole, "the cluster to be whole")
-
     def _whole(self) -> bool:
         running = [node for node in self.nodes if node.running]
         for node in running:
@@ -143,13 +125,13 @@ class RedisCluster(Running):
         views = {tuple(sorted((words[0], _role(words)) for words in node.known())) for node in running}
         return len(views) == 1 and len(self.masters) == MASTERS
 
-    def await_master(self, *, other_than: ClusterNode) -> ClusterNode:
+    def await_master(self, *, other_than: RedisServer) -> ClusterNode:
         """The replica of a master that is away, once it serves in its place."""
         new = self.replica_of(other_than)
         until(lambda: new.is_master, f"{new.name} to be a master")
         return new
 
-    def replica_of(self, master: ClusterNode) -> ClusterNode:
+    def replica_of(self, master: RedisServer) -> ClusterNode:
         """The node that follows `master`, as it always will: they only change places."""
         return self.nodes[(self.nodes.index(master) + MASTERS) % len(self.nodes)]
 

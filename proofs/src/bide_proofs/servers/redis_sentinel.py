@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
-from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
 from bide_proofs.servers.resp import Refused, Reply
-from bide_proofs.servers.server import Running
+from bide_proofs.servers.server import stop_all
 
 SERVICE = "mymaster"
 QUORUM = 2
@@ -20,7 +20,6 @@ DOWN_AFTER = 1_000
 A machine that tests do much on may stand still for longer: where no test wants a failover, more of it is better.
 """
 FAILOVER_TIMEOUT = 3_000
-FOR_EVER = 100_000_000
 _PERIODS = {"publish-period": 200, "info-period": 500, "ask-period": 200, "tilt-period": 1_000}
 """Milliseconds between what sentinels do again and again, and how long they trust nothing after a pause of their own:
 shorter than the 2 s, 10 s, 1 s and 30 s that they come with, so that tests are."""
@@ -53,7 +52,7 @@ class Sentinel(RedisServer):
         return took
 
 
-class RedisSentinel(Running):
+class RedisSentinel(ReplicatedRedis):
     """A master with `replicas` followers and three sentinels with a quorum of two, below `directory`.
 
     `options` are those of `RedisServer`, for the servers that hold data. When the master dies or hangs for longer than
@@ -71,7 +70,7 @@ class RedisSentinel(Running):
         failover_timeout: int = FAILOVER_TIMEOUT,
         **options: Any,
     ) -> None:
-        self.down_after = down_after
+        self.gives_up_after = down_after
         self.servers = [
             self.server(directory / f"server-{number}", name=f"server {number}", **options)
             for number in range(1, 2 + replicas)
@@ -104,17 +103,15 @@ class RedisSentinel(Running):
             for sentinel in self.sentinels:
                 sentinel.await_ready()
             self.await_whole()
-            if self.down_after != DOWN_AFTER:
-                self.give_up_after()
+            if self.gives_up_after != DOWN_AFTER:
+                self.give_up_after(self.gives_up_after)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """All that run are ended."""
-        for one in (*self.sentinels, *self.servers):
-            one.kill()
-            one.tidy()
+        stop_all((*self.sentinels, *self.servers))
 
     @property
     def master(self) -> RedisServer:
@@ -140,24 +137,9 @@ class RedisSentinel(Running):
         until(lambda: self.master is not other_than and self.master.is_master, "another master")
         return self.master
 
-    def await_whole(self) -> None:
-        """Wait until every sentinel sees the others, and every server alive and linked."""
-        until(self._whole, "the sentinels to see each other and all servers")
-
-    @contextlib.contextmanager
-    def patient(self) -> Iterator[None]:
-        """Meanwhile nobody is taken for dead, however long it is away."""
-        self.give_up_after(FOR_EVER)
-        try:
-            yield
-            self.await_whole()
-        finally:
-            self.give_up_after()
-
-    def give_up_after(self, milliseconds: int | None = None) -> None:
-        """From now on; None: as it was made."""
+    def give_up_after(self, milliseconds: int) -> None:
         for sentinel in self.sentinels:
-            sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds or self.down_after)
+            sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     def _whole(self) -> bool:
         for sentinel in self.sentinels:

@@ -10,14 +10,13 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bide_proofs.servers.process import HOST, Process, ServerMissing, free_port, listens, until
+from bide_proofs.servers.process import HOST, ServerMissing, free_port, listens, until
 from bide_proofs.servers.server import ServerProcess
 
 VERSION = "5.5.0"
@@ -125,7 +124,6 @@ class RocketMqServer(ServerProcess):
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
-        self._names: Process | None = None
         self._names_port = 0
 
     @property
@@ -153,9 +151,8 @@ class RocketMqServer(ServerProcess):
         self._names_port = free_port()
         (self.home / "namesrv.conf").write_text(f"listenPort={self._names_port}\nbindAddress={HOST}\n")
         self._configure(f"{HOST}:{self._names_port}")
-        variables = [f"{name}={value}" for name, value in self.environment().items()]
         words = [*self._java(), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]
-        self._names = Process(["env", *variables, *words], self.home / "names.log", name="the name server")
+        self.begin_beside(words, "names")
         until(lambda: listens(self._names_port), "the name server")
 
     def environment(self) -> Mapping[str, str]:
@@ -188,12 +185,6 @@ class RocketMqServer(ServerProcess):
             "grpcServerPort": self.port, "remotingListenPort": free_port(), "localServeAddr": HOST,
         }  # fmt: skip
         (self.home / "proxy.json").write_text(json.dumps(proxy))
-
-    def _end(self, number: signal.Signals) -> None:
-        super()._end(number)
-        if self._names is not None:
-            self._names.end(signal.SIGKILL)
-            self._names = None
 
 
 def _free_broker_port() -> int:

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -49,6 +49,13 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def stop_all(servers: Iterable[Running]) -> None:
+    """Stop each, whatever becomes of the others. Raises what one has failed with."""
+    with contextlib.ExitStack() as stopping:
+        for server in servers:
+            stopping.callback(server.stop)
 
 
 class ServerProcess(Running):
@@ -92,6 +99,7 @@ class ServerProcess(Running):
         self._chooses = port is None
         self._home: Path | None = None
         self._process: Process | None = None
+        self._beside: Process | None = None
 
     @property
     def port(self) -> int:
@@ -168,12 +176,19 @@ class ServerProcess(Running):
         if self._port is None:
             self._port = free_port(bus=self.bus)
         self.prepare()
+        self._process = self._begun(self.command(), self.log)
+
+    def begin_beside(self, command: Sequence[str], name: str) -> None:
+        """Start another process that the server needs, by `name`, which ends with it."""
+        self._beside = self._begun(command, self.home / f"{name}.log")
+
+    def _begun(self, command: Sequence[str], log: Path) -> Process:
         # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
         given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
         forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
         variables = [f"{name}={value}" for name, value in given.items()]
-        words = [*as_account(self.account), "env", *forgotten, *variables, *self.command()]
-        self._process = Process(words, self.log, name=self.name)
+        words = [*as_account(self.account), "env", *forgotten, *variables, *command]
+        return Process(words, log, name=self.name)
 
     def await_ready(self) -> float:
         """Wait until it answers; in how many seconds. Raises ServerFailed."""
@@ -280,6 +295,9 @@ class ServerProcess(Running):
         if self._process is not None:
             self._process.end(number)
             self._process = None
+        if self._beside is not None:
+            self._beside.end(signal.SIGKILL)
+            self._beside = None
 
     # standing still
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bide.core.errors import BideError
+from bide_proofs.servers.process import ServerFailed, ServerMissing
 from bide_proofs.torture.plain import server_at
 from bide_proofs.torture.run import Plan, tortured
 from bide_proofs.torture.server import Server
-from bide_proofs.torture.servers.processes import ServerFailed, ServerMissing
 from bide_proofs.trial import WrongByKind, not_in_memory, parser_of
 
 _SHOWN = 5

@@ -17,8 +17,8 @@ import msgspec
 
 from bide.testing.history.events import Died
 from bide.testing.history.journal import Journal
+from bide_proofs.servers.process import Guard
 from bide_proofs.torture.child import READY, Duty
-from bide_proofs.torture.servers.processes import Guard
 from bide_proofs.trial import PATIENCE
 
 CLIENT, WORKER = "client", "worker"
