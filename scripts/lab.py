@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+sys.path[0] = str(Path(__file__).resolve().parent.parent / "proofs" / "src")
 
-from tests.servers.child import ServerFailed, ServerMissing  # noqa: E402 - found in the clone, wherever this is called from
-from tests.servers.shared import KINDS, SharedServers  # noqa: E402
+from bide_proofs.servers.process import ServerFailed, ServerMissing  # noqa: E402 - found in the clone
+from bide_proofs.servers.shared import KINDS, SharedServers  # noqa: E402
 
 _WANTED = ("redis", "postgres", "mysql", "mysql_replica", "rabbitmq")
 _RESULTS = "lab-results.jsonl"

@@ -25,7 +25,8 @@ from PIL import Image  # noqa: E402 - of the tests' environment, as all that fol
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from tests.console.browser import NARROW, Scheme, launch  # noqa: E402
 from tests.console.seen import BY, KEY  # noqa: E402
-from tests.servers.chromium import chromium  # noqa: E402
+
+from bide_proofs.servers.packages import chromium  # noqa: E402
 
 GROUP = "event-summer"
 _MOST = 150_000

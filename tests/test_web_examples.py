@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from tests.servers.postgres_server import ask
 from tests.waiting import PATIENCE, until
 
 from bide.stores.postgres import schema
 from bide.stores.sqlite import SqliteStore
+from bide_proofs.servers.postgres import ask
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SITE = EXAMPLES / "django_site"

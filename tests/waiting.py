@@ -7,8 +7,7 @@
 - `forever`: what a handler that never ends does.
 - `not_before`: the one comparison of measured times that a slow machine cannot break, since it is late, never early.
 
-`tests/test_waiting.py` refuses every other sleep and comparison. This module needs nothing but the standard library:
-`scripts/services` uses it before anything is installed.
+`tests/test_waiting.py` refuses every other sleep and comparison.
 """
 
 from __future__ import annotations

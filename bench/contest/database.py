@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.contest.server import ServerFault
-from tests.servers.child import ServerFailed, ServerMissing
-from tests.servers.postgres_server import PostgresServer, binary
+
+from bide_proofs.servers.postgres import PostgresServer, binary
+from bide_proofs.servers.process import ServerFailed, ServerMissing
 
 _NAME = "bench"
 _AS_IT_COMES = {"fsync": "on", "shared_buffers": "128MB", "deadlock_timeout": "1s"}

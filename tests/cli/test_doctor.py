@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.servers.fixtures import StartsRedis
-from tests.servers.server_clock import ServerClock
 from tests.waiting import forever
 
 from bide import Bide, Dead, Event, EventKind, Task
 from bide.cli.exits import Exit
+from bide_proofs.servers.clock import ServerClock
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -98,7 +98,7 @@ def test_a_server_whose_clock_is_an_hour_ahead(
     line: CommandLine, redis_server: StartsRedis, server_clock: ServerClock
 ) -> None:
     server_clock.shift(3_600)
-    server = redis_server(environment=server_clock.environment)
+    server = redis_server(clock=server_clock)
     found = line.json("doctor", "--store", server.url)
     assert any("differs from the store's by 1h" in one["what"] for one in found if one["level"] == "warning"), found
 

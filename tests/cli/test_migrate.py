@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.postgres_pooler import PostgresPooler
 
 from bide.cli.exits import Exit
+from bide_proofs.servers.postgres import PostgresPooler
+from bide_proofs.servers.process import ServerMissing
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import asyncmy
 import pytest
 from tests.servers.fixtures import Borrowed
-from tests.servers.mariadb_server import ask
 from tests.waiting import PATIENCE
 
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
 from bide.testing.store_suite import StoreSuite
+from bide_proofs.servers.mariadb import ask
 
 
 class TestMySql(StoreSuite):

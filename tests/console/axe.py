@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Page
-from tests.servers.child import ServerMissing
+
+from bide_proofs.servers.process import ServerMissing
 
 _LOCK = Path(__file__).with_name("package-lock.json")
 _RUN = """async () => {

@@ -10,11 +10,12 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 from tests.console.axe import axe_source
 from tests.console.browser import Visitor, launch, visitor
-from tests.servers.child import ServerMissing
-from tests.servers.chromium import chromium
 from tests.servers.fixtures import not_installed
 from tests.service.calling import Api, Running, running
 from tests.service.console.browsing import be_patient
+
+from bide_proofs.servers.packages import chromium
+from bide_proofs.servers.process import ServerMissing
 
 Visits = Callable[..., AbstractContextManager[Visitor]]
 

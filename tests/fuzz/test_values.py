@@ -23,15 +23,15 @@ from tests.fuzz.cases import NUMBERS, fuzz, near_bytes, refusals
 from tests.fuzz.conftest import Loop
 from tests.fuzz.playing import Kept, fill, play
 from tests.fuzz.test_cursors import look
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.redis_server import RedisServer
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreCorrupt, StoreError, StoreMismatch
 from bide.core.records import Ref, Verdict
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.clock import FIRST_INSTANT as NOW
+from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.redis import RedisServer
 
 SHARDS = 3
 REFS = [Ref(topic, f"k{number}") for topic in ("t", "u") for number in range(8)]

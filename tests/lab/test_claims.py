@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 from tests.lab.playing import FAR, Company, Effects, keeps_its_word, named, setting_of
-from tests.servers.redis_server import RedisServer
 from tests.waiting import pause
 
 from bide_lab.catalogue import catalogue, chosen
 from bide_lab.strategies.s11_timed_message import TimedMessage
 from bide_lab.strategy import Item, Strategy, now
+from bide_proofs.servers.redis import RedisServer
 
 EARLY = {"S13-A", "S16-ring"}
 """Known for that: see test_timer_strategies.py, as for the others of S16, whose only delay is their time-out."""

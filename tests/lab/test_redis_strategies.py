@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
-from tests.servers.redis_server import RedisServer
 from tests.waiting import forever, pause, until
 
 from bide_lab.strategies.s04_zset_poll import RemoveAfter, RemoveBefore, RemoveRange, SmallestOnly
@@ -20,6 +19,7 @@ from bide_lab.strategies.s07_head_publish import HeadPublish
 from bide_lab.strategies.s08_expiry_events import ExpiryEvents
 from bide_lab.strategies.s18_in_memory_eta import InMemoryEta
 from bide_lab.strategy import Item, Strategy, now
+from bide_proofs.servers.redis import RedisServer
 
 S = TypeVar("S", bound=Strategy)
 _LOOKS = "what must not fire has the time to"

@@ -15,40 +15,35 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSchemas
 from tests.servers.keyspace import delete_keys
-from tests.servers.mariadb_server import MariaDbServer, drop_databases
-from tests.servers.postgres_server import PostgresServer, ask
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import RedisSentinel
-from tests.servers.redis_server import RedisServer
-from tests.servers.server_clock import ServerClock
-from tests.servers.shared import OF_REDIS, SharedServers
 from tests.servers.sharing import LentServers, servers_of
 
-Server = TypeVar("Server", RedisServer, RedisCluster, RedisSentinel, PostgresServer, MariaDbServer)
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.mariadb import MariaDbServer, drop_databases
+from bide_proofs.servers.postgres import PostgresServer, ask
+from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_sentinel import RedisSentinel
+from bide_proofs.servers.server import Running
+from bide_proofs.servers.shared import OF_REDIS, SharedServers
+
+Server_co = TypeVar("Server_co", bound=Running, covariant=True)
 
 
-class StartsRedis(Protocol):
-    """Starts a private server, with the options of `RedisServer`."""
+class Starts(Protocol[Server_co]):
+    """Starts a private server, with the options of its class, which the test may pause and kill; it ends with it."""
 
-    def __call__(self, **options: Any) -> RedisServer: ...
-
-
-class StartsPostgres(Protocol):
-    """Starts a private server, with the options of `PostgresServer`."""
-
-    def __call__(self, **options: Any) -> PostgresServer: ...
+    def __call__(self, **options: Any) -> Server_co: ...
 
 
-class StartsMariaDb(Protocol):
-    """Starts a private server, with the options of `MariaDbServer`."""
-
-    def __call__(self, **options: Any) -> MariaDbServer: ...
+StartsRedis: TypeAlias = Starts[RedisServer]
+StartsPostgres: TypeAlias = Starts[PostgresServer]
+StartsMariaDb: TypeAlias = Starts[MariaDbServer]
 
 
 class Borrowed:
@@ -88,29 +83,71 @@ def shared_servers(
     servers.stop()
 
 
-def _url(servers: SharedServers | LentServers, kind: str) -> str:
-    try:
-        return servers.url(kind)
-    except ServerMissing as error:
-        not_installed(error)
+def _shared(kind: str) -> Any:
+    """A fixture: the URL of a server that others use too."""
+
+    @pytest.fixture(scope="session")
+    def url(shared_servers: SharedServers | LentServers) -> str:
+        try:
+            return shared_servers.url(kind)
+        except ServerMissing as error:
+            not_installed(error)
+
+    return url
 
 
-@pytest.fixture(scope="session")
-def redis_url(shared_servers: SharedServers | LentServers) -> str:
-    """redis://HOST:PORT/0 of a server that others use too."""
-    return _url(shared_servers, "redis")
+redis_url = _shared("redis")
+"""redis://HOST:PORT/0"""
+redis_cluster_url = _shared("cluster")
+"""redis+cluster://HOST:PORT,..."""
+redis_sentinel_url = _shared("sentinel")
+"""redis+sentinel://HOST:PORT,.../SERVICE/0"""
+postgres_url = _shared("postgres")
+"""postgresql://USER@HOST:PORT/DATABASE"""
+mysql_url = _shared("mysql")
+"""mysql://USER@HOST:PORT/DATABASE"""
+mysql_replica_url = _shared("mysql_replica")
+"""mysql://USER@HOST:PORT/DATABASE?replica=HOST:PORT, of a server and one that follows it."""
+rabbitmq_url = _shared("rabbitmq")
+"""amqp://guest:guest@HOST:PORT/"""
 
 
-@pytest.fixture(scope="session")
-def redis_cluster_url(shared_servers: SharedServers | LentServers) -> str:
-    """redis+cluster://HOST:PORT,... of a cluster that others use too."""
-    return _url(shared_servers, "cluster")
+def _private(make: Callable[..., Running]) -> Any:
+    """A fixture: starts one private server after another, each in a folder of its own; they end with the test."""
+
+    @pytest.fixture
+    def starts(tmp_path: Path) -> Iterator[Starts[Running]]:
+        with ExitStack() as started:
+            numbers = count(1)
+
+            def start(**options: Any) -> Running:
+                try:
+                    return started.enter_context(make(tmp_path / f"{make.__name__}-{next(numbers)}", **options))
+                except ServerMissing as error:
+                    not_installed(error)
+
+            yield start
+
+    return starts
 
 
-@pytest.fixture(scope="session")
-def redis_sentinel_url(shared_servers: SharedServers | LentServers) -> str:
-    """redis+sentinel://HOST:PORT,.../SERVICE/0 of a server that others use too."""
-    return _url(shared_servers, "sentinel")
+redis_server = _private(RedisServer)
+postgres_server = _private(PostgresServer)
+mariadb_server = _private(MariaDbServer)
+starts_cluster = _private(RedisCluster)
+starts_sentinel = _private(RedisSentinel)
+
+
+@pytest.fixture
+def redis_cluster(starts_cluster: Starts[RedisCluster]) -> RedisCluster:
+    """A private cluster, in 2 s."""
+    return starts_cluster()
+
+
+@pytest.fixture
+def redis_sentinel(starts_sentinel: Starts[RedisSentinel]) -> RedisSentinel:
+    """A private master with two replicas and three sentinels, in half a second."""
+    return starts_sentinel()
 
 
 @pytest.fixture
@@ -124,49 +161,12 @@ def redis_namespace(shared_servers: SharedServers | LentServers) -> Iterator[str
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[StartsRedis]:
-    """Starts private servers, which the test may pause and kill; they end with it."""
-    yield from _private(RedisServer, tmp_path / "redis")
-
-
-@pytest.fixture
-def server_clock(tmp_path: Path) -> ServerClock:
-    """A clock to be set: `redis_server(environment=server_clock.environment)`."""
+def server_clock() -> ServerClock:
+    """A clock to be set: `redis_server(clock=server_clock)`."""
     try:
-        return ServerClock(tmp_path)
+        return ServerClock()
     except ServerMissing as error:
         not_installed(error)
-
-
-@pytest.fixture
-def redis_cluster(tmp_path: Path) -> Iterator[RedisCluster]:
-    """A private cluster, in 2 s."""
-    with ExitStack() as started:
-        yield _entered(started, RedisCluster(tmp_path / "cluster"))
-
-
-@pytest.fixture
-def redis_sentinel(tmp_path: Path) -> Iterator[RedisSentinel]:
-    """A private master with two replicas and three sentinels, in half a second."""
-    with ExitStack() as started:
-        yield _entered(started, RedisSentinel(tmp_path / "sentinel"))
-
-
-def _private(make: Callable[..., Server], home: Path) -> Iterator[Callable[..., Server]]:
-    """Starts one server after another, each in a folder of its own; they end with the test."""
-    with ExitStack() as started:
-        numbers = count(1)
-
-        def start(**options: Any) -> Server:
-            return _entered(started, make(home.with_name(f"{home.name}-{next(numbers)}"), **options))
-
-        yield start
-
-
-@pytest.fixture(scope="session")
-def postgres_url(shared_servers: SharedServers | LentServers) -> str:
-    """postgresql://USER@HOST:PORT/DATABASE of a server that others use too."""
-    return _url(shared_servers, "postgres")
 
 
 @pytest.fixture
@@ -197,18 +197,6 @@ def postgres_schemas(_postgres_schemas: PostgresSchemas) -> Iterator[Borrowed]:
 
 
 @pytest.fixture
-def postgres_server(tmp_path: Path) -> Iterator[StartsPostgres]:
-    """Starts private servers, which the test may pause and kill; they end with it."""
-    yield from _private(PostgresServer, tmp_path / "postgres")
-
-
-@pytest.fixture(scope="session")
-def mysql_url(shared_servers: SharedServers | LentServers) -> str:
-    """mysql://USER@HOST:PORT/DATABASE of a server that others use too."""
-    return _url(shared_servers, "mysql")
-
-
-@pytest.fixture
 def mysql_schema(mysql_url: str) -> Iterator[str]:
     """What the names of a test's databases begin with, nobody else's; they are dropped after it."""
     name = "t" + secrets.token_hex(5)
@@ -229,24 +217,6 @@ def mysql_schemas(_mysql_schemas: MySqlSchemas) -> Iterator[Borrowed]:
         yield borrowed
 
 
-@pytest.fixture
-def mariadb_server(tmp_path: Path) -> Iterator[StartsMariaDb]:
-    """Starts private servers, which the test may pause and kill; they end with it."""
-    yield from _private(MariaDbServer, tmp_path / "mariadb")
-
-
-@pytest.fixture(scope="session")
-def mysql_replica_url(shared_servers: SharedServers | LentServers) -> str:
-    """mysql://USER@HOST:PORT/DATABASE?replica=HOST:PORT of a server that others use too, and one that follows it."""
-    return _url(shared_servers, "mysql_replica")
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_url(shared_servers: SharedServers | LentServers) -> str:
-    """amqp://guest:guest@HOST:PORT/ of a broker that others use too."""
-    return _url(shared_servers, "rabbitmq")
-
-
 @pytest.fixture(scope="session")
 def rocketmq_url() -> str:
     """rocketmq://HOST:PORT of the proxy of a broker that runs already, or the test is skipped."""
@@ -254,10 +224,3 @@ def rocketmq_url() -> str:
     if not url:
         pytest.skip("TEST_ROCKETMQ_URL names no broker: scripts/services --with rocketmq run -- COMMAND")
     return url
-
-
-def _entered(started: ExitStack, server: Server) -> Server:
-    try:
-        return started.enter_context(server)
-    except ServerMissing as error:
-        not_installed(error)

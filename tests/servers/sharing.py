@@ -14,8 +14,9 @@ from threading import Lock, Thread
 from typing import Any
 
 import pytest
-from tests.servers.child import ServerFailed, ServerMissing
-from tests.servers.shared import SharedServers
+
+from bide_proofs.servers.process import ServerFailed, ServerMissing
+from bide_proofs.servers.shared import SharedServers
 
 _ADDRESS = "bide_servers"
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import redis.cluster
-from tests.servers.child import ServerFailed, ServerMissing
 from tests.servers.fixtures import StartsRedis
 from tests.servers.keyspace import delete_keys
-from tests.servers.redis_server import HOST, RedisServer
-from tests.servers.rocketmq_server import loopback_library
 from tests.waiting import wait_until
+
+from bide_proofs.servers.process import HOST, ServerFailed, ServerMissing, free_port
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.rocketmq import loopback_library
 
 LOOPBACK = ("0100007F:", f"{'0' * 24}01000000:")
 """How addresses begin in /proc/net/tcp that only this machine hears."""
@@ -34,8 +34,7 @@ def test_it_takes_another_port_when_somebody_was_quicker(
 ) -> None:
     first = redis_server()
     ports = iter([first.port, first.port])
-    free_port: Callable[..., int] = RedisServer.launch.__globals__["free_port"]
-    monkeypatch.setattr("tests.servers.redis_server.free_port", lambda **which: next(ports, None) or free_port(**which))
+    monkeypatch.setattr("bide_proofs.servers.server.free_port", lambda **which: next(ports, None) or free_port(**which))
     second = redis_server()
     assert second.port != first.port
     assert next(ports, None) is None
@@ -54,7 +53,7 @@ def test_what_is_wrong_is_said(redis_server: StartsRedis, tmp_path: Path, monkey
 def test_no_server_outlives_who_started_it(tmp_path: Path, root: Path) -> None:
     program = (
         "import os, pathlib, signal, sys\n"
-        "from tests.servers.redis_server import RedisServer\n"
+        "from bide_proofs.servers.redis import RedisServer\n"
         "server = RedisServer(pathlib.Path(sys.argv[1]))\n"
         "server.start()\n"
         "print(server.port, flush=True)\n"

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from tests.servers.keyspace import delete_keys
-from tests.servers.postgres_server import ask
 from tests.service.instance import Instance, served
 from tests.waiting import PATIENCE, not_before, until
 
@@ -23,6 +22,7 @@ from bide.core.instants import instant
 from bide.service.config import ServeConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
+from bide_proofs.servers.postgres import ask
 
 T = TypeVar("T")
 JSON = {"content-type": "application/json"}

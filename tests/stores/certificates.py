@@ -6,8 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
+
+from bide_proofs.servers.process import ServerMissing
 
 HOST = "127.0.0.1"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.servers.ports import free_port
 
 from bide import Bide, StoreUnavailable
+from bide_proofs.servers.process import free_port
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import CliRunner
 from redis import Redis
-from tests.servers import redis_server as servers
 
 from bide.app import Bide
 from bide.cli.bench import bench
@@ -18,6 +17,7 @@ from bide.cli.bench.place import place_of
 from bide.cli.bench.plan import Plan
 from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
+from bide_proofs.servers import redis as servers
 
 
 @pytest.fixture(scope="module")

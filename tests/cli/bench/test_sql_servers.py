@@ -11,8 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from asyncpg import InsufficientPrivilegeError
 from click.testing import CliRunner
-from tests.servers import mariadb_server
-from tests.servers.postgres_server import ask
 from tests.waiting import wait_until
 
 from bide.app import Bide
@@ -26,6 +24,8 @@ from bide.cli.bench.processes import ProcessorWatch
 from bide.cli.bench.server import LessRoundTrip
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
+from bide_proofs.servers import mariadb
+from bide_proofs.servers.postgres import ask
 
 
 class Kind(NamedTuple):
@@ -49,7 +49,7 @@ KINDS = {
         {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"},
     ),
     "mysql": Kind(
-        mariadb_server.ask, "SHOW DATABASES", "name", "SELECT BENCHMARK(100000, SHA2('bide', 256))",
+        mariadb.ask, "SHOW DATABASES", "name", "SELECT BENCHMARK(100000, SHA2('bide', 256))",
         "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_isolation_level = 'REPEATABLE READ'",
         {"bytes", "history"},
     ),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.servers.fixtures import StartsMariaDb
-from tests.servers.mariadb_server import DATABASE, HOST, USER, MariaDbServer
 from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
@@ -19,6 +18,8 @@ from bide.stores.mysql.address import address_of
 from bide.stores.mysql.queries import Names
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, NOW, lease, listed, look, new, put
+from bide_proofs.servers.mariadb import DATABASE, USER, MariaDbServer
+from bide_proofs.servers.process import HOST
 
 
 async def test_a_replica_is_read_from_until_the_primary_is_back(

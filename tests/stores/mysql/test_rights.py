@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.mariadb_server import MariaDbServer
 from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.stores.mysql import MySqlStore, schema
+from bide_proofs.servers.mariadb import MariaDbServer
 
 DATABASE = "tasks"
 

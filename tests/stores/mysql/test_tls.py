@@ -7,14 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.mariadb_server import MariaDbServer
 from tests.stores.certificates import certify
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreUnavailable
 from bide.testing.store_suite.acts import done, put_one, settle, take
+from bide_proofs.servers.mariadb import MariaDbServer
+from bide_proofs.servers.process import ServerMissing
 
 
 @pytest.fixture(scope="module")

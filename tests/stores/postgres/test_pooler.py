@@ -9,14 +9,14 @@ from pathlib import Path
 import asyncpg
 import psycopg
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.postgres_pooler import PostgresPooler
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, In, Move, Ref, Result
 from bide.stores.postgres import PostgresStore
 from bide.testing.store_suite.acts import NOW, do, done, extend, lease, listed, new, retry, settle
+from bide_proofs.servers.postgres import PostgresPooler
+from bide_proofs.servers.process import ServerMissing
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.servers.postgres_server import ask
 from tests.stores.sql import everything as shared
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.stores.postgres import PostgresStore, schema
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import queries_of
+from bide_proofs.servers.postgres import ask
 
 ROLES = ("bide_migrator", "bide_worker")
 

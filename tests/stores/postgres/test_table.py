@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import pytest_asyncio
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.postgres_pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
 from tests.waiting import until
 
 from bide import Bide, Row, SetupError, Sql, StoreUnavailable
 from bide.testing.clock import ManualClock
 from bide.testing.proxy import FaultProxy
+from bide_proofs.servers.postgres import PostgresPooler
+from bide_proofs.servers.process import ServerMissing
 
 
 @pytest_asyncio.fixture

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
 from tests.servers.keyspace import delete_keys
-from tests.servers.redis_cluster import RedisCluster
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 
 from bide.stores.redis import RedisStore, nodes
 from bide.stores.redis.store import LONGEST_PATIENCE
+from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.redis_cluster import RedisCluster
 
 _SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}
 

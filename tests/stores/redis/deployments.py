@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import SERVICE, RedisSentinel
-from tests.servers.redis_server import RedisServer
-from tests.servers.resp import Reply, Word
 from tests.waiting import wait_until
+
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_sentinel import SERVICE, RedisSentinel
+from bide_proofs.servers.resp import Reply, Word
 
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 

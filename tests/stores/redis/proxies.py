@@ -16,12 +16,12 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
-from tests.servers.redis_server import HOST
-from tests.servers.resp import Connection
 
 from bide.stores.redis import nodes
 from bide.stores.redis.address import Address, address_of
 from bide.testing.proxy import Act, Chunk, FaultProxy, Hook, PlannedFault
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.resp import Connection
 
 _APART = 1_000_000
 """By how much the numbers of two proxies' connections differ."""

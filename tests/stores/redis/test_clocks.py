@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.server_clock import ServerClock
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, until
@@ -18,6 +16,8 @@ from bide import Bide, Task
 from bide.core.records import In
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.acts import MINUTE, keys, new
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.process import ServerMissing
 
 HOUR = 3_600
 MILLISECOND = 0.001
@@ -60,8 +60,8 @@ def start_shifted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
             if deployment not in started:
                 folder = tmp_path_factory.mktemp(f"shifted-{deployment}")
                 try:
-                    clock = ServerClock(folder)
-                    servers = Servers(deployment, folder / "servers", environment=clock.environment)
+                    clock = ServerClock()
+                    servers = Servers(deployment, folder / "servers", clock=clock)
                     stack.enter_context(servers.running)
                 except ServerMissing as error:
                     not_installed(error)

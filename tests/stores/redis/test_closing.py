@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.servers.redis_cluster import RedisCluster
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import forever, until
@@ -17,6 +16,7 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.errors import NotSent
 from bide.stores.redis.link import Link
 from bide.testing.store_suite.acts import new
+from bide_proofs.servers.redis_cluster import RedisCluster
 
 
 async def some_turns(count: int) -> None:

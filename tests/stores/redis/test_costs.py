@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.servers.resp import Reply
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, pause, until
@@ -20,6 +19,7 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.heads import CAP, Heads
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.testing.store_suite.acts import HOUR, NOW, do, new
+from bide_proofs.servers.resp import Reply
 
 
 @pytest.fixture

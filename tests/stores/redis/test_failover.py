@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.servers.redis_cluster import ClusterNode, RedisCluster
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
@@ -19,6 +18,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import In, Record
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.acts import keys, new
+from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
 
 in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere all tasks are on one server
 LONG = 600_000

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.servers.redis_cluster import ClusterNode, RedisCluster
-from tests.servers.redis_server import HOST, RedisServer
-from tests.servers.resp import Refused
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
@@ -17,6 +14,10 @@ from bide.core.errors import StoreUnavailable
 from bide.core.records import In
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.acts import new
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
+from bide_proofs.servers.resp import Refused
 
 
 def went_well(load: Load) -> None:

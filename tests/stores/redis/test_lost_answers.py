@@ -9,8 +9,6 @@ from functools import partial
 
 import pytest
 from tests.servers.fixtures import StartsRedis
-from tests.servers.redis_server import HOST
-from tests.servers.resp import Connection
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
@@ -43,6 +41,8 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.resp import Connection
 
 Opens = Callable[..., Awaitable[RedisStore]]
 Story = Callable[[RedisStore, Callable[[], None]], Awaitable[None]]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.servers.fixtures import StartsRedis
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_server import RedisServer
 from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreUnavailable
@@ -20,6 +18,8 @@ from bide.core.records import (
     NewTask,
 )
 from bide.stores.redis import RedisStore
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
 
 PASSWORD = "SECRET"
 

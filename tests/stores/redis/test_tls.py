@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import not_installed
-from tests.servers.ports import free_port
-from tests.servers.redis_server import HOST, RedisServer
 from tests.stores.certificates import certify
 from tests.stores.redis.conftest import OpensStore
 from tests.waiting import until
@@ -19,6 +16,8 @@ from tests.waiting import until
 from bide.core.errors import StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import In, NewTask, Settlement, Verdict
+from bide_proofs.servers.process import HOST, ServerMissing, free_port
+from bide_proofs.servers.redis import RedisServer
 
 NOW = 0
 """Which the server's own clock goes before."""

@@ -6,8 +6,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from tests.servers.redis_server import HOST
-from tests.servers.resp import Connection
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.proxies import Proxies
@@ -19,6 +17,8 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.wakes import Hearing
 from bide.testing.proxy import Act, Chunk
 from bide.testing.store_suite.acts import new
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.resp import Connection
 
 
 def hearing(store: RedisStore) -> Hearing:

@@ -9,10 +9,6 @@ from typing import Any, ClassVar
 
 import asyncmy
 import asyncpg
-from tests.servers import mariadb_server, postgres_server
-from tests.servers.mariadb_server import MariaDbServer
-from tests.servers.own_server import HOST
-from tests.servers.postgres_server import PostgresServer
 from tests.stores.mysql import connections as mysql_connections
 from tests.stores.postgres import connections as postgres_connections
 from tests.stores.sql.callers import Caller, Makes, in_a_loop
@@ -29,6 +25,10 @@ from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import queries as postgres_queries
 from bide.stores.postgres import schema as postgres_schema
 from bide.stores.postgres.address import address_of as postgres_address
+from bide_proofs.servers import mariadb, postgres
+from bide_proofs.servers.mariadb import MariaDbServer
+from bide_proofs.servers.postgres import PostgresServer
+from bide_proofs.servers.process import HOST
 
 WAITS: dict[str, Any] = {"clock": "caller", "patience": 45.0, "silence": 60.0}
 """Options of a store that only a hang makes give up."""
@@ -139,7 +139,7 @@ class Postgres(Database):
         return postgres_schema.statements(postgres_address(url), since)
 
     def ask(self, url: str, statement: str) -> list[Any]:
-        return postgres_server.ask(postgres_address(url).dsn, self.write(url, statement))
+        return postgres.ask(postgres_address(url).dsn, self.write(url, statement))
 
     def write(self, url: str, statement: str) -> str:
         address = postgres_address(url)
@@ -174,7 +174,7 @@ class Postgres(Database):
         primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")  # what is acknowledged is there too
         primary.ask("SELECT pg_reload_conf()")
         hosts = f"{HOST}:{primary.port},{HOST}:{replica.port}"
-        url = f"postgresql://{postgres_server.USER}@{hosts}/{postgres_server.DATABASE}?target_session_attrs=read-write"
+        url = f"postgresql://{postgres.USER}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
         await self.schema.migrate(url)
         return primary, replica, url
 
@@ -203,7 +203,7 @@ class MySql(Database):
         return mysql_schema.statements(mysql_address(url), since)
 
     def ask(self, url: str, statement: str) -> list[Any]:
-        return mariadb_server.ask(url, self.write(url, statement))
+        return mariadb.ask(url, self.write(url, statement))
 
     def write(self, url: str, statement: str) -> str:
         address = mysql_address(url)
@@ -234,7 +234,7 @@ class MySql(Database):
 
         await until(connected, "the replica to follow")
         hosts = f"{HOST}:{primary.port},{HOST}:{replica.port}"
-        url = f"mysql://{mariadb_server.USER}@{hosts}/{mariadb_server.DATABASE}"
+        url = f"mysql://{mariadb.USER}@{hosts}/{mariadb.DATABASE}"
         await self.schema.migrate(url)
         return primary, replica, url
 

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from tests.servers.child import ServerMissing
 from tests.servers.fixtures import Borrowed, not_installed
 from tests.stores.sql.database import WAITS, Database
 from tests.stores.sql.shop import Shop
 
 from bide.testing.proxy import FaultProxy
+from bide_proofs.servers.process import ServerMissing
 
 
 class OpensStore(Protocol):

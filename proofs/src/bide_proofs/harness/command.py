@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from bide.cli.bench.worker import percentile
 from bide.core.errors import BideError
-from bide_proofs.torture.servers.processes import ServerFailed, ServerMissing
+from bide_proofs.servers.process import ServerFailed, ServerMissing
 
 PATIENCE = 120.0
 """Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is

@@ -24,7 +24,7 @@ import msgspec
 from bide.testing.history.events import Died
 from bide.testing.history.journal import Journal
 from bide_proofs.harness.command import PATIENCE
-from bide_proofs.torture.servers.processes import Guard
+from bide_proofs.servers.process import Guard
 
 READY = "ready"
 _RESTART_AFTER = 0.5

@@ -9,7 +9,7 @@ from bide.app import Bide
 from bide.core.instants import Millis
 from bide.service import running
 from bide_proofs.harness.child import Parent, ready
-from bide_proofs.torture.servers.processes import HOST
+from bide_proofs.servers.process import HOST
 
 _LOOK = 0.02
 

@@ -23,10 +23,10 @@ from bide_proofs.harness.stores import own_namespace
 from bide_proofs.kill_service.instance import GIVEN, Given
 from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
+from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.torture.faults import KILL, WORKER
 from bide_proofs.torture.run import Plan, journals, tortured
 from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers.processes import HOST, free_port
 from bide_proofs.torture.topics import TOPICS
 
 COUNT = 2

@@ -18,7 +18,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from bide_proofs.kill_service.judge import APPLIED, NONE, REPEATED, STALE, Arrived
-from bide_proofs.torture.servers.processes import HOST
+from bide_proofs.servers.process import HOST
 from bide_proofs.torture.topics import DYING
 
 _FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01

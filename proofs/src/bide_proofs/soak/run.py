@@ -30,12 +30,12 @@ from bide.settings import Settings
 from bide_proofs.harness.command import PATIENCE, counts_of
 from bide_proofs.harness.processes import ChildSpec, ProcessGroup
 from bide_proofs.harness.stores import LOOK, live_tasks
+from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.soak import service, slopes, worker
 from bide_proofs.soak.load import Load
 from bide_proofs.soak.measure import StoreWatch, process
 from bide_proofs.soak.remains import EVENTS, remains, too_much
 from bide_proofs.soak.worker import FAILING, KEPT, ON_PURPOSE, Ids
-from bide_proofs.torture.servers.processes import HOST, free_port
 
 SERVICE, WORKER = "service", "worker"
 _UNDER_WAY = 2_000

@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
 from bide_proofs.harness.stores import own_namespace
+from bide_proofs.servers.disk import Disk
 from bide_proofs.torture.server import Server, Trouble
-from bide_proofs.torture.servers.disks import Disk
 
 _SIZE = 48 * 1024 * 1024
 """Bytes of the filesystem that is filled."""
@@ -111,7 +111,7 @@ class SqliteFile:
         assert self._disk is not None
         seconds = chance.uniform(0.5, 3)
         try:
-            used = await self._disk.fill()
+            used = await asyncio.to_thread(self._disk.fill)
             await asyncio.sleep(seconds)
         finally:
             self._disk.free()

@@ -32,15 +32,18 @@ class Server(Protocol):
 
     environment: Mapping[str, str]
     """Of clients and workers, besides the run's own: a BIDE_TOKEN where the store asks for one. Mostly empty."""
-    ahead: float
-    """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it. The
-    frame looks at it twenty times a second, so that histories tell the store's clock."""
     farthest: float
     """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
     of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
 
     gives_back: bool
     """Whether the store itself ends leases that its callers were never told of (`history.events.Header`)."""
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it.
+        The frame looks at it twenty times a second, so that histories tell the store's clock."""
+        ...
 
     async def start(self) -> None:
         """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError."""

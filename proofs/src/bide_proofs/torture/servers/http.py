@@ -4,86 +4,87 @@ from __future__ import annotations
 
 import random
 import sys
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bide.core.instants import Millis
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.server import ServerProcess, stop_all
 from bide_proofs.torture.server import Trouble
 from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.node import Node
-from bide_proofs.torture.servers.private import PrivateServer, remove_all
-from bide_proofs.torture.servers.processes import HOST
+from bide_proofs.torture.servers.private import PrivateServer
+from bide_proofs.torture.servers.suffering import trouble_of
 
 _PATIENCE = 2.0
 
 
-class _Instance(Node):
+class _Instance(ServerProcess):
     """One, which keeps its port over a restart."""
 
-    async def prepare(self, store: str) -> None:
-        """Its folder and its proxy are there, and it knows where the store is."""
-        self._environment = {"BIDE_STORE": store}
-        self.home.make()
-        await self.proxy.accept()
+    title = "bide serve"
+    store = ""
+
+    @property
+    def url(self) -> str:
+        return _url(self.port)
+
+    def environment(self) -> Mapping[str, str]:
+        return {"BIDE_STORE": self.store}
 
     def command(self) -> Sequence[str]:
         return [sys.executable, "-m", "bide", "serve", "--port", str(self.port), "--log-level", "warning"]
 
-    async def answers(self) -> bool:
-        import aiohttp
-
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PATIENCE)) as session,
-                session.get(f"http://{HOST}:{self.port}/healthz") as answer,
-            ):
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"{self.name}: {error}") from error
+    def answers(self) -> bool:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=_PATIENCE) as answer:
+            return bool(answer.status == 200)
 
 
-class HttpServer(PrivateServer):
+class TorturedService(PrivateServer):
     """Over `store`, which is started, tortured and stopped with them."""
 
     def __init__(self, folder: Path, store: PrivateServer) -> None:
         super().__init__(folder)
         self.name = "http" if store.name == "redis" else f"http-{store.name}"
         self.store = store
-        self._clock = store.shared_clock
-        self.farthest = store.farthest
-        self.instances = [_Instance(f"instance {number}", folder / f"instance-{number}") for number in (1, 2)]
-        self.direct = _url(self.instances[0].port)
+        self.clock = store.clock
+        self.instances = [_Instance(folder / f"instance-{number}", name=f"instance {number}") for number in (1, 2)]
 
     async def _start(self) -> None:
         await self.store.start()
         for place, instance in enumerate(self.instances):
-            await instance.prepare(self.store.urls[place % len(self.store.urls)])
+            instance.store = self.store.urls[place % len(self.store.urls)]
+        await super()._start()
+        self.cannot = self.store.cannot
+
+    def run(self) -> None:
+        for instance in self.instances:
             instance.launch()
         for instance in self.instances:
-            await instance.ready()
-        self.urls = tuple(_url(instance.proxy.port) for instance in self.instances)
-        self.proxies = (*(instance.proxy for instance in self.instances), *self.store.proxies)
-        self.cannot = self.store.cannot
+            instance.await_ready()
+
+    async def open(self) -> None:
+        self.direct = self.instances[0].url
+        self.urls = [_url((await self.proxy(instance.port)).port) for instance in self.instances]
+        self.proxies = (*self.proxies, *self.store.proxies)
 
     async def stop(self) -> None:
         try:
-            await remove_all(self.instances)
+            await super().stop()
         finally:
             await self.store.stop()
 
-    async def clock(self) -> Millis:
-        """Milliseconds, by the store behind."""
-        return await self.store.clock()
+    def end(self) -> None:
+        stop_all(self.instances)
 
-    def _troubles(self) -> Mapping[str, Trouble]:
-        async def one(chance: random.Random) -> Node:
+    def troubles(self) -> Mapping[str, Trouble]:
+        def one(chance: random.Random) -> ServerProcess:
             return chance.choice(self.instances)
 
         return {
-            "kill -9 of an instance": suffering.killed(one),
-            "restart of an instance": suffering.restarted(one),
-            "SIGSTOP of an instance": suffering.stood_still(one),
+            "kill -9 of an instance": trouble_of(suffering.killed(one)),
+            "restart of an instance": trouble_of(suffering.restarted(one)),
+            "SIGSTOP of an instance": trouble_of(suffering.stood_still(one)),
             **self.store.troubles(),
         }
 

@@ -5,137 +5,165 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from bide.core.instants import Millis
-from bide_proofs.torture.server import Trouble
+from bide_proofs.servers.disk import OnDisk
+from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
+from bide_proofs.servers.process import HOST, ServerFailed, program, until
 from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.mariadb_node import CONNECTIONS, DATABASE, USER, MariaDbNode
-from bide_proofs.torture.servers.node import Node
-from bide_proofs.torture.servers.private import PrivateServer, remove_all
-from bide_proofs.torture.servers.processes import HOST
+from bide_proofs.torture.servers.pair import CONNECTIONS, TorturedPair
+from bide_proofs.torture.servers.suffering import Wait
 
-_LONGEST_AWAY = 1.0
-_CROWDED = (0.5, 2.0)
 _FEWEST = 10
 """The fewest connections that MariaDB can be told to take."""
+_WAIT = 3_000
+"""Milliseconds for which a commit waits for the replica; then none does until that is there again. Without an end
+MariaDB 10.11 can stand still for ever: a replica that comes back while a commit waits for it is not let in before its
+old connection is gone, and that is not before the commit is."""
+_OPTIONS = {
+    **BINARY_LOG,
+    "max-connections": str(CONNECTIONS),
+    "innodb-flush-log-at-trx-commit": "1",
+    "innodb-fast-shutdown": "1",
+    "sync-binlog": "1",
+    "innodb-buffer-pool-size": "64M",
+    "log-slave-updates": "1",
+    "rpl-semi-sync-master-wait-point": "AFTER_SYNC",
+    "rpl-semi-sync-master-timeout": str(_WAIT),
+}
 
 
-class MariaDbServer(PrivateServer):
-    """A pair of them, each behind a proxy; they replicate past it."""
+class _Server(OnDisk, MariaDbServer):
+    """Its tables are on a disk of its own; its logs are not, since without room for those it waits for a minute, or
+    ends, whatever a client does."""
+
+    size = 256 << 20
+
+    @property
+    def disk_place(self) -> Path:
+        return self.data / DATABASE  # a folder of the data is a database
+
+    def fill(self) -> None:
+        super().fill()
+        self.make_disk()
+
+    def discard(self) -> None:
+        self.remove_disk()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def settings(self) -> dict[str, str]:
+        leads = self.follows is None
+        return {
+            **super().settings(),
+            "rpl-semi-sync-master-enabled": str(int(leads)),
+            "rpl-semi-sync-slave-enabled": str(int(not leads)),
+        }
+
+    def follow(self, primary: MariaDbServer) -> None:
+        """A copy of what that one has, then from there on."""
+        copy = self.home / "copy.sql"
+        there = ["--no-defaults", f"--host={HOST}", f"--user={ADMINISTRATOR}"]
+        self.run(
+            program("mariadb-dump", PACKAGES), *there, f"--port={primary.port}", "--single-transaction", "--gtid",
+            "--master-data=1", f"--result-file={copy}", DATABASE,
+        )  # fmt: skip
+        # the dump begins with where the primary's log stood, which is where this one goes on
+        self.run(
+            program("mariadb", PACKAGES), *there, f"--port={self.port}",
+            "--init-command=SET SESSION sql_log_bin = 0", DATABASE, feed=copy,
+        )  # fmt: skip
+        super().follow(primary)
+
+    def await_follower(self, other: MariaDbServer) -> None:
+        self.ask("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+
+        def follows() -> bool:
+            status = dict(self.ask("SHOW STATUS LIKE 'Rpl_semi_sync_master_%'"))
+            if status["Rpl_semi_sync_master_clients"] == "0":
+                return False
+            if status["Rpl_semi_sync_master_status"] != "ON":  # it gave up, and comes to know better only by a commit
+                self.ask(
+                    "SET GLOBAL rpl_semi_sync_master_enabled = 0", "SET GLOBAL rpl_semi_sync_master_enabled = 1"
+                )  # fmt: skip
+                return False
+            return True
+
+        until(follows, f"{other.name} to follow {self.name}")
+        _await_position(other, str(self.value("SELECT @@gtid_binlog_pos") or ""))
+
+    def promote(self) -> None:
+        """Does what it has heard from its primary and not done yet first."""
+        from pymysql.cursors import DictCursor
+
+        self.ask("STOP SLAVE IO_THREAD")
+        with closing(connect(self.administrators_url)) as connection, connection.cursor(DictCursor) as cursor:
+            cursor.execute("SHOW SLAVE STATUS")
+            heard = cursor.fetchone()["Gtid_IO_Pos"]
+        _await_position(self, heard)
+        super().promote()
+        self.ask("RESET SLAVE ALL", "SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+
+
+def _await_position(server: MariaDbServer, position: str) -> None:
+    """Until it has done all up to this, a GTID. Raises ServerFailed."""
+    if position and server.value(f"SELECT MASTER_GTID_WAIT('{position}', 50)") != 0:
+        raise ServerFailed(f"{server.name} has not done all up to {position}")
+
+
+class TorturedMariaDb(TorturedPair):
+    """A primary and a semi-synchronous replica."""
 
     name = "mariadb"
+    node = _Server
+    follower = "replica"
+    durability = (
+        "innodb_flush_log_at_trx_commit 1, sync_binlog 1, semi-synchronous replication after the "
+        "flush of the log: what was answered is on two disks, unless the replica was away for longer than 3 s; a "
+        "failover waits until it is not"
+    )
+    set_up = (
+        f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
+        "the tables are on the disk that can be full"
+    )
+    lacks: ClassVar[Mapping[str, str]] = {suffering.OOM: suffering.KILLED_FOR_MEMORY}
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.nodes = [MariaDbNode(number, folder / f"server-{number}", self._clock) for number in (1, 2)]
-        self.primary, self.replica = self.nodes
-        self.proxies = tuple(node.proxy for node in self.nodes)
-        self.direct = _url(*(node.port for node in self.nodes))
-        self._version = ""
+    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}
 
-    async def _start(self) -> None:
+    def url(self, *ports: int) -> str:
+        return f"mysql://{USER}@{','.join(f'{HOST}:{port}' for port in ports)}/{DATABASE}"
+
+    def migrate(self, url: str) -> None:
         from bide.stores.mysql import schema
 
-        for node in self.nodes:
-            await node.prepare()
-        for node in self.nodes:
-            await node.start()
-        await self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")
-        await schema.migrate(self.direct)
-        await self.replica.follow(self.primary)
-        await self.primary.wait_for(self.replica)
-        self.urls = (_url(*(proxy.port for proxy in self.proxies)),)
-        self._version = str(await self.primary.value("SELECT VERSION()"))
-        refused = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
-        self.cannot = {
-            suffering.OOM: suffering.KILLED_FOR_MEMORY,
-            **({suffering.CLOCK: self._clock.refused} if self._clock.refused else {}),
-            **({suffering.DISK: refused} if refused else {}),
-        }
+        self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # nobody follows it yet
+        asyncio.run(schema.migrate(url))
 
-    async def stop(self) -> None:
-        await remove_all(self.nodes)
+    def run(self) -> None:
+        super().run()
+        self.version = f"MariaDB {self.primary.value('SELECT VERSION()')}"
 
-    async def clock(self) -> Millis:
-        """Milliseconds, by the primary."""
-        return await self.primary.time()
+    def crowded(self, chance: random.Random, wait: Wait) -> str:
+        lasts, node = chance.uniform(*suffering.CROWDED_FOR), self.primary
+        with ExitStack() as open_to_us:
 
-    def _troubles(self) -> Mapping[str, Trouble]:
-        async def primary(chance: random.Random) -> Node:
-            return self.primary
+            def another() -> Any:
+                return open_to_us.enter_context(closing(connect(node.administrators_url)))
 
-        async def replica(chance: random.Random) -> Node:
-            return self.replica
-
-        return {
-            suffering.KILL: suffering.killed(primary),
-            "kill -9 of the replica": suffering.killed(replica),
-            suffering.RESTART: suffering.restarted(primary),
-            suffering.STILL: suffering.stood_still(primary),
-            suffering.FAILOVER: self._failover,
-            suffering.CROWDED: self._crowded,
-            suffering.DISK: suffering.disk_full(primary, lambda node: self.primary.disk),
-            suffering.CLOCK: suffering.clock_set(self._clock),
-        }
-
-    async def _failover(self, chance: random.Random) -> str:
-        """The primary is killed for good, the replica promoted, and a new replica made in the old one's place."""
-        old, new, away = self.primary, self.replica, chance.uniform(0, _LONGEST_AWAY)
-        # one that was killed has forgotten what it had heard and not done, and asks for it again
-        await old.wait_for(new)
-        try:
-            await old.kill()
-            await asyncio.sleep(away)
-        finally:
-            await old.kill()
-            await new.promote()
-            self.primary, self.replica = new, old
-            old.leads = False
-            await old.make()
-            await old.start()
-            await old.follow(new)
-            await new.wait_for(old)
-        return f"killed {old.name} for good, promoted {new.name} after {away:.1f} s, and made the other its replica"
-
-    async def _crowded(self, chance: random.Random) -> str:
-        """Strangers have every connection that there may be, and all clients are thrown out."""
-        lasts, node = chance.uniform(*_CROWDED), self.primary
-        async with AsyncExitStack() as open_to_us:
-
-            async def another() -> Any:
-                connection = await node.connect()
-                open_to_us.callback(connection.close)
-                return connection
-
-            there = await node.ask(f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'")
-            administrator = await another()
+            there = node.ask(f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'")
+            administrator = another().cursor()
             for _ in range(_FEWEST):
-                await another()
-            async with administrator.cursor() as cursor:
-                try:
-                    await cursor.execute(f"SET GLOBAL max_connections = {_FEWEST}")
-                    for row in there:
-                        with contextlib.suppress(Exception):  # it has gone by itself since
-                            await cursor.execute(f"KILL {next(iter(row.values()))}")
-                    await asyncio.sleep(lasts)
-                finally:
-                    await cursor.execute(f"SET GLOBAL max_connections = {CONNECTIONS}")
+                another()
+            try:
+                administrator.execute(f"SET GLOBAL max_connections = {_FEWEST}")
+                for (client,) in there:
+                    with contextlib.suppress(Exception):  # it has gone by itself since
+                        administrator.execute(f"KILL {client}")
+                wait(lasts)
+            finally:
+                administrator.execute(f"SET GLOBAL max_connections = {CONNECTIONS}")
         return f"threw all clients out, and let strangers have all {_FEWEST} connections for {lasts:.1f} s"
-
-    def about(self) -> dict[str, Any]:
-        return {
-            "version": f"MariaDB {self._version}",
-            "durability": "innodb_flush_log_at_trx_commit 1, sync_binlog 1, semi-synchronous replication after the "
-            "flush of the log: what was answered is on two disks, unless the replica was away for longer than 3 s; a "
-            "failover waits until it is not",
-            "set-up": f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
-            "the tables are on the disk that can be full",
-        }
-
-
-def _url(*ports: int) -> str:
-    return f"mysql://{USER}@{','.join(f'{HOST}:{port}' for port in ports)}/{DATABASE}"

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from bide.core.instants import Millis
 from bide.testing.proxy import FaultProxy
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.disk import OnDisk
+from bide_proofs.servers.process import HOST, ServerMissing
 from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers.clocks import FakeClock
-from bide_proofs.torture.servers.node import Node
-
-
-async def remove_all(nodes: Iterable[Node]) -> None:
-    """Each is removed, whatever becomes of the others. Raises what the first has failed with."""
-    errors: list[Exception] = []
-    for node in nodes:
-        try:
-            await node.remove()
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-    if errors:
-        raise errors[0]
+from bide_proofs.torture.servers import suffering
+from bide_proofs.torture.servers.suffering import Suffering, in_thread, trouble_of
 
 
 class PrivateServer:
-    """A `Server`, whose parts go by one clock that can be set, where libfaketime is installed."""
+    """A `Server`, whose parts go by one clock that can be set, where libfaketime is installed.
+
+    Its parts start, suffer and end on threads, so that its proxies, which live on the event loop, never stand still.
+    """
 
     name: str
     gives_back = False
+    durability: ClassVar[str]
+    set_up: ClassVar[str]
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Troubles that no server of the kind can have, with the reason."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
         self.urls: Sequence[str] = ()
         self.direct = ""
         self.proxies: Sequence[FaultProxy] = ()
         self.cannot: Mapping[str, str] = {}
         self.environment: Mapping[str, str] = {}
-        self._clock = FakeClock()
-        self.farthest = self._clock.farthest
-
-    @property
-    def shared_clock(self) -> FakeClock:
-        """For who stands before it."""
-        return self._clock
+        self.version = ""
+        self.nodes: Sequence[OnDisk] = ()
+        """Those that have a disk."""
+        self.clock: ServerClock | None = None
+        self._no_clock = ""
+        try:
+            self.clock = ServerClock()
+        except ServerMissing as error:
+            self._no_clock = str(error)
+        self.farthest = suffering.FARTHEST if self.clock else 0.0
 
     @property
     def ahead(self) -> float:
         """Seconds by which the store's clock is ahead of this machine's."""
-        return self._clock.ahead
-
-    @ahead.setter
-    def ahead(self, seconds: float) -> None:
-        self._clock.shift(seconds)
-
-    async def clock(self) -> Millis:
-        """Milliseconds, by the store itself."""
-        raise NotImplementedError
+        return self.clock.ahead if self.clock else 0.0
 
     async def start(self) -> None:
         """As `Server`."""
@@ -71,21 +64,51 @@ class PrivateServer:
             raise
 
     async def _start(self) -> None:
-        """It runs, and `urls`, `direct`, `proxies` and `cannot` are known."""
+        await in_thread(self.run)
+        await self.open()
+        refused = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
+        found = {suffering.CLOCK: self._no_clock, suffering.DISK: refused, **self.lacks}
+        self.cannot = {name: reason for name, reason in found.items() if reason}
+
+    def run(self) -> None:
+        """All its parts run, and `version` is known."""
         raise NotImplementedError
+
+    async def open(self) -> None:
+        """It can be reached: `urls` and `direct` are known."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """None of its parts runs."""
+        raise NotImplementedError
+
+    async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
+        """A new one of `proxies` before that port, at any port or at that one."""
+        proxy = FaultProxy(host, port)
+        proxy.port = at
+        await proxy.accept()
+        self.proxies = (*self.proxies, proxy)
+        return proxy
 
     async def stop(self) -> None:
         """As `Server`."""
-        raise NotImplementedError
+        try:
+            for proxy in self.proxies:
+                await proxy.close()
+        finally:
+            await in_thread(self.end)
 
     def troubles(self) -> Mapping[str, Trouble]:
         """As `Server`."""
-        return {name: trouble for name, trouble in self._troubles().items() if name not in self.cannot}
+        there = self.sufferings()
+        if self.clock is not None:
+            there = {**there, suffering.CLOCK: suffering.clock_set(self.clock)}
+        return {name: trouble_of(one) for name, one in there.items() if name not in self.cannot}
 
-    def _troubles(self) -> Mapping[str, Trouble]:
-        """All there are, also those that it `cannot` have here."""
+    def sufferings(self) -> Mapping[str, Suffering]:
+        """All there are besides a clock that is set, also those that it `cannot` have here."""
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
         """As `Server`."""
-        raise NotImplementedError
+        return {"version": self.version, "durability": self.durability, "set-up": self.set_up}

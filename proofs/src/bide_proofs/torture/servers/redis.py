@@ -1,134 +1,215 @@
-"""One Redis server behind one proxy."""
+"""Redis: what all deployments of it suffer, and one server behind one proxy."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from bide.core.instants import Millis
-from bide_proofs.torture.server import Trouble
+from bide_proofs.servers.disk import OnDisk
+from bide_proofs.servers.process import HOST, until
+from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
+from bide_proofs.servers.resp import Connection
 from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.clocks import FakeClock
-from bide_proofs.torture.servers.node import Node
 from bide_proofs.torture.servers.private import PrivateServer
-from bide_proofs.torture.servers.processes import HOST
-from bide_proofs.torture.servers.redis_node import DURABILITY, MAXMEMORY, Asking, RedisNode
+from bide_proofs.torture.servers.suffering import FULL_FOR, LONGEST_AWAY, Suffering, Wait
 
-_FULL = (1.0, 4.0)
+MAXMEMORY = 1 << 30
+"""As in deploy/compose.yaml."""
+OPTIONS = {"maxmemory": str(MAXMEMORY), "maxmemory-policy": "noeviction"}
+DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a kill of the process"
 _ROOM = (-200_000, 0, 20_000)
 """Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
 until some of what is there is done."""
-_CROWDED = (0.5, 2.0)
+_PAUSE = 120_000
+"""Milliseconds for which nothing may be written to a master at most."""
 
-Masters = Callable[[], Awaitable[Sequence[RedisNode]]]
+
+class RedisOnDisk(OnDisk, RedisServer):
+    """With its append-only file on a disk of its own."""
+
+    size = 512 << 20
+
+    @property
+    def data(self) -> Path:
+        return self.disk_place
+
+    def fill(self) -> None:
+        self.make_disk()
+
+    def has_room(self) -> None:
+        """The append-only file is written anew: one that a full disk cut short may be refused at the next start."""
+        self.forget_history()
 
 
-class RedisServer(PrivateServer):
+class TorturedRedis(PrivateServer):
     """Redis, alone."""
 
     name = "redis"
+    durability = DURABILITY
+    set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
+    lacks: ClassVar[Mapping[str, str]] = {
+        suffering.OOM: suffering.KILLED_FOR_MEMORY,
+        suffering.FAILOVER: "one server has no replica",
+    }
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.node = RedisNode("the server", folder / "server", self._clock)
-        self.direct = f"redis://{HOST}:{self.node.port}/0"
-        self.proxies = (self.node.proxy,)
-        self._version = ""
+        self.server = RedisOnDisk(folder / "server", clock=self.clock, options=OPTIONS, name="the server")
+        self.nodes = [self.server]
 
-    async def _start(self) -> None:
-        await self.node.prepare()
-        await self.node.start()
-        self.urls = (f"redis://{HOST}:{self.node.proxy.port}/0",)
-        self._version = (await self.node.info("server"))["redis_version"]
-        self.cannot = {
-            suffering.FAILOVER: "one server has no replica",
-            **shared_cannot(self._clock, [self.node]),
-        }
+    def run(self) -> None:
+        self.server.start()
+        self.version = f"Redis {self.server.info('server')['redis_version']}"
 
-    async def stop(self) -> None:
-        await self.node.remove()
+    async def open(self) -> None:
+        self.direct = self.server.url
+        self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
 
-    async def clock(self) -> Millis:
-        """Milliseconds, by the server."""
-        return await self.node.time()
+    def end(self) -> None:
+        self.server.stop()
 
-    def _troubles(self) -> Mapping[str, Trouble]:
-        async def it(chance: random.Random) -> Node:
-            return self.node
-
-        async def masters() -> Sequence[RedisNode]:
-            return [self.node]
+    def sufferings(self) -> Mapping[str, Suffering]:
+        def it(chance: random.Random) -> OnDisk:
+            return self.server
 
         return {
             suffering.KILL: suffering.killed(it),
             suffering.RESTART: suffering.restarted(it),
             suffering.STILL: suffering.stood_still(it),
-            suffering.MEMORY: memory_full(masters),
-            suffering.CROWDED: crowded(self.node),
-            suffering.DISK: suffering.disk_full(it, lambda node: self.node.disk),
-            suffering.CLOCK: suffering.clock_set(self._clock),
+            suffering.MEMORY: memory_full(lambda: [self.server]),
+            suffering.CROWDED: crowded(self.server),
+            suffering.DISK: suffering.disk_full(it),
         }
 
-    def about(self) -> dict[str, Any]:
+
+class TorturedReplicas(PrivateServer):
+    """Masters with replicas, each behind a proxy; they replicate past it.
+
+    A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
+    """
+
+    at_once: ClassVar[int]
+    """Milliseconds of silence after which a server is given up while a failover is wanted."""
+    server: ReplicatedRedis
+
+    def run(self) -> None:
+        self.server.start()
+        self.version = f"Redis {self.server.masters[0].info('server')['redis_version']}"
+
+    def end(self) -> None:
+        self.server.stop()
+
+    def master(self, chance: random.Random) -> OnDisk:
+        """One of those that clients write to."""
+        return _on_disk(chance.choice(self.server.masters))
+
+    def replica(self, chance: random.Random) -> OnDisk:
+        """One that follows a master."""
+        masters: Sequence[object] = self.server.masters
+        return chance.choice([node for node in self.nodes if node not in masters])
+
+    def sufferings(self) -> Mapping[str, Suffering]:
         return {
-            "version": f"Redis {self._version}",
-            "durability": DURABILITY,
-            "set-up": "one server behind one proxy; maxmemory 1 GB, noeviction",
+            suffering.KILL: suffering.killed(self.master),
+            "kill -9 of a replica": suffering.killed(self.replica),
+            suffering.RESTART: suffering.restarted(self.master),
+            suffering.STILL: suffering.stood_still(self.master),
+            suffering.FAILOVER: self.failover,
+            suffering.HAND_OVER: self.hand_over,
+            suffering.MEMORY: memory_full(lambda: self.server.masters),
+            suffering.DISK: suffering.disk_full(self.master),
         }
 
+    def failover(self, chance: random.Random, wait: Wait) -> str:
+        """A master is killed at a moment when its replicas have all that it had."""
+        self.server.await_whole()
+        old, away = chance.choice(self.server.masters), chance.uniform(0, LONGEST_AWAY)
+        try:
+            let_replicas_catch_up(old)
+            old.kill()
+            self.server.give_up_after(self.at_once)
+            new = self.server.await_master(other_than=old)
+            self.prepare_return(old, new)
+            wait(away)
+        finally:
+            if old.running:
+                old.ask("CLIENT", "UNPAUSE")
+            old.mend()
+            self.server.await_whole()  # else one that is just back is still missed
+            self.server.give_up_after(self.server.gives_up_after)
+        return f"killed {old.name}, a master; {new.name} served in its place, and the old one followed it later"
 
-def shared_cannot(clock: FakeClock, nodes: Sequence[RedisNode]) -> dict[str, str]:
-    """What all kinds of Redis share."""
-    found = {suffering.OOM: suffering.KILLED_FOR_MEMORY}
-    if clock.refused:
-        found[suffering.CLOCK] = clock.refused
-    if refused := next((node.disk.refused for node in nodes if node.disk.refused), ""):
-        found[suffering.DISK] = refused
-    return found
+    def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
+        """`old`, which is dead, will follow `new` once it is back."""
+
+    def hand_over(self, chance: random.Random, wait: Wait) -> str:
+        """A master and a replica of its change places, both alive, and nothing is lost."""
+        raise NotImplementedError
 
 
-def memory_full(masters: Masters) -> Trouble:
+def _on_disk(server: RedisServer) -> OnDisk:
+    assert isinstance(server, OnDisk)
+    return server
+
+
+def let_replicas_catch_up(master: RedisServer) -> None:
+    """Nothing is written from now on, until CLIENT UNPAUSE, and all replicas that are linked have all that was.
+
+    Raises ServerFailed when they do not come to have it, or there is none.
+    """
+    master.ask("CLIENT", "PAUSE", _PAUSE, "WRITE")
+
+    def have_it() -> bool:
+        told = master.info("replication")
+        replicas = [rest for name, rest in told.items() if name.startswith("slave") and "offset=" in rest]
+        reached = [dict(part.split("=") for part in rest.split(",")) for rest in replicas]
+        there = [one for one in reached if one["state"] == "online"]
+        return bool(there) and all(one["offset"] == told["master_repl_offset"] for one in there)
+
+    until(have_it, f"the replicas of {master.name} to have what it has")
+
+
+def memory_full(masters: Callable[[], Sequence[RedisServer]]) -> Suffering:
     """The masters have hardly any memory left for new work, and then again as much as ever."""
 
-    async def trouble(chance: random.Random) -> str:
-        lasts, room, nodes = chance.uniform(*_FULL), chance.choice(_ROOM), await masters()
+    def suffered(chance: random.Random, wait: Wait) -> str:
+        lasts, room, nodes = chance.uniform(*FULL_FOR), chance.choice(_ROOM), masters()
         try:
             for node in nodes:
-                used = int((await node.info("memory"))["used_memory"])
-                await node.ask("CONFIG", "SET", "maxmemory", used + room)
-            await asyncio.sleep(lasts)
+                node.ask("CONFIG", "SET", "maxmemory", int(node.info("memory")["used_memory"]) + room)
+            wait(lasts)
         finally:
             for node in nodes:
-                await node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
+                node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
         return f"left {room // 1_000} kB of memory to each of {len(nodes)} servers for {lasts:.1f} s"
 
-    return trouble
+    return suffered
 
 
-def crowded(node: RedisNode) -> Trouble:
+def crowded(server: RedisServer) -> Suffering:
     """Strangers have every connection that there may be, and all clients are thrown out."""
 
-    async def trouble(chance: random.Random) -> str:
-        lasts, strangers = chance.uniform(*_CROWDED), chance.randint(5, 20)
-        async with AsyncExitStack() as open_to_us:
-            asking = await open_to_us.enter_async_context(Asking(node.host, node.port))
-            listed: str = await asking("CLIENT", "LIST")
+    def suffered(chance: random.Random, wait: Wait) -> str:
+        lasts, strangers = chance.uniform(*suffering.CROWDED_FOR), chance.randint(5, 20)
+        with ExitStack() as open_to_us:
+            asking = open_to_us.enter_context(Connection(server.host, server.port))
+            listed = str(asking.ask("CLIENT", "LIST"))
             clients = [dict(part.partition("=")[::2] for part in line.split()) for line in listed.splitlines()]
             for _ in range(strangers):
-                await open_to_us.enter_async_context(Asking(node.host, node.port))
-            most = (await asking("CONFIG", "GET", "maxclients"))[1]
+                open_to_us.enter_context(Connection(server.host, server.port))
+            most = asking.ask("CONFIG", "GET", "maxclients")
+            assert isinstance(most, list)
             try:
-                await asking("CONFIG", "SET", "maxclients", 1 + strangers)
+                asking.ask("CONFIG", "SET", "maxclients", 1 + strangers)
                 for one in clients:
                     if one["name"] == "bide":
-                        await asking("CLIENT", "KILL", "ID", one["id"])
-                await asyncio.sleep(lasts)
+                        asking.ask("CLIENT", "KILL", "ID", one["id"])
+                wait(lasts)
             finally:
-                await asking("CONFIG", "SET", "maxclients", most)
+                asking.ask("CONFIG", "SET", "maxclients", str(most[1]))
         return f"threw all clients out, and let strangers have all {1 + strangers} connections for {lasts:.1f} s"
 
-    return trouble
+    return suffered

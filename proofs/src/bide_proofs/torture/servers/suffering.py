@@ -1,21 +1,27 @@
 """Troubles that most servers can have: killed, restarted, stood still, a full disk, another time of day.
 
-Each is a function of random numbers, waits as long as it lasts, mends what it broke, also when it is cancelled, and
-returns what it did in words.
+Each is a function of random numbers and of a way to wait, which is cut short when the run is over. It mends what it
+broke, and returns what it did in words. It blocks, and so runs on a thread beside the event loop of the proxies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.disk import OnDisk
+from bide_proofs.servers.server import ServerProcess
 from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers.clocks import FARTHEST, FakeClock
-from bide_proofs.torture.servers.disks import Disk
-from bide_proofs.torture.servers.node import Node
 
-Pick = Callable[[random.Random], Awaitable[Node]]
+T = TypeVar("T")
+Wait: TypeAlias = Callable[[float], bool]
+"""Waits so many seconds, or until the run is over; whether it is."""
+Suffering: TypeAlias = Callable[[random.Random, Wait], str]
+Pick: TypeAlias = Callable[[random.Random], ServerProcess]
 """Whom it befalls."""
 
 KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
@@ -25,100 +31,120 @@ KILL, RESTART, STILL, FAILOVER, HAND_OVER, MEMORY, CROWDED, DISK, CLOCK, OOM = (
     "too many connections", "disk full", "clock jump", "OOM",
 )  # fmt: skip
 """What troubles are called."""
-_LONGEST_AWAY = 2.0
+FARTHEST = 2.0
+"""Seconds by which a server's clock is set wrong at most, either way."""
+LONGEST_AWAY = 2.0
 """Seconds that a dead server is left dead."""
+CROWDED_FOR = (0.5, 2.0)
 _STILL = (0.2, 5.0)
-_FULL = (1.0, 4.0)
+FULL_FOR = (1.0, 4.0)
 _JUMPED = (1.0, 4.0)
 """Seconds until it is set back."""
 
 
-def killed(pick: Pick) -> Trouble:
+async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event | None = None) -> T:
+    """`call` on a thread. Who is cancelled meanwhile sets `over`, and waits for its end."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if over is not None:
+            over.set()
+        await asyncio.wait([running])
+        running.result()
+        raise
+
+
+def trouble_of(suffering: Suffering) -> Trouble:
+    """The same for an event loop."""
+
+    async def trouble(chance: random.Random) -> str:
+        over = threading.Event()
+        return await in_thread(suffering, chance, over.wait, over=over)
+
+    return trouble
+
+
+def killed(pick: Pick) -> Suffering:
     """By SIGKILL, and started again on the same data."""
 
-    async def trouble(chance: random.Random) -> str:
-        node, away = await pick(chance), chance.uniform(0, _LONGEST_AWAY)
+    def suffering(chance: random.Random, wait: Wait) -> str:
+        node, away = pick(chance), chance.uniform(0, LONGEST_AWAY)
         took = 0.0
         try:
-            await node.kill()
-            await asyncio.sleep(away)
+            node.kill()
+            wait(away)
         finally:
-            took = await node.mend()
+            took = node.mend()
         return f"killed {node.name}, started it again after {away:.1f} s; it answered {took:.1f} s later"
 
-    return trouble
+    return suffering
 
 
-def restarted(pick: Pick) -> Trouble:
+def restarted(pick: Pick) -> Suffering:
     """Ended in order, and started again."""
 
-    async def trouble(chance: random.Random) -> str:
-        node, took = await pick(chance), 0.0
+    def suffering(chance: random.Random, wait: Wait) -> str:
+        node, took = pick(chance), 0.0
         try:
-            await node.halt()
+            node.halt()
         finally:
-            took = await node.mend()
+            took = node.mend()
         return f"restarted {node.name}; it answered {took:.1f} s after it had ended"
 
-    return trouble
+    return suffering
 
 
-def stood_still(pick: Pick) -> Trouble:
+def stood_still(pick: Pick) -> Suffering:
     """By SIGSTOP, until SIGCONT."""
 
-    async def trouble(chance: random.Random) -> str:
-        node, lasts = await pick(chance), chance.uniform(*_STILL)
+    def suffering(chance: random.Random, wait: Wait) -> str:
+        node, lasts = pick(chance), chance.uniform(*_STILL)
         try:
             node.pause()
-            await asyncio.sleep(lasts)
+            wait(lasts)
         finally:
             node.resume()
         return f"let {node.name} stand still for {lasts:.1f} s"
 
-    return trouble
+    return suffering
 
 
-async def _nothing() -> None:
-    """What need not be provoked."""
-
-
-def disk_full(
-    pick: Pick, disk_of: Callable[[Node], Disk], provoke: Callable[[], Awaitable[None]] = _nothing
-) -> Trouble:
+def disk_full(pick: Callable[[random.Random], OnDisk], provoke: Callable[[], object] = lambda: None) -> Suffering:
     """Nothing more may be written, and then it may again. Who has ended over it is started again, as by a person.
 
     `provoke` lets a server need room at once that has some put by.
     """
 
-    async def trouble(chance: random.Random) -> str:
-        node, lasts = await pick(chance), chance.uniform(*_FULL)
-        disk, used, ended = disk_of(node), 0, False
+    def suffering(chance: random.Random, wait: Wait) -> str:
+        node, lasts = pick(chance), chance.uniform(*FULL_FOR)
+        used, ended = 0, False
         try:
-            used = await disk.fill()
-            await provoke()
-            await asyncio.sleep(lasts)
+            used = node.disk.fill()
+            provoke()
+            wait(lasts)
         finally:
-            disk.free()
+            node.disk.free()
             ended = not node.running
-            await node.mend()
-            await node.has_room()
+            node.mend()
+            node.has_room()
         end = ", over which it ended, and was started again" if ended else ""
         return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"
 
-    return trouble
+    return suffering
 
 
-def clock_set(clock: FakeClock) -> Trouble:
+def clock_set(clock: ServerClock) -> Suffering:
     """The server's time of day jumps ahead, or back, and some seconds later the other way."""
 
-    async def trouble(chance: random.Random) -> str:
+    def suffering(chance: random.Random, wait: Wait) -> str:
         jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
         try:
             clock.shift(jump)
-            await asyncio.sleep(lasts)
+            wait(lasts)
         finally:
             clock.shift(0)
         way = "ahead" if jump > 0 else "back"
         return f"set the server's clock {abs(jump):.1f} s {way}, and right again after {lasts:.1f} s"
 
-    return trouble
+    return suffering

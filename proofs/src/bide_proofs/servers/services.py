@@ -28,9 +28,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from tests.servers.child import ServerFailed, ServerMissing
-from tests.servers.packages import InstallFailed, install
-from tests.servers.shared import KINDS, SharedServers
+from bide_proofs.servers.packages import InstallFailed, install
+from bide_proofs.servers.process import ServerFailed, ServerMissing
+from bide_proofs.servers.shared import KINDS, SharedServers
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (InstallFailed, ServerMissing, ServerFailed) as error:
-        print(f"scripts/services: {error}", file=sys.stderr)
+        sys.stderr.write(f"scripts/services: {error}\n")
         return 1
 
 
@@ -76,7 +76,7 @@ def _ended(number: int, frame: FrameType | None) -> None:
 
 def _install() -> int:
     if installed := install():
-        print(f"scripts/services: installed {', '.join(installed)}; none of their services was started")
+        sys.stdout.write(f"scripts/services: installed {', '.join(installed)}; none of their services was started\n")
     return 0
 
 
@@ -88,7 +88,8 @@ def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:
         if command:
             return _run(command, found)
         for variable, url in found.items():
-            print(f"{variable}={url}", flush=True)
+            sys.stdout.write(f"{variable}={url}\n")
+        sys.stdout.flush()
         signal.pause()
     return 0
 
@@ -98,7 +99,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:
-        print(f"scripts/services: {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.stderr.write(f"scripts/services: {command[0]}: {error.strerror}\n")
         return 127
     try:
         while True:

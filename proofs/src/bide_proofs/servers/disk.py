@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, ClassVar
 
-from bide_proofs.torture.servers.processes import Guard, ServerFailed
+from bide_proofs.servers.process import Guard, ServerFailed, give_to, until
+from bide_proofs.servers.server import ServerProcess
 
-_TRIES = 100
 _PAGE = 4_096
 _ROOM = 16 * _PAGE
 """What is left of a full disk: the file system itself writes, too."""
@@ -27,7 +27,7 @@ class Disk:
     def __init__(self, place: Path, *, size: int, account: str | None = None) -> None:
         self.place = place
         self.size = size
-        self._account = account if os.geteuid() == 0 else None
+        self._account = account
         self._guard: Guard | None = None
         self.refused = ""
 
@@ -46,8 +46,7 @@ class Disk:
                 self.refused = f"no small file system may be mounted here: {tried.stderr.strip()}"
             else:
                 self._guard = Guard('sleep 1; umount -l "$1"', str(self.place))
-        if self._account is not None:
-            shutil.chown(self.place, self._account, self._account)
+        give_to(self._account, self.place)
 
     def remove(self) -> None:
         """Unmounted, with all that was on it; nothing if it is not there."""
@@ -60,15 +59,18 @@ class Disk:
             if done.returncode:
                 raise ServerFailed(f"{self.place} was in use when it was unmounted: {done.stderr.strip()}")
 
-    async def fill(self) -> int:
+    def fill(self) -> int:
         """From now on it is full; how many bytes are on it. Raises ServerFailed if others write too fast for that."""
-        for _ in range(_TRIES):
+        used = 0
+
+        def is_full() -> bool:
+            nonlocal used
             found = os.statvfs(self.place)
             used = (found.f_blocks - found.f_bfree) * found.f_frsize
-            if not self._mount("-o", f"remount,size={used + _ROOM}").returncode:
-                return used
-            await asyncio.sleep(0.01)
-        raise ServerFailed(f"{self.place} could not be made full")
+            return not self._mount("-o", f"remount,size={used + _ROOM}").returncode
+
+        until(is_full, f"{self.place} to be full", patience=2)
+        return used
 
     def free(self) -> None:
         """There is room again."""
@@ -77,3 +79,42 @@ class Disk:
 
     def _mount(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["mount", *words, str(self.place)], capture_output=True, text=True, check=False)
+
+
+class OnDisk(ServerProcess):
+    """A server with its data on a disk of its own."""
+
+    size: ClassVar[int]
+    """Bytes of the disk."""
+
+    def __init__(self, directory: Path, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self._disk: Disk | None = None
+
+    @property
+    def disk(self) -> Disk:
+        assert self._disk is not None, "start it first"
+        return self._disk
+
+    @property
+    def disk_place(self) -> Path:
+        return self.home / "disk"
+
+    def make_disk(self) -> None:
+        """Once; the home is there."""
+        if self._disk is None:
+            self._disk = Disk(self.disk_place, size=self.size, account=self.account)
+            self._disk.make()
+
+    def has_room(self) -> None:
+        """There is room on its disk again: what whoever runs such a server does then."""
+
+    def remove_disk(self) -> None:
+        """Nothing is mounted any more."""
+        if self._disk is not None:
+            self._disk.remove()
+            self._disk = None
+
+    def tidy(self) -> None:
+        self.remove_disk()
+        super().tidy()

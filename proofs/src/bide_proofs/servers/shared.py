@@ -9,25 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.servers.mariadb_pair import MariaDbPair
-from tests.servers.mariadb_server import MariaDbServer
-from tests.servers.postgres_server import PostgresServer
-from tests.servers.rabbitmq_server import RabbitMqServer
-from tests.servers.redis_cluster import RedisCluster
-from tests.servers.redis_sentinel import RedisSentinel
-from tests.servers.redis_server import RedisServer
-from tests.servers.rocketmq_server import RocketMqServer
-
-Server = (
-    RedisServer
-    | RedisCluster
-    | RedisSentinel
-    | PostgresServer
-    | MariaDbServer
-    | MariaDbPair
-    | RabbitMqServer
-    | RocketMqServer
-)
+from bide_proofs.servers.mariadb import MariaDbPair, MariaDbServer
+from bide_proofs.servers.postgres import PostgresServer
+from bide_proofs.servers.rabbitmq import RabbitMqServer
+from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_sentinel import RedisSentinel
+from bide_proofs.servers.rocketmq import RocketMqServer
+from bide_proofs.servers.server import Running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +25,7 @@ class Kind:
 
     variable: str
     """The environment variable with the URL of one that runs already."""
-    make: Callable[[Path], Server]
+    make: Callable[[Path], Running]
     """A new one, with its data below the given folder, not started."""
     asked_for: bool = False
     """Started only when it is asked for by name: large, or needed by few tests."""
@@ -68,7 +57,7 @@ class SharedServers:
         """Those asked for so far, by kind."""
 
     def url(self, kind: str) -> str:
-        """Where a server of the `kind` is. Raises `ServerMissing`, `ServerFailed`."""
+        """Where a server of the `kind` is. Raises ServerMissing, ServerFailed."""
         if kind not in self.urls:
             one = KINDS[kind]
             self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)

@@ -6,39 +6,38 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from bide_proofs.torture.clock import library
+from bide_proofs.servers.process import ServerMissing
 
-FARTHEST = 2.0
-"""Seconds by which it is set wrong at most, either way."""
+PACKAGES = "libfaketime"
+_NAME = "faketime/libfaketimeMT.so.1"
 
 
-class FakeClock:
-    """What servers with its environment take for the time of day; how fast time goes by, the monotonic clock, stays the
-    machine's. Without the library `refused` says so, and nothing is changed.
+def library() -> Path:
+    """The library that is put before the system's clock. Raises ServerMissing."""
+    for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
+        for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
+            return found
+    raise ServerMissing(f"libfaketime is not installed: scripts/services install, or apt-get install {PACKAGES}")
+
+
+class ServerClock:
+    """What servers take for the time of day; how fast time goes by, the monotonic clock, stays the machine's.
 
     Each server has a file of its own, in a folder that its account may read, and looks there whenever it looks at the
     clock (some 10 us): what is cached would jump at another moment in each process of a server, which no clock does.
+    Raises ServerMissing.
     """
 
     def __init__(self) -> None:
         self.ahead = 0.0
         """Seconds by which it is ahead of the machine's."""
-        self._files: list[Path] = []
         self._library = library()
-        self.refused = "" if self._library else "libfaketime is not installed: apt-get install libfaketime"
-
-    @property
-    def farthest(self) -> float:
-        """Seconds by which it may be set wrong, either way."""
-        return 0.0 if self.refused else FARTHEST
+        self._files: set[Path] = set()
 
     def environment(self, folder: Path) -> Mapping[str, str]:
         """To be added to that of a server which may read what is in `folder`."""
-        if self._library is None:
-            return {}
         file = folder / "clock"
-        if file not in self._files:
-            self._files.append(file)
+        self._files.add(file)
         _write(file, self.ahead)
         # The library asks for memory while it is loaded, and jemalloc, which Redis uses, for the time when it is asked:
         # neither would come to an end, so memory is the C library's here.
@@ -51,7 +50,7 @@ class FakeClock:
         }
 
     def shift(self, seconds: float) -> None:
-        """It is ahead of the machine's by so much, or behind if that is negative: from the next look at it on."""
+        """Set it so far ahead of the machine's, or behind if that is negative: from the next look at it on."""
         for file in self._files:
             _write(file, seconds)
         self.ahead = seconds

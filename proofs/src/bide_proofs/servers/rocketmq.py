@@ -10,17 +10,15 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.servers.child import Child, Running, ServerFailed, ServerMissing
-from tests.servers.ports import free_port, listens
+from bide_proofs.servers.process import HOST, ServerMissing, free_port, listens, until
+from bide_proofs.servers.server import ServerProcess
 
-HOST = "127.0.0.1"
 VERSION = "5.5.0"
 TOPIC = "bide_lab"
 """The topic for delayed messages that the broker begins with; clients of the proxy cannot make one."""
@@ -66,7 +64,7 @@ _OPENED = (
 """What RocketMQ reaches into, as its own scripts say for Java 9 and later."""
 
 
-def program(name: str, what: str) -> str:
+def _tool(name: str, what: str) -> str:
     found = shutil.which(name)
     if found is None:
         raise ServerMissing(f"{name} is not installed, and RocketMQ needs {what}")
@@ -80,14 +78,14 @@ def _cache() -> Path:
 
 
 def class_path() -> str:
-    """All the jars; fetched by Maven if one is missing. Raises `ServerMissing`."""
+    """All the jars; fetched by Maven if one is missing. Raises ServerMissing."""
     folder = _cache()
     kept = folder / "class-path"
     if kept.exists():
         known = kept.read_text()
         if all(Path(jar).exists() for jar in known.split(":")):
             return known
-    maven = program("mvn", "Maven to fetch its parts")
+    maven = _tool("mvn", "Maven to fetch its parts")
     folder.mkdir(parents=True, exist_ok=True)
     parts = "".join(_PART.format(part, VERSION) for part in _PARTS)
     (folder / "pom.xml").write_text(_POM.format(parts=parts))
@@ -102,10 +100,10 @@ def class_path() -> str:
 
 
 def loopback_library() -> Path:
-    """To be loaded first: what a process would have listen everywhere listens here alone. Raises `ServerMissing`."""
+    """To be loaded first: what a process would have listen everywhere listens here alone. Raises ServerMissing."""
     library = _cache() / "loopback.so"
     if not library.exists():
-        compiler = program("cc", "a C compiler, by which it is kept on the loopback address")
+        compiler = _tool("cc", "a C compiler, by which it is kept on the loopback address")
         library.parent.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
         words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-o", str(made), "-", "-ldl"]
@@ -116,104 +114,83 @@ def loopback_library() -> Path:
     return library
 
 
-class RocketMqServer(Running):
+class RocketMqServer(ServerProcess):
     """A name server, and a broker and its proxy in one process, with their data below `directory`.
 
     What they write is with the system at once and on the disk a little later, as RocketMQ does unless told otherwise.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._port: int | None = None
-        self._children: list[Child] = []
+    title = "RocketMQ"
 
-    @property
-    def port(self) -> int:
-        """Of the proxy; known from the first start on."""
-        assert self._port is not None, "start it first"
-        return self._port
+    def __init__(self, directory: Path, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self._names_port = 0
 
     @property
     def url(self) -> str:
         return f"rocketmq://{HOST}:{self.port}"
 
     @property
-    def running(self) -> bool:
-        return bool(self._children) and all(child.running for child in self._children)
+    def data(self) -> Path:
+        return self.home / "store"
 
-    def start(self) -> None:
-        """Runs and answers. Raises `ServerMissing`, `ServerFailed`."""
-        assert not self.running, "it runs already"
-        java = program("java", "a JDK of version 8 or later")
-        jars, library = class_path(), loopback_library()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        names, replication, remoting = free_port(), free_port(), free_port()
-        broker = self._free_broker_port()
-        self._port = self._port or free_port()
-        (self.directory / "namesrv.conf").write_text(f"listenPort={names}\nbindAddress={HOST}\n")
-        self._configure(names=names, broker=broker, replication=replication, remoting=remoting)
-        start = [java, *_JAVA, *_OPENED, f"-Drocketmq.home.dir={self.directory}", f"-Duser.home={self.directory}"]
-        start += ["-cp", jars]
-        environment = {"LD_PRELOAD": str(library), "ROCKETMQ_HOME": str(self.directory)}
-        try:
-            for port, log, words in (
-                (names, "names", ["org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]),
-                (
-                    self._port, "broker",
-                    [
-                        "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"{HOST}:{names}",
-                        "-bc", "broker.conf", "-pc", "proxy.json",
-                    ],
-                ),
-            ):  # fmt: skip
-                child = Child([*start, *words], self.directory / f"{log}.log", environment=environment)
-                self._children.append(child)
-                child.await_ready(partial(listens, port))
-        except ServerFailed:
-            self.kill()
-            raise
-
-    @staticmethod
-    def _free_broker_port() -> int:
-        """It takes the port two below its own too."""
-        while True:
-            port = free_port()
-            with socket.socket() as probe, contextlib.suppress(OSError):
-                probe.bind((HOST, port - 2))
-                return port
-
-    def _configure(self, *, names: int, broker: int, replication: int, remoting: int) -> None:
-        store = self.directory / "store"
-        settings: dict[str, Any] = {
-            "brokerClusterName": "bide", "brokerName": "bide", "brokerId": 0, "brokerIP1": HOST, "bindAddress": HOST,
-            "listenPort": broker, "haListenPort": replication, "namesrvAddr": f"{HOST}:{names}",
-            "storePathRootDir": store, "storePathCommitLog": store / "commitlog",
-            "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeTimerLog": 16 << 20, "diskMaxUsedSpaceRatio": 95,
-            "autoCreateTopicEnable": "false", "traceTopicEnable": "false",
-        }  # fmt: skip
-        (self.directory / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        proxy = {
-            "rocketMQClusterName": "bide", "proxyClusterName": "bide", "namesrvAddr": f"{HOST}:{names}",
-            "grpcServerPort": self._port, "remotingListenPort": remoting, "localServeAddr": HOST,
-        }  # fmt: skip
-        (self.directory / "proxy.json").write_text(json.dumps(proxy))
-        config = store / "config"
-        config.mkdir(parents=True, exist_ok=True)
+    def fill(self) -> None:
+        """The topic and the groups that clients need."""
+        config = self.data / "config"
+        config.mkdir(parents=True)
         topic = {
             "topicName": TOPIC, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicFilterType": "SINGLE_TAG",
             "attributes": {"message.type": "DELAY"},
         }  # fmt: skip
-        if not (config / "topics.json").exists():
-            (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
-            groups = {"subscriptionGroupTable": {group: {"groupName": group} for group in GROUPS}}
-            (config / "subscriptionGroup.json").write_text(json.dumps(groups))
+        (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
+        groups = {"subscriptionGroupTable": {group: {"groupName": group} for group in GROUPS}}
+        (config / "subscriptionGroup.json").write_text(json.dumps(groups))
 
-    def stop(self) -> None:
-        """Ended; its data is not taken away, since the folder is the caller's."""
-        self.kill()
+    def prepare(self) -> None:
+        """The name server runs, and the broker and the proxy find their files."""
+        self._names_port = free_port()
+        (self.home / "namesrv.conf").write_text(f"listenPort={self._names_port}\nbindAddress={HOST}\n")
+        self._configure(f"{HOST}:{self._names_port}")
+        words = [*self._java(), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]
+        self.begin_beside(words, "names")
+        until(lambda: listens(self._names_port), "the name server")
 
-    def kill(self) -> None:
-        """Ended by SIGKILL."""
-        for child in reversed(self._children):
-            child.end(signal.SIGKILL)
-        self._children.clear()
+    def environment(self) -> Mapping[str, str]:
+        return {"LD_PRELOAD": str(loopback_library()), "ROCKETMQ_HOME": str(self.home)}
+
+    def _java(self) -> Sequence[str]:
+        java, jars = _tool("java", "a JDK of version 8 or later"), class_path()
+        return [java, *_JAVA, *_OPENED, f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", "-cp", jars]
+
+    def command(self) -> Sequence[str]:
+        return [
+            *self._java(), "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local",
+            "-n", f"{HOST}:{self._names_port}", "-bc", "broker.conf", "-pc", "proxy.json",
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        return listens(self.port)
+
+    def _configure(self, names: str) -> None:
+        settings: dict[str, Any] = {
+            "brokerClusterName": "bide", "brokerName": "bide", "brokerId": 0, "brokerIP1": HOST, "bindAddress": HOST,
+            "listenPort": _free_broker_port(), "haListenPort": free_port(), "namesrvAddr": names,
+            "storePathRootDir": self.data, "storePathCommitLog": self.data / "commitlog",
+            "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeTimerLog": 16 << 20, "diskMaxUsedSpaceRatio": 95,
+            "autoCreateTopicEnable": "false", "traceTopicEnable": "false",
+        }  # fmt: skip
+        (self.home / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        proxy = {
+            "rocketMQClusterName": "bide", "proxyClusterName": "bide", "namesrvAddr": names,
+            "grpcServerPort": self.port, "remotingListenPort": free_port(), "localServeAddr": HOST,
+        }  # fmt: skip
+        (self.home / "proxy.json").write_text(json.dumps(proxy))
+
+
+def _free_broker_port() -> int:
+    """It takes the port two below its own too."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port - 2))
+            return port

@@ -1,12 +1,14 @@
-"""Processes of servers: started from Debian's programs on free ports, ended by their pids, and outliving nobody.
+"""Processes of servers: started from the system's programs on free ports, ended by their pids, and outliving nobody.
 
 Beside each runs a guard, a shell that waits on a pipe of ours. The pipe breaks when this process ends in whatever way,
 SIGKILL too, and the guard then undoes the one thing that it was given: it kills a process, or unmounts a folder.
+`prctl(PR_SET_PDEATHSIG)` would do without a second process, but is for Linux alone, fires when the *thread* that
+started the server ends, and has to be called between fork and exec, which a program with threads should not do. A guard
+is a megabyte and a millisecond.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -15,7 +17,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -23,6 +25,9 @@ BUS = 10_000
 """How far above its own port a node of a Redis Cluster has its second one."""
 _FIRST, _LAST = 11_000, 22_000
 """Both stay below 32768, where Linux begins to hand out ports to clients, so that no client is in the way."""
+PATIENCE = 60.0
+"""Seconds until what is waited for is taken for a hang: a server takes one or three, but machines may be busy."""
+_STEP = 0.02
 _GUARD = 'trap "" HUP INT TERM; read -r dismissed || '
 _TAIL = 3_000
 """Characters of a log that an error shows."""
@@ -39,18 +44,21 @@ class ServerFailed(OSError):
     """A server ended, or did not come to what was waited for; shows the end of its log where it has one."""
 
 
-def program(name: str, package: str, *folders: str) -> str:
-    """Where `name` is installed; `folders` are looked into first. Raises ServerMissing, naming Debian's `package`."""
+def program(name: str, packages: str, *folders: str) -> str:
+    """Where `name` is installed; `folders` are searched first. Raises ServerMissing, naming Debian's `packages`."""
     path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath), *_PROGRAMS))
     found = shutil.which(name, path=path)
     if found is None:
-        raise ServerMissing(f"{name} is not installed: scripts/services install, or apt-get install {package}")
+        raise ServerMissing(f"{name} is not installed: scripts/services install, or apt-get install {packages}")
     return found
 
 
 def free_port(*, bus: bool = False) -> int:
-    """A port that nobody has at this moment, with `bus` the one for the cluster bus too. At random, since others start
-    servers at the same time."""
+    """A port that nobody has at this moment, with `bus` the one for the cluster bus too.
+
+    At random, since others start servers at the same time; and still a guess that somebody may be quicker to take, so
+    whoever starts a server tries again with another.
+    """
     chance = random.SystemRandom()
     for _ in range(1_000):
         port = chance.randrange(_FIRST, _LAST)
@@ -69,11 +77,49 @@ def _free(port: int) -> bool:
     return True
 
 
+def listens(port: int) -> bool:
+    """Whether somebody takes connections there. Raises OSError where nobody does."""
+    socket.create_connection((HOST, port), timeout=1.0).close()
+    return True
+
+
+def until(holds: Callable[[], object], what: str, *, patience: float = PATIENCE) -> float:
+    """Wait until `holds()`; an OSError of it counts as no. Returns the seconds that it took. Raises ServerFailed."""
+    began = time.monotonic()
+    while True:
+        problem: OSError | None = None
+        try:
+            if holds():
+                return time.monotonic() - began
+        except OSError as error:
+            problem = error
+        if time.monotonic() > began + patience:
+            raise ServerFailed(f"waited {patience:g} s in vain for {what}") from problem
+        time.sleep(_STEP)
+
+
 def as_account(account: str | None) -> list[str]:
     """The words that a command begins with, for a program that does not want to be root where we are."""
     if account is None or os.geteuid() != 0:
         return []
     return [program("setpriv", "util-linux"), f"--reuid={account}", f"--regid={account}", "--clear-groups", "--"]
+
+
+def give_to(account: str | None, folder: Path) -> None:
+    """Make `folder` the account's, where we are root."""
+    if account is not None and os.geteuid() == 0:
+        shutil.chown(folder, account, account)
+
+
+def run(words: Sequence[str], *, folder: Path, account: str | None = None, feed: Path | None = None) -> None:
+    """A command to its end, with `feed` as its input. Raises ServerFailed with the end of what it said."""
+    with (feed or Path(os.devnull)).open("rb") as given:
+        done = subprocess.run(
+            [*as_account(account), *words], cwd=folder, stdin=given, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-_TAIL:]
+        raise ServerFailed(f"{words[0]} ended with {done.returncode}, having said\n{said}")
 
 
 class Guard:
@@ -91,19 +137,20 @@ class Guard:
 
 
 class Process:
-    """One process with its guard. Its output goes to the end of `log`."""
+    """One process with its guard, in the folder of `log`, to whose end its output goes."""
 
-    def __init__(self, command: Sequence[str], log: Path, *, folder: Path, name: str) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, name: str) -> None:
         self.log = log
         self._name = name
         # a session of its own: Ctrl-C in a terminal is for us, who then stop it in order
         with log.open("ab") as output:
+            self._log_began = output.tell()
             self._process = subprocess.Popen(
-                command, cwd=folder,
+                command, cwd=log.parent,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
-        self._guard: Guard | None = Guard('kill -KILL "$1"', str(self.pid))
+        self._guard = Guard('kill -KILL "$1"', str(self.pid))
 
     @property
     def running(self) -> bool:
@@ -125,46 +172,43 @@ class Process:
         return found
 
     def send(self, number: signal.Signals) -> None:
-        """To the process alone, if it still runs; a pid that was reaped is never signalled."""
-        self._process.send_signal(number)
+        """Signal it and all below it; a pid that was reaped is never signalled."""
+        _signal(self.family(), number)
 
-    def send_all(self, number: signal.Signals) -> None:
-        """To it and all below it."""
-        for pid in self.family():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    async def end(self, number: signal.Signals, *, patience: float = 20.0) -> None:
-        """Ended by `number`, by SIGKILL if it has not after `patience` seconds, with all below it, and reaped."""
+    def end(self, number: signal.Signals, *, patience: float = PATIENCE) -> None:
+        """End it by `number`, by SIGKILL if it has not ended after `patience` seconds, with all below it; reap it."""
         below = self.family()[1:]
         if number is signal.SIGKILL:
-            self.send_all(number)
-        else:
             self.send(number)
-        self.send_all(signal.SIGCONT)  # what stands still sees a SIGTERM when it goes on
-        until = time.monotonic() + patience
-        while self.running:
-            if time.monotonic() > until:
-                self.send_all(signal.SIGKILL)
-            await asyncio.sleep(0.005)
+        else:
+            self._process.send_signal(number)  # those below are told by it
+        self.send(signal.SIGCONT)  # what stands still sees a SIGTERM when it goes on
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            below = self.family()[1:]
+            self.send(signal.SIGKILL)
+            self._process.wait()
         # who is started next may refuse while one is left, and nobody else knows of them any more
         while left := [pid for pid in below if _lives(pid)]:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.005)
-        self.forget()
-
-    def forget(self) -> None:
-        """It has ended, and its number may be another's now."""
-        if self._guard is not None:
-            self._guard.dismiss()
-            self._guard = None
-            for left in ("faketime_shm_", "sem.faketime_sem_"):  # which a kill leaves of a clock that can be set
-                (_SHARED_MEMORY / f"{left}{self.pid}").unlink(missing_ok=True)
+            _signal(left, signal.SIGKILL)
+            time.sleep(_STEP / 4)
+        self._guard.dismiss()
+        for kept in ("faketime_shm_", "sem.faketime_sem_"):  # which a kill leaves of a clock that can be set
+            (_SHARED_MEMORY / f"{kept}{self.pid}").unlink(missing_ok=True)
 
     def failed(self, why: str) -> ServerFailed:
-        return ServerFailed(f"{self._name} {why}; its log {self.log} ends with\n{_end_of(self.log)}")
+        """An error with the end of what it said."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_began)
+            said = log.read().decode("utf-8", "replace")[-_TAIL:]
+        return ServerFailed(f"{self._name} {why}; its log {self.log} ends with\n{said}")
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _lives(pid: int) -> bool:
@@ -174,35 +218,3 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-async def until(holds: Callable[[], Awaitable[bool]], what: str, *, patience: float = 60.0) -> float:
-    """Seconds that it took until `holds()`; an OSError of it counts as no. Raises ServerFailed after `patience` s."""
-    began = time.monotonic()
-    problem: OSError | None = None
-    while time.monotonic() < began + patience:
-        try:
-            if await holds():
-                return time.monotonic() - began
-            problem = None
-        except OSError as error:
-            problem = error
-        await asyncio.sleep(0.02)
-    raise ServerFailed(f"waited {patience:.0f} s in vain for {what}") from problem
-
-
-async def run(
-    words: Sequence[str], *, folder: Path, log: Path, account: str | None = None, feed: Path | None = None
-) -> None:
-    """A command to its end, what it says at the end of `log`. Raises ServerFailed."""
-    with log.open("ab") as output, (feed or Path(os.devnull)).open("rb") as given:
-        process = await asyncio.create_subprocess_exec(
-            *as_account(account), *words, cwd=folder, stdin=given, stdout=output, stderr=output
-        )
-        code = await process.wait()
-    if code:
-        raise ServerFailed(f"{words[0]} ended with {code}; {log} ends with\n{_end_of(log)}")
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.servers.child import Child, ServerMissing
-from tests.servers.own_server import HOST as HOST
-from tests.servers.own_server import OwnServer
-from tests.servers.ports import free_port
+from bide_proofs.servers.process import HOST, free_port, give_to, program
+from bide_proofs.servers.server import ServerProcess
 
 PACKAGES = "rabbitmq-server"
 _PLACES = ("/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/lib/erlang/bin")
@@ -25,61 +21,56 @@ def binary(name: str) -> str:
 
     RabbitMQ's own script is taken, not Debian's of the same name, which wants to be root or the account of the service.
     """
-    found = shutil.which(name, path=":".join((*_PLACES, os.environ.get("PATH", os.defpath))))
-    if found is None:
-        raise ServerMissing(f"{name} is not installed: scripts/services install, or apt-get install {PACKAGES}")
-    return found
+    return program(name, PACKAGES, *_PLACES)
 
 
-class RabbitMqServer(OwnServer):
+class RabbitMqServer(ServerProcess):
     """A broker with its data and its log below `directory`, or in a temporary folder where we are root.
 
     It has a port mapper (epmd) of its own beside it, so that it neither finds nor leaves one that others use; both
     listen on the loopback address alone. No plugin is enabled. `options` are lines of rabbitmq.conf, by name.
     """
 
-    program = "RabbitMQ"
+    title = "RabbitMQ"
     account = "rabbitmq"
     taken = ("eaddrinuse", "address already in use", "port_not_available")
     more_ports = True
 
-    def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
-        super().__init__(directory, port=port, options=options)
-        self._mapper: Child | None = None
-        self.ports: list[int] = []
-        """All that it listens on since its last start: for clients, for other brokers, and its port mapper's."""
+    def __init__(self, directory: Path, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self._mapper_port = 0
 
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@{HOST}:{self.port}/"
 
-    def _make(self) -> None:
-        """The folder; the broker fills it."""
+    def fill(self) -> None:
+        """The broker fills its folder itself."""
         binary("rabbitmq-server")
-        super()._make()
-        (self.home / "data").mkdir()
-        if os.geteuid() == 0:
-            shutil.chown(self.home / "data", self.account, self.account)
+        self.data.mkdir()
+        give_to(self.account, self.data)
 
-    def _launch(self) -> None:
-        """The port mapper first: the broker would start one that stays, and for everybody."""
+    def prepare(self) -> None:
+        """The port mapper runs: the broker would start one that stays, and for everybody."""
         settings = {
             "listeners.tcp.1": f"{HOST}:{self.port}", "log.console": "true", "log.console.level": "warning",
             "log.file": "false", **self.options,
         }  # fmt: skip
         (self.home / "rabbitmq.conf").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
-        mapper_port, distribution_port = free_port(), free_port()
-        self.ports = [self.port, distribution_port, mapper_port]
-        mapper = {"ERL_EPMD_ADDRESS": HOST, "ERL_EPMD_PORT": str(mapper_port)}
+        self._mapper_port = free_port()
+        self.begin_beside([binary("epmd"), "-address", HOST, "-port", str(self._mapper_port)], "mapper")
+
+    def environment(self) -> Mapping[str, str]:
         home = str(self.home)
-        broker = {
-            **mapper,
+        return {
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._mapper_port),
             "HOME": home,  # where the cookie is that nodes know each other by
             "ERL_CRASH_DUMP_BYTES": "0",
             "RABBITMQ_NODENAME": "bide@localhost",
             "RABBITMQ_MNESIA_BASE": f"{home}/data",
             "RABBITMQ_LOG_BASE": home,
-            "RABBITMQ_DIST_PORT": str(distribution_port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_CONFIG_FILE": f"{home}/rabbitmq.conf",
             # none of these is there: nothing of the machine's own broker is to be read
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{home}/advanced.config",
@@ -88,19 +79,11 @@ class RabbitMqServer(OwnServer):
             "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker, which so has the pid that we know
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
         }
-        self._mapper = Child(
-            [*self._account(), binary("epmd"), "-address", HOST, "-port", str(mapper_port)],
-            self.home / "mapper.log", environment=mapper,
-        )  # fmt: skip
-        self._child = Child([*self._account(), binary("rabbitmq-server")], self.home / "log", environment=broker)
 
-    def _answers(self) -> bool:
+    def command(self) -> Sequence[str]:
+        return [binary("rabbitmq-server")]
+
+    def answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
             probe.sendall(_GREETING)
             return probe.recv(1) == b"\x01"
-
-    def _end(self, number: signal.Signals) -> None:
-        super()._end(number)
-        if self._mapper is not None:
-            self._mapper.end(signal.SIGKILL)
-            self._mapper = None

@@ -15,12 +15,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.servers.child import ServerMissing
-from tests.servers.chromium import chromium
-from tests.servers.mariadb_server import binary as mariadb_binary
-from tests.servers.postgres_server import binary
-from tests.servers.rabbitmq_server import binary as rabbitmq_binary
-from tests.servers.server_clock import library
+from bide_proofs.servers import clock, postgres, rabbitmq
+from bide_proofs.servers.process import ServerMissing, program
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
 """What Debian's packages ask before they start or stop a service; exit code 101 is no."""
@@ -37,55 +33,44 @@ class InstallFailed(Exception):
     """What is missing could not be installed; says why, and what to do by hand."""
 
 
-def _has_program(name: str) -> Callable[[], bool]:
-    return lambda: shutil.which(name) is not None
+def chromium() -> str:
+    """The browser of the console's tests: Debian's Chromium, or the one that TEST_CHROMIUM names.
+
+    Raises ServerMissing.
+    """
+    named = os.environ.get("TEST_CHROMIUM")
+    names = (named,) if named else ("chromium", "chromium-browser", "google-chrome")
+    found = next((place for name in names if (place := shutil.which(name))), None)
+    if found is None:
+        if named:
+            raise ServerMissing(f"TEST_CHROMIUM names {named!r}, which is no program")
+        raise ServerMissing("chromium is not installed: scripts/services install, or apt-get install chromium")
+    return found
 
 
-def _has_faketime() -> bool:
-    try:
-        return library().exists()
-    except ServerMissing:
-        return False
+def _is_there(*finds: Callable[[], object]) -> Callable[[], bool]:
+    """Whether none of them raises ServerMissing."""
 
+    def is_there() -> bool:
+        try:
+            return all(find() for find in finds)
+        except ServerMissing:
+            return False
 
-def _has_postgres() -> bool:
-    try:
-        return bool(binary("initdb"))
-    except ServerMissing:
-        return False
-
-
-def _has_mariadb() -> bool:
-    try:
-        return bool(mariadb_binary("mariadbd") and mariadb_binary("mariadb-install-db"))
-    except ServerMissing:
-        return False
-
-
-def _has_rabbitmq() -> bool:
-    try:
-        return bool(rabbitmq_binary("rabbitmq-server") and rabbitmq_binary("epmd"))
-    except ServerMissing:
-        return False
-
-
-def _has_chromium() -> bool:
-    try:
-        return bool(chromium())
-    except ServerMissing:
-        return False
+    return is_there
 
 
 PACKAGES: Mapping[str, Callable[[], bool]] = {
-    "redis-server": _has_program("redis-server"),  # Sentinel too: redis-sentinel is another name for the same program
-    "redis-tools": _has_program("redis-cli"),
-    "libfaketime": _has_faketime,
-    "postgresql": _has_postgres,
-    "mariadb-server": _has_mariadb,
-    "rabbitmq-server": _has_rabbitmq,
-    "openssl": _has_program("openssl"),  # makes the certificates for TLS
-    "pgbouncer": lambda: shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None,
-    "chromium": _has_chromium,
+    # Sentinel too: redis-sentinel is another name for the same program
+    "redis-server": _is_there(lambda: program("redis-server", "redis-server")),
+    "redis-tools": _is_there(lambda: program("redis-cli", "redis-tools")),
+    "libfaketime": _is_there(clock.library),
+    "postgresql": _is_there(lambda: postgres.binary("initdb")),
+    "mariadb-server": _is_there(lambda: program("mariadbd", ""), lambda: program("mariadb-install-db", "")),
+    "rabbitmq-server": _is_there(lambda: rabbitmq.binary("rabbitmq-server"), lambda: rabbitmq.binary("epmd")),
+    "openssl": _is_there(lambda: program("openssl", "openssl")),  # makes the certificates for TLS
+    "pgbouncer": _is_there(lambda: program("pgbouncer", "pgbouncer")),
+    "chromium": _is_there(chromium),
 }
 """Each package, and whether what it brings is there, from wherever it came."""
 
@@ -95,7 +80,7 @@ def missing() -> list[str]:
 
 
 def install() -> list[str]:
-    """The packages that were missing, and now are not. Raises `InstallFailed`."""
+    """The packages that were missing, and now are not. Raises InstallFailed."""
     wanted = missing()
     if wanted:
         lacking = f"{', '.join(wanted)} missing"
@@ -140,7 +125,7 @@ def _apt(*words: str) -> str:
 
 @contextlib.contextmanager
 def _services_held(by_hand: str) -> Iterator[None]:
-    """None of these services starts meanwhile. Raises `InstallFailed` where somebody else's policy would let it."""
+    """None of these services starts meanwhile. Raises InstallFailed where somebody else's policy would let it."""
     try:
         descriptor = os.open(_POLICY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
     except FileExistsError:  # in a container, most likely, and it says no to everything

@@ -16,14 +16,14 @@ Reply = str | int | None | list["Reply"]
 Word = str | int
 
 
-class Refused(Exception):
-    """An error reply; the message is the server's."""
+class Refused(OSError):
+    """An error reply, such as LOADING; the message is the server's."""
 
 
 class Connection:
-    """A connection to one server. Raises `OSError` when it breaks, or when nothing comes for `timeout` seconds."""
+    """A connection to one server. Raises OSError when it breaks, or when nothing comes for `timeout` seconds."""
 
-    def __init__(self, host: str, port: int, *, timeout: float = 30.0) -> None:
+    def __init__(self, host: str, port: int, *, timeout: float = 60.0) -> None:
         self._socket = socket.create_connection((host, port), timeout)
         self._file = self._socket.makefile("rb")
 
@@ -37,11 +37,11 @@ class Connection:
         self._socket.close()
 
     def ask(self, *words: Word) -> Reply:
-        """One command and its reply. Raises `Refused`."""
+        """One command and its reply. Raises Refused."""
         return self.ask_all([words])[0]
 
     def ask_all(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
-        """Many commands in one round trip, and all their replies. Raises the first `Refused` after the last reply."""
+        """Many commands in one round trip, and all their replies. Raises the first Refused after the last reply."""
         self._socket.sendall(b"".join(map(_packed, commands)))
         replies = [self._read() for _ in commands]
         for reply in replies:

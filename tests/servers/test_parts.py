@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import until
 
-from bide_proofs.torture.servers.disks import Disk
-from bide_proofs.torture.servers.node import Node
-from bide_proofs.torture.servers.processes import Guard, Process, ServerFailed, ServerMissing, program
+from bide_proofs.servers.disk import Disk
+from bide_proofs.servers.process import Guard, Process, ServerFailed, ServerMissing, program
+from bide_proofs.servers.server import ServerProcess
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
 
@@ -22,16 +22,17 @@ _UNLUCKY = "libfaketime: In ft_shm_init(), sem_open failed and recreation attemp
 _STARTS_AND_DIES = """
 import os, sys
 from pathlib import Path
-from bide_proofs.torture.servers.processes import Process
-process = Process(["sleep", "60"], Path(sys.argv[1]) / "log", folder=Path(sys.argv[1]), name="sleeper")
+from bide_proofs.servers.process import Process
+process = Process(["sleep", "60"], Path(sys.argv[1]) / "log", name="sleeper")
 print(process.pid, flush=True)
 os._exit(9)
 """
 
 
-class Script(Node):
+class Script(ServerProcess):
     """Runs one shell script at each start, and answers once it has said so."""
 
+    title = "the script"
     scripts: Sequence[str] = ()
     starts = 0
 
@@ -39,33 +40,33 @@ class Script(Node):
         self.starts += 1
         return ["/bin/sh", "-c", self.scripts[min(self.starts, len(self.scripts)) - 1]]
 
-    async def answers(self) -> bool:
+    def answers(self) -> bool:
         return "ready" in self.log.read_text()
 
 
-async def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) -> None:
-    node = Script("the script", tmp_path)
+def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) -> None:
+    node = Script(tmp_path)
     node.scripts = [f"echo '{_UNLUCKY}'; exit 1", f"echo '{_UNLUCKY}'; exit 1", "echo ready; sleep 60"]
-    await node.start()
+    node.start()
     assert node.starts == 3
-    await node.remove()
+    node.stop()
     assert not node.running
 
 
-async def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
-    node = Script("the script", tmp_path)
+def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
+    node = Script(tmp_path)
     node.scripts = ["echo no such luck; exit 3"]
     with pytest.raises(ServerFailed, match=r"the script ended with 3(.|\n)*no such luck"):
-        await node.start()
-    await node.remove()
+        node.start()
+    node.stop()
 
 
 async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
-    process = Process(["/bin/sh", "-c", "sleep 60 & sleep 60"], tmp_path / "log", folder=tmp_path, name="two")
+    process = Process(["/bin/sh", "-c", "sleep 60 & sleep 60"], tmp_path / "log", name="two")
     await until(lambda: len(process.family()) == 3, "two children")
     pids = process.family()
-    process.send_all(signal.SIGSTOP)
-    await process.end(signal.SIGKILL)
+    process.send(signal.SIGSTOP)
+    process.end(signal.SIGKILL)
     assert process.code == -signal.SIGKILL
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)  # noqa: ASYNC240
 
@@ -82,7 +83,7 @@ def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "touched").exists()
 
 
-async def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
+def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk", size=8 << 20)
     disk.make()
     try:
@@ -91,7 +92,7 @@ async def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
             pytest.skip(disk.refused)
         file = disk.place / "file"
         file.write_bytes(bytes(1 << 20))
-        assert 1 << 20 <= await disk.fill() < 2 << 20
+        assert 1 << 20 <= disk.fill() < 2 << 20
         with pytest.raises(OSError, match="No space left"):
             (disk.place / "more").write_bytes(bytes(1 << 20))
         disk.free()
@@ -102,14 +103,14 @@ async def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
     assert os.listdir(disk.place) == [] or not disk.mounted
 
 
-async def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:
+def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk", size=8 << 20)
     disk.make()
     if not disk.mounted:
         pytest.skip(disk.refused)
     with (disk.place / "open").open("w"), pytest.raises(ServerFailed, match="was in use"):
         disk.remove()
-    assert str(disk.place) not in Path("/proc/self/mounts").read_text()  # noqa: ASYNC240
+    assert str(disk.place) not in Path("/proc/self/mounts").read_text()
 
 
 def test_a_missing_program_is_named() -> None:

@@ -1,0 +1,6 @@
+"""Private servers: started from the system's programs on free ports of this machine, and outliving nobody.
+
+Tests, `scripts/services`, the lab and the torture all start their servers here. `process` is a process with its guard,
+`server` one server with its data, and then there is a module for each kind; `shared` lists the kinds that tests share,
+`services` is the command. All calls block. Nothing here needs more than the standard library before a server is asked.
+"""

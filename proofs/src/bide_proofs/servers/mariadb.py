@@ -1,0 +1,204 @@
+"""One MariaDB server of our own, and a pair of which one follows the other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bide_proofs.servers.process import HOST, program, until
+from bide_proofs.servers.server import Running, ServerProcess, stop_all
+
+PACKAGES = "mariadb-server"
+USER = "bide"
+ADMINISTRATOR = "root"
+DATABASE = "bide"
+LAG = 3
+"""Seconds, which is as finely as MariaDB can be told: longer than tasks are scheduled ahead, so that it shows."""
+BINARY_LOG = {"log-bin": "binlog", "gtid-strict-mode": "1"}
+"""Options of a server that is followed, or follows."""
+
+_BEGINNING = f"""
+SET SESSION sql_log_bin = 0;
+CREATE DATABASE IF NOT EXISTS {DATABASE};
+CREATE OR REPLACE USER {ADMINISTRATOR}@'%';
+GRANT ALL PRIVILEGES ON *.* TO {ADMINISTRATOR}@'%' WITH GRANT OPTION;
+CREATE OR REPLACE USER {USER}@'%';
+GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, PROCESS, LOCK TABLES, REPLICATION CLIENT
+    ON *.* TO {USER}@'%';
+"""
+"""Two users without passwords: `bide` may do everything with tables, and nothing while the server is read-only."""
+
+
+class MariaDbServer(ServerProcess):
+    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
+
+    With `follows` it begins empty, replays everything from that server, and follows it until it is promoted; both
+    write a log of what they do, by GTID.
+
+    It writes at each commit and does not wait for the disk, so that what was committed survives a kill of the process
+    and not one of the machine, unless `options` say {"innodb-flush-log-at-trx-commit": "1"}. `options` are those of
+    mariadbd.
+    """
+
+    title = "MariaDB"
+    account = "mysql"
+
+    def __init__(self, directory: Path, *, follows: MariaDbServer | None = None, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self.follows = follows
+
+    @property
+    def url(self) -> str:
+        return f"mysql://{USER}@{HOST}:{self.port}/{DATABASE}"
+
+    @property
+    def administrators_url(self) -> str:
+        return f"mysql://{ADMINISTRATOR}@{HOST}:{self.port}/{DATABASE}"
+
+    def start(self) -> float:
+        fresh = not self.data.exists()
+        took = super().start()
+        if fresh and self.follows is not None:
+            self.follow(self.follows)
+        return took
+
+    def fill(self) -> None:
+        self.copy_beginning()
+        beginning = self.home / "beginning.sql"
+        beginning.write_text(_BEGINNING, encoding="utf-8")
+        beginning.chmod(0o644)
+
+    def install(self, folder: Path) -> None:
+        self.run(
+            program("mariadb-install-db", PACKAGES), "--no-defaults", f"--datadir={folder / 'data'}",
+            "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
+            "--innodb-log-file-size=64M", "--innodb-flush-method=nosync",
+            f"--tmpdir={folder}",  # names of temporary files are unique within one only
+        )  # fmt: skip
+
+    def settings(self) -> dict[str, str]:
+        """Options that `options` can replace."""
+        return {
+            "innodb-flush-log-at-trx-commit": "2",
+            "innodb-buffer-pool-size": "128M",
+            "innodb-fast-shutdown": "2",
+            "read-only": str(int(self.follows is not None)),
+        }
+
+    def command(self) -> Sequence[str]:
+        settings = {
+            "datadir": str(self.data),
+            "tmpdir": str(self.home),
+            "socket": str(self.home / "socket"),
+            "pid-file": str(self.home / "pid"),
+            "bind-address": HOST,
+            "port": str(self.port),
+            "init-file": str(self.home / "beginning.sql"),
+            "skip-name-resolve": "1",
+            "max-connections": "300",
+            "innodb-log-file-size": "64M",
+            **self.settings(),
+            **self.options,
+        }
+        return [
+            program("mariadbd", PACKAGES), "--no-defaults", *(f"--{name}={value}" for name, value in settings.items())
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
+            return bool(probe.recv(1))  # the greeting; before, it may listen and not answer yet
+
+    def follow(self, primary: MariaDbServer) -> None:
+        """From what it has of that server on."""
+        self.ask(
+            f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_PORT = {primary.port}, MASTER_USER = '{ADMINISTRATOR}', "
+            "MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
+            "START SLAVE",
+        )
+
+    def promote(self) -> None:
+        """Follows nobody any more, and may be written to."""
+        self.ask("STOP SLAVE", "SET GLOBAL read_only = 0")
+        self.follows = None
+
+    def ask(self, *statements: str) -> list[Any]:
+        """The rows of the last of an administrator's, all on one connection. Raises OSError where nobody answers."""
+        return ask(self.administrators_url, *statements)
+
+    def value(self, *statements: str) -> Any:
+        """The first value that the last of them finds."""
+        rows = self.ask(*statements)
+        return rows[0][0] if rows else None
+
+
+def connect(url: str) -> Any:
+    """A connection that commits each statement. Raises OSError where nobody answers."""
+    import pymysql
+
+    parts = urlsplit(url)
+    try:
+        return pymysql.connect(
+            host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
+            password=parts.password or "", database=parts.path.removeprefix("/") or None, autocommit=True,
+            init_command="SET SESSION lock_wait_timeout = 60",  # for a table that an open transaction has used
+            ssl_disabled=True,  # to read the certificates of this machine costs more than the statement
+        )  # fmt: skip
+    except pymysql.OperationalError as error:
+        raise OSError(str(error)) from error
+
+
+def ask(url: str, *statements: str) -> list[Any]:
+    """The rows of the last of them, on a connection of its own. Raises OSError where nobody answers."""
+    with _cursor(url) as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def drop_databases(url: str, beginning: str) -> None:
+    """Drop all whose names begin so."""
+    with _cursor(url) as cursor:
+        cursor.execute(f"SHOW DATABASES LIKE '{beginning}%'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP DATABASE `{name}`")
+
+
+@contextmanager
+def _cursor(url: str) -> Iterator[Any]:
+    with closing(connect(url)) as connection, connection.cursor() as cursor:
+        yield cursor
+
+
+class MariaDbPair(Running):
+    """A server that is written to and one that follows it, `LAG` seconds behind, with their data below `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.primary = MariaDbServer(directory / "primary", options={**BINARY_LOG, "server-id": "1"})
+        self.replica = MariaDbServer(
+            directory / "replica", options={**BINARY_LOG, "server-id": "2"}, follows=self.primary
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        """That of the one that is written to, with the other as `replica`."""
+        return f"{self.primary.url}?replica={HOST}:{self.replica.port}"
+
+    def start(self) -> None:
+        """Both run, and the one follows the other. Raises ServerMissing, ServerFailed."""
+        try:
+            self.primary.start()
+            self.replica.start()
+            self.replica.ask("STOP SLAVE", f"CHANGE MASTER TO MASTER_DELAY = {LAG}", "START SLAVE")
+            self.primary.ask("CREATE TABLE followed (word INT)")
+            until(lambda: self.replica.ask("SHOW TABLES LIKE 'followed'"), "the replica to follow")
+            self.primary.ask("DROP TABLE followed")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        stop_all((self.replica, self.primary))

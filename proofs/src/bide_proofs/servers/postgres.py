@@ -1,0 +1,152 @@
+"""One PostgreSQL server of our own, and PgBouncer in front of one.
+
+PostgreSQL refuses to run as root. Where we are root, as in a container, it runs as the user `postgres` that its package
+makes, and its data lies in a folder of that user's, since pytest's own are closed to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from bide_proofs.servers.process import HOST, listens, program
+from bide_proofs.servers.server import ServerProcess
+
+PACKAGES = "postgresql"
+USER = "bide"
+DATABASE = "postgres"
+
+
+def binary(name: str) -> str:
+    """Where `name` is: of the newest version that Debian's packages put beside each other, or in the path."""
+    homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda home: float(home.parent.name), reverse=True)
+    return program(name, PACKAGES, *map(str, homes))
+
+
+class PostgresServer(ServerProcess):
+    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
+
+    With `follows` it begins as a copy of that server, which has to run, and follows it until it is promoted.
+
+    It does not wait for the disk, so that what was committed survives a kill of the process and not one of the
+    machine, unless `options` say `{"fsync": "on"}`. `options` are settings of postgresql.conf.
+    """
+
+    title = "PostgreSQL"
+    account = "postgres"
+    halts_by = stops_by = signal.SIGINT
+    installs: ClassVar[Sequence[str]] = ("--no-sync",)
+    """Further words for initdb."""
+
+    def __init__(self, directory: Path, *, follows: PostgresServer | None = None, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self.follows = follows
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@{HOST}:{self.port}/{DATABASE}"
+
+    def fill(self) -> None:
+        if self.follows is None:
+            self.copy_beginning()
+        else:
+            self.run(
+                binary("pg_basebackup"), "-h", HOST, "-p", str(self.follows.port), "-U", USER, "-D", str(self.data),
+                "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
+            )  # fmt: skip
+
+    def install(self, folder: Path) -> None:
+        self.run(
+            binary("initdb"), "-D", str(folder / "data"), "-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C",
+            *self.installs,
+        )  # fmt: skip
+
+    def command(self) -> Sequence[str]:
+        settings = {
+            "listen_addresses": HOST,
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "max_connections": "300",
+            "shared_buffers": "64MB",
+            "max_wal_size": "1GB",
+            "deadlock_timeout": "200ms",
+            **self.options,
+        }
+        words = [f"--{name}={value}" for name, value in settings.items()]
+        return [binary("postgres"), "-D", str(self.data), *words]
+
+    def answers(self) -> bool:
+        with contextlib.suppress(ValueError, IndexError):  # it is being written
+            lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+            return int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
+        return False
+
+    def promote(self) -> None:
+        """Follows nobody any more, and may be written to."""
+        self.ask("SELECT pg_promote()")
+
+    def ask(self, *statements: str) -> list[Any]:
+        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
+        return ask(self.url, *statements)
+
+    def value(self, *statements: str) -> Any:
+        """The first value that the last of them finds."""
+        rows = self.ask(*statements)
+        return rows[0][0] if rows else None
+
+
+def ask(url: str, *statements: str) -> list[Any]:
+    """The rows of the last of them, on a connection of its own. Raises OSError where nobody answers."""
+    import psycopg
+
+    rows: list[Any] = []
+    try:
+        with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+            for statement in statements:
+                done = connection.execute(statement.encode())
+                found = done.pgresult is not None and done.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+                rows = done.fetchall() if found else []
+    except psycopg.OperationalError as error:
+        raise OSError(str(error)) from error
+    return rows
+
+
+class PostgresPooler(ServerProcess):
+    """PgBouncer, which hands each transaction another of `connections` to the server that `url` names."""
+
+    title = "PgBouncer"
+    account = "postgres"
+
+    def __init__(self, directory: Path, url: str, *, connections: int = 3) -> None:
+        super().__init__(directory)
+        self.target = urlsplit(url)
+        self.connections = connections
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{self.target.username}@{HOST}:{self.port}{self.target.path}"
+
+    @property
+    def _settings(self) -> Path:
+        return self.home / "pgbouncer.ini"
+
+    def prepare(self) -> None:
+        self._settings.write_text(
+            f"[databases]\n* = host={self.target.hostname} port={self.target.port} user={self.target.username}\n"
+            f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
+            "pool_mode = transaction\n"
+            f"default_pool_size = {self.connections}\nserver_round_robin = 1\nmax_client_conn = 200\n",
+            encoding="utf-8",
+        )
+        self._settings.chmod(0o644)
+
+    def command(self) -> Sequence[str]:
+        return [program("pgbouncer", "pgbouncer"), str(self._settings)]
+
+    def answers(self) -> bool:
+        return listens(self.port)

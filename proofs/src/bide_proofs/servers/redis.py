@@ -1,0 +1,157 @@
+"""One Redis server of our own, which Sentinels and nodes of a Cluster are too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from bide_proofs.servers.process import program, until
+from bide_proofs.servers.resp import Connection, Reply, Word
+from bide_proofs.servers.server import Running, ServerProcess
+
+PACKAGES = "redis-server"
+
+
+FOR_EVER = 100_000_000
+"""Milliseconds."""
+
+
+class RedisServer(ServerProcess):
+    """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
+
+    It writes an append-only file that is flushed as `appendfsync` says: with "always" every acknowledged write
+    survives a kill of the machine, with "everysec" one of the process. `options` are further lines of its
+    configuration, the directive (or more of the line) to the rest: `{"maxmemory": "10mb"}`.
+    """
+
+    title = "Redis"
+    taken = ("Address already in use", "Failed listening on port")
+
+    def __init__(
+        self, directory: Path, *, appendfsync: Literal["always", "everysec", "no"] = "everysec", **given: Any
+    ) -> None:
+        super().__init__(directory, **given)
+        self.appendfsync = appendfsync
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}/0"
+
+    @property
+    def data(self) -> Path:
+        return self.home
+
+    @property
+    def configuration(self) -> Path:
+        return self.home / "redis.conf"
+
+    def directives(self) -> dict[str, str]:
+        """The configuration that `options` can replace."""
+        return {
+            "appendonly": "yes",
+            "appendfsync": self.appendfsync,
+            "save": '""',
+            # through a file: without one a replica waits up to 5 s for others, and 1 s more before it gets what is new
+            "repl-diskless-sync": "no",
+        }
+
+    def prepare(self) -> None:
+        # written once: the server itself rewrites it when it is told to follow another
+        if self._chooses or not self.configuration.exists():
+            place = {"bind": self.host, "port": str(self.port), "dir": f'"{self.data.resolve()}"'}
+            lines = {**place, **self.directives(), **self.options}
+            self.configuration.write_text("".join(f"{name} {rest}\n" for name, rest in lines.items()), encoding="utf-8")
+
+    def command(self) -> Sequence[str]:
+        return [program("redis-server", PACKAGES), str(self.configuration)]
+
+    def answers(self) -> bool:
+        # another server may have the port, while ours is about to find that out
+        return self.ask("PING") == "PONG" and self.info("server")["process_id"] == str(self.pid)
+
+    @contextmanager
+    def configured(self, **directives: str | int) -> Iterator[None]:
+        """A start in it has these lines of its configuration too, with - for _."""
+        before = self.configuration.read_bytes()
+        lines = [f"{name.replace('_', '-')} {rest}\n" for name, rest in directives.items()]
+        self.configuration.write_bytes(before + "".join(lines).encode())
+        try:
+            yield
+        finally:
+            self.configuration.write_bytes(before)
+
+    def forget_history(self) -> None:
+        """Its append-only file is written anew: it says what is there now, and not how it came about."""
+
+        def written() -> bool:
+            told = self.info("persistence")
+            return told["aof_rewrite_in_progress"] == told["aof_rewrite_scheduled"] == "0"
+
+        until(written, f"{self.name} to be done with writing its file")
+        self.ask("BGREWRITEAOF")
+        until(written, f"{self.name} to write its file anew")
+
+    def ask(self, *words: Word) -> Reply:
+        """One command on a connection of its own. Raises OSError, and of these Refused for an error."""
+        with Connection(self.host, self.port) as connection:
+            return connection.ask(*words)
+
+    def info(self, section: str) -> dict[str, str]:
+        """What INFO (or for "cluster" CLUSTER INFO) says, field by field."""
+        reply = self.ask("CLUSTER", "INFO") if section == "cluster" else self.ask("INFO", section)
+        assert isinstance(reply, str)
+        return dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
+
+    @property
+    def is_master(self) -> bool:
+        """What it takes itself for; one that does not answer is none."""
+        try:
+            return self.info("replication")["role"] == "master"
+        except OSError:
+            return False
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether it follows a master that it hears."""
+        return self.info("replication").get("master_link_status") == "up"
+
+
+class ReplicatedRedis(Running):
+    """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
+
+    gives_up_after: int
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        """Those that run and are written to."""
+        raise NotImplementedError
+
+    def await_whole(self) -> None:
+        """Wait until those that run agree who is master, and the replicas among them are linked."""
+        until(self._whole, "the servers to be whole")
+
+    def _whole(self) -> bool:
+        raise NotImplementedError
+
+    def await_master(self, *, other_than: RedisServer) -> RedisServer:
+        """The one that serves in its place, once it does."""
+        raise NotImplementedError
+
+    def give_up_after(self, milliseconds: int) -> None:
+        """From now on."""
+        raise NotImplementedError
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Meanwhile nobody is taken for dead, however long it is away. What is new gets about more slowly, too.
+
+        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
+        """
+        self.give_up_after(FOR_EVER)
+        try:
+            yield
+            self.await_whole()  # else one that is just back is still missed
+        finally:
+            self.give_up_after(self.gives_up_after)

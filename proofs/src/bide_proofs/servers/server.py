@@ -1,0 +1,318 @@
+"""One server of our own: a process with its data, to be paused, killed and started again on the same data."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.process import HOST, Process, ServerFailed, as_account, free_port, give_to, run, until
+
+_TRIES = 5
+"""Starts, if others keep taking the port first."""
+_UNLUCKY = "libfaketime: In ft_shm_init()"
+"""What a server's log says whose number was once that of another user's process, of which libfaketime has left
+something: the next one has another number."""
+_BEGINNINGS: dict[type[ServerProcess], Path] = {}
+"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
+
+
+class Running:
+    """What can be started and stopped, and is both as a context."""
+
+    @property
+    def url(self) -> str:
+        """Where clients find it, once it is started."""
+        raise NotImplementedError
+
+    def start(self) -> object:
+        """It runs and answers. Raises ServerMissing, ServerFailed."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """It has ended; nothing if it does not run."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def stop_all(servers: Iterable[Running]) -> None:
+    """Stop each, whatever becomes of the others. Raises what one has failed with."""
+    with contextlib.ExitStack() as stopping:
+        for server in servers:
+            stopping.callback(server.stop)
+
+
+class ServerProcess(Running):
+    """One process with its data and its log in `home`: below `directory`, or in a temporary folder of its account's
+    where we are root and it does not want to be.
+
+    Without `port` a free one is taken at the first start, and kept. With a `clock` it goes by that one. A subclass says
+    what to run, what that begins with, and when it answers.
+    """
+
+    title: ClassVar[str]
+    """How it is called in errors, where it has no `name`."""
+    account: ClassVar[str | None] = None
+    """The account that runs it where we are root; None: root."""
+    host: ClassVar[str] = HOST
+    bus: ClassVar[bool] = False
+    """Whether it needs a second port, for a cluster bus."""
+    more_ports: ClassVar[bool] = False
+    """Whether it takes further ports, others at each try."""
+    taken: ClassVar[Sequence[str]] = ("Address already in use",)
+    """What its log says where somebody has a port of its."""
+    halts_by: ClassVar[signal.Signals] = signal.SIGTERM
+    """Ends it in order."""
+    stops_by: ClassVar[signal.Signals] = signal.SIGKILL
+    """Ends it where nobody needs it any more."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: Mapping[str, str] | None = None,
+        clock: ServerClock | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.directory = directory
+        self.options = dict(options or {})
+        self.name = name or self.title
+        self._clock = clock
+        self._port = port
+        self._chooses = port is None
+        self._home: Path | None = None
+        self._process: Process | None = None
+        self._beside: Process | None = None
+
+    @property
+    def port(self) -> int:
+        """Known from the first start on."""
+        assert self._port is not None, "start it first"
+        return self._port
+
+    @property
+    def home(self) -> Path:
+        return self.directory if self._home is None else self._home
+
+    @property
+    def data(self) -> Path:
+        """Made when it is not there at a start."""
+        return self.home / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def family(self) -> list[int]:
+        """The pids of the process and all below it, none if it does not run."""
+        return [] if self._process is None else self._process.family()
+
+    # what a subclass says
+
+    def fill(self) -> None:
+        """Make what has to be in `data` before a start; the home is there."""
+
+    def prepare(self) -> None:
+        """Write what a start needs besides the data, such as its configuration; the port is known."""
+
+    def command(self) -> Sequence[str]:
+        """What to run."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the server's own."""
+        return {}
+
+    def answers(self) -> bool:
+        """Whether it takes clients by now. May raise an OSError instead of False."""
+        raise NotImplementedError
+
+    # starting
+
+    def start(self) -> float:
+        """It runs and answers; in how many seconds. Raises ServerMissing, ServerFailed, and leaves nothing then."""
+        fresh = not self.data.exists()
+        try:
+            self.launch()
+            return self.await_ready()
+        except BaseException:
+            if fresh:
+                self.stop()
+            else:
+                self.kill()
+            raise
+
+    def launch(self) -> None:
+        """Start it without waiting: `await_ready` is to follow. So several start at once."""
+        assert not self.running, "it runs already"
+        if not self.data.exists():
+            self._make()
+        if self._port is None:
+            self._port = free_port(bus=self.bus)
+        self.prepare()
+        self._process = self._begun(self.command(), self.log)
+
+    def begin_beside(self, command: Sequence[str], name: str) -> None:
+        """Start another process that the server needs, by `name`, which ends with it."""
+        self._beside = self._begun(command, self.home / f"{name}.log")
+
+    def _begun(self, command: Sequence[str], log: Path) -> Process:
+        # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
+        given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
+        forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
+        variables = [f"{name}={value}" for name, value in given.items()]
+        words = [*as_account(self.account), "env", *forgotten, *variables, *command]
+        return Process(words, log, name=self.name)
+
+    def await_ready(self) -> float:
+        """Wait until it answers; in how many seconds. Raises ServerFailed."""
+        for tries in range(1, _TRIES + 1):
+            process = self._process
+            assert process is not None, "launch it first"
+            took = self._until_answer_or_end(process)
+            if process.running:
+                self._chooses = False
+                return took
+            failed = process.failed(f"ended with {process.code} while it started")
+            self.kill()
+            if tries == _TRIES or not self._may_try_again(str(failed)):
+                raise failed
+            self.launch()
+        raise AssertionError("it has been started so often")
+
+    def _until_answer_or_end(self, process: Process) -> float:
+        try:
+            return until(lambda: not process.running or self.answers(), "an answer")
+        except ServerFailed as error:
+            raise process.failed(str(error)) from error
+
+    def _may_try_again(self, said: str) -> bool:
+        """Whether another start may do better: with another port, where this one was taken."""
+        if _UNLUCKY in said:
+            return True
+        if not any(words in said for words in self.taken):
+            return False
+        if self._chooses:
+            self._port = None
+        return self._chooses or self.more_ports
+
+    def _make(self) -> None:
+        if self._home is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._home = self._folder() if as_account(self.account) else self.directory
+        self.fill()
+
+    def _folder(self) -> Path:
+        """A new temporary one, of the account's where we are root."""
+        folder = Path(tempfile.mkdtemp(prefix=f"bide-{self.title.lower()}-"))
+        give_to(self.account, folder)
+        return folder
+
+    def copy_beginning(self) -> None:
+        """Put a copy of the beginning at `data`; that is made once in this process, and goes when it ends."""
+        kind = type(self)
+        if kind not in _BEGINNINGS:
+            folder = self._folder()
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            self.install(folder)
+            _BEGINNINGS[kind] = folder / "data"
+        self.run("cp", "-a", "--sparse=always", str(_BEGINNINGS[kind]), str(self.data))
+
+    def install(self, folder: Path) -> None:
+        """Make the data that a new server begins with, at `folder / "data"`."""
+        raise NotImplementedError
+
+    def run(self, *words: str, feed: Path | None = None) -> None:
+        """A command of the server's account, to its end. Raises ServerFailed."""
+        run(words, folder=self.home, account=self.account, feed=feed)
+
+    # ending
+
+    def kill(self) -> None:
+        """End it by SIGKILL, with all processes of its: what the operating system does not have yet is lost."""
+        self._end(signal.SIGKILL)
+
+    def halt(self) -> None:
+        """End it in order; its data stays."""
+        self._end(self.halts_by)
+
+    def restart(self) -> float:
+        """The same port, the same data; ended in order before, if it runs."""
+        self.halt()
+        return self.start()
+
+    def mend(self) -> float:
+        """It runs and answers again, if by now it does not; in how many seconds."""
+        if self.running:
+            try:
+                return self.await_ready()
+            except ServerFailed:
+                if self.running:
+                    raise
+        self.kill()  # reaped, if it has ended by itself
+        return self.start()
+
+    def stop(self) -> None:
+        """End it without waiting for its clients, and forget a temporary folder; its log goes to `directory`."""
+        self._end(self.stops_by)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Nothing is left of a temporary folder."""
+        if self._home is not None and self._home != self.directory:
+            for log in self._home.glob("*log"):
+                shutil.copy(log, self.directory)
+            shutil.rmtree(self._home, ignore_errors=True)
+        self._home = None
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.end(number)
+            self._process = None
+        if self._beside is not None:
+            self._beside.end(signal.SIGKILL)
+            self._beside = None
+
+    # standing still
+
+    def pause(self) -> None:
+        """It and all its processes stand still, with their connections open, until `resume`."""
+        assert self._process is not None, "it does not run"
+        self._process.send(signal.SIGSTOP)
+        self._process.send(signal.SIGSTOP)  # and those that the first time were just being made
+
+    def resume(self) -> None:
+        if self._process is not None:
+            self._process.send(signal.SIGCONT)
+
+    def kill_one(self, pid: int) -> None:
+        """SIGKILL to one of the processes below it."""
+        assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, signal.SIGKILL)
