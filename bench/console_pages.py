@@ -16,7 +16,7 @@ import aiohttp
 from bench.console_store import GROUP
 from bench.http_processes import HttpFault
 
-from bide.cli.bench.processes import stat
+from bide.cli.bench.server import stat
 
 PAGE_MS = 300.0
 TIMELINE_MS = 500.0

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.processes import stat
+from bide.cli.bench.server import stat
 
 ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE = 30.0

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from bide.cli.bench.crew import BenchFault
 from bide.cli.bench.place import place_of
+from bide.cli.bench.workers import BenchFault
 from bide.core.errors import BadInput
 from bide_proofs.soak.crew import ALLOCATOR
 from bide_proofs.soak.run import Soak

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import time
-from pathlib import Path
 from threading import Lock
 from typing import Any
 from zlib import crc32
@@ -15,8 +14,8 @@ from zlib import crc32
 import msgspec
 
 from bide.app import Bide
-from bide.cli.bench.crew import BenchFault, WorkerProcess
-from bide.cli.bench.worker import Ear, Log, Reporter, percentile, say
+from bide.cli.bench.worker import Log, Reporter, percentile, say, words
+from bide.cli.bench.workers import BenchFault, Child
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, Settlement, Verdict
 from bide.core.tasks import Task
@@ -113,8 +112,8 @@ def work() -> None:
 
 
 async def _work() -> None:
-    ear = Ear()
-    terms = msgspec.json.decode(await ear.word(), type=Terms)
+    told = words()
+    terms = msgspec.json.decode(await anext(told), type=Terms)
     app, counted = Bide(terms.url, settings=Settings(keep_done=0, keep_cancelled=0)), Counted(terms.leak)
     keep = f"{terms.keep}s"
 
@@ -145,7 +144,7 @@ async def _work() -> None:
 
     async with app, app.worker(observe=Reporter(counted).observe):
         say(working=True)
-        while await ear.word() == "look":
+        while await anext(told) == "look":
             say(look=counted.look())
 
 
@@ -159,46 +158,41 @@ class Crew:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._members: list[tuple[asyncio.subprocess.Process, WorkerProcess]] = []
+        self._members: list[Child] = []
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process, _ in self._members]
+        return [member.pid for member in self._members]
 
     @property
     def ended(self) -> int:
         """Lives that ended in a worker, as far as it has said so; it may lag by 50 ms."""
-        return sum(member.settled for _, member in self._members)
+        return sum(member.settled for member in self._members)
 
     async def start(self, count: int) -> None:
         """So many, and wait until all of them work. Raises BenchFault."""
         environ = environment()
         for _ in range(count):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", "from bide_proofs.soak.crew import work; work()"),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environ,
-            )  # fmt: skip
-            member = WorkerProcess(process, Path())
+            command = (sys.executable, "-P", "-c", "from bide_proofs.soak.crew import work; work()")
+            member = await Child.start("a worker process", *command, env=environ)
             member.tell(msgspec.json.encode(self._terms).decode())
-            self._members.append((process, member))
-        for _, member in self._members:
+            self._members.append(member)
+        for member in self._members:
             await member.said("working", within=PATIENCE)
 
     async def look(self) -> list[dict[str, Any]]:
         """What each of them has counted. Raises BenchFault where one has ended."""
-        for _, member in self._members:
-            member.tell("look")
-        return [await member.said("look", within=PATIENCE) for _, member in self._members]
+        return [await member.ask("look", within=PATIENCE) for member in self._members]
 
     async def stop(self) -> list[str]:
         """End them; what was wrong with that."""
         wrong = []
-        for process, member in self._members:
+        for member in self._members:
             try:
                 await member.stop(within=PATIENCE)
             except (BenchFault, ConnectionError) as error:
                 wrong.append(str(error))
-            if process.returncode:
-                wrong.append(f"a worker ended with {process.returncode}")
+            if member.returncode:
+                wrong.append(f"a worker ended with {member.returncode}")
         self._members = []
         return wrong

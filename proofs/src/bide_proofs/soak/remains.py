@@ -16,11 +16,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-from bide.cli.bench import mysql_server, postgres_server
-from bide.cli.bench.mysql_server import MysqlServer
 from bide.cli.bench.place import Place
-from bide.cli.bench.postgres_server import PostgresServer
 from bide.cli.bench.redis_server import RedisServer
+from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 from bide.core.names import RESERVED_TOPICS
 
 EVENTS = 10_000
@@ -35,9 +33,9 @@ async def remains(place: Place) -> dict[str, int]:
     if isinstance(place.server, RedisServer):
         return await asyncio.to_thread(_redis, place.server)
     if isinstance(place.server, PostgresServer):
-        return await _postgres(place)
+        return await asyncio.to_thread(_postgres, place.server)
     if isinstance(place.server, MysqlServer):
-        return await _mysql(place)
+        return await asyncio.to_thread(_mysql, place.server)
     return await asyncio.to_thread(_sqlite, place)
 
 
@@ -72,48 +70,27 @@ def _sqlite(place: Place) -> dict[str, int]:
     return found
 
 
-async def _postgres(place: Place) -> dict[str, int]:
-    assert isinstance(place.server, PostgresServer)
-    schema = place.server.schema
-    connection = await postgres_server.connect(place.url)
-    try:
-        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
-        found: dict[str, int] = {}
-        for [name] in rows:
-            if name == "task":
-                found |= _split(
-                    await connection.fetch(f'SELECT topic, count(*) FROM "{schema}"."{name}" GROUP BY topic')
-                )
-            else:
-                found[name] = await connection.fetchval(f'SELECT count(*) FROM "{schema}"."{name}"')
-        return found
-    finally:
-        await connection.close()
+def _postgres(server: PostgresServer) -> dict[str, int]:
+    schema, found = server.address.schema, dict[str, int]()
+    for [name] in server.rows("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema):
+        if name == "task":
+            found |= _split(server.rows(f'SELECT topic, count(*) FROM "{schema}"."{name}" GROUP BY topic'))
+        else:
+            [[found[name]]] = server.rows(f'SELECT count(*) FROM "{schema}"."{name}"')
+    return found
 
 
-async def _mysql(place: Place) -> dict[str, int]:
-    assert isinstance(place.server, MysqlServer)
-    schema = place.server.schema
-    connection = await mysql_server.connect(place.url)
-
-    async def ask(statement: str, *arguments: Any) -> Any:
-        return await mysql_server.ask(connection, statement, *arguments)
-
-    try:
-        found: dict[str, int] = {}
-        rows = await ask("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", schema)
-        for [name] in rows:
-            short = str(name).removeprefix("bide_")
-            if short in ("task", "grouped"):
-                topics = f"SELECT CONVERT(topic USING utf8mb4), count(*) FROM `{schema}`.`{name}` GROUP BY topic"
-                split = _split(await ask(topics))
-                found |= split if short == "task" else {"members of groups": split[_TASKS]}
-            else:
-                [[number]] = await ask(f"SELECT count(*) FROM `{schema}`.`{name}`")
-                found[short] = number
-        return found
-    finally:
-        await connection.ensure_closed()
+def _mysql(server: MysqlServer) -> dict[str, int]:
+    schema, found = server.address.schema, dict[str, int]()
+    for [name] in server.rows("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", schema):
+        short = str(name).removeprefix("bide_")
+        if short in ("task", "grouped"):
+            topics = f"SELECT CONVERT(topic USING utf8mb4), count(*) FROM `{schema}`.`{name}` GROUP BY topic"
+            split = _split(server.rows(topics))
+            found |= split if short == "task" else {"members of groups": split[_TASKS]}
+        else:
+            [[found[short]]] = server.rows(f"SELECT count(*) FROM `{schema}`.`{name}`")
+    return found
 
 
 def _split(rows: Iterable[Any]) -> dict[str, int]:

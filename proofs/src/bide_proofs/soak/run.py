@@ -83,7 +83,6 @@ class Soak:
             if given.service:
                 self._service = await service.enter_async_context(Service(place.url, self._folder))
                 url, processes = self._service.url, processes + 1
-            service.push_async_callback(self._watch.close)
             report = await self._soak(url)
         if self._service is not None:
             self.wrong["failed"] += self._service.wrong()

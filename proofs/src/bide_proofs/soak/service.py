@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from bide.cli.bench.crew import BenchFault
+from bide.cli.bench.workers import BenchFault
 from bide_proofs.soak.crew import environment
 from bide_proofs.trial import PATIENCE
 
