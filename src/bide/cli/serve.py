@@ -75,8 +75,7 @@ def serve(
     store = surroundings.store
     company: running.Beside | None = None
     if demo:
-        from bide.cli.demo.town import Town
-        from bide.cli.demo.words import uneventful
+        from bide.cli.demo.town import Town, uneventful
 
         app = Bide(settings=_demo_settings(_DEMO_STORE if store is None else store))
         company = Town(app, shown_store=without_password(app.url), say=click.echo)
