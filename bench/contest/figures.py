@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_NANOSECONDS = 1_000_000
+from bide.cli.bench.plan import rounded
+from bide.cli.bench.workers import NANOSECONDS
 
 Figures = Mapping[str, float | None]
 """Of one run; None: this contestant has no such thing."""
@@ -55,15 +55,15 @@ def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Find
         if kind == "end":
             ended.add(number)
             continue
-        latest = max(latest, at / _NANOSECONDS - int(due))
+        latest = max(latest, at / NANOSECONDS - int(due))
         if number in ended:
             duplicated += 1
         elif number in first:
             redelivered += 1
         else:
             first[number] = at
-            lateness.append(at / _NANOSECONDS - int(due))
-            early += at < int(due) * _NANOSECONDS
+            lateness.append(at / NANOSECONDS - int(due))
+            early += at < int(due) * NANOSECONDS
         if not sleeping:
             ended.add(number)
     return Findings(
@@ -77,24 +77,6 @@ def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Find
         first=min(first.values(), default=0),
         last=max(first.values(), default=0),
     )
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile of sorted values: one that was really measured. Raises IndexError for none.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99)
-    (2.0, 4.0)
-    """
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
-def rounded(value: float) -> float:
-    """Four digits that count.
-
-    >>> rounded(48123.4), rounded(0.123456)
-    (48120.0, 0.1235)
-    """
-    return float(f"{value:.4g}")
 
 
 def middle(rounds: Sequence[Figures], name: str) -> float | None:

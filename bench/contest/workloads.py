@@ -8,10 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.contest.environments import NotMeasured
-from bench.contest.figures import Figures, Findings, examine, percentile, rounded
+from bench.contest.figures import Figures, Findings, examine
 from bench.contest.stage import Player, stage
 from bench.contest.tasks import text
+
+from bide.cli.bench.plan import rounded
+from bide.cli.bench.worker import percentile
+from bide.cli.bench.workers import BenchFault
 
 _HOUR = 3_600_000
 LEASE = 10
@@ -61,7 +64,7 @@ async def burst(run: Run) -> Figures:
     while (played := await _burst(run, lead)) is None:
         lead *= 2
         if lead > _LONGEST_LEAD:
-            raise NotMeasured(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
+            raise BenchFault(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
     run.leads[name] = lead
     due, found = played
     done = run.count - len(found.missing)
@@ -111,7 +114,7 @@ async def crash(run: Run) -> Figures:
         due, spread = begun + 3_000, 3_000
         answer = await on.producer.order(way, count=run.crash, due=due, spread=spread)
         if answer["ended"] > due * 1_000_000:
-            raise NotMeasured(f"{run.crash} tasks could not be scheduled within 3 s")
+            raise BenchFault(f"{run.crash} tasks could not be scheduled within 3 s")
         await asyncio.sleep((begun + 4_000) / 1000 - time.time())
         await on.workers[0].kill_at_work(within=2.0)
         await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
@@ -142,10 +145,7 @@ def _now() -> int:
 
 
 WORKLOADS: Mapping[str, Callable[[Run], Awaitable[Figures]]] = {
-    "schedule": schedule,
-    "burst": burst,
-    "lateness": lateness,
-    "crash": crash,
+    workload.__name__: workload for workload in (schedule, burst, lateness, crash)
 }
 
 COMPARED: Mapping[str, Sequence[str]] = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +12,10 @@ from typing import Any
 import click
 import msgspec
 
-from bide._version import __version__
 from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide.cli.bench.pending import idle, scale
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import Plan, Progress, Report, silent
+from bide.cli.bench.plan import Plan, Progress, Report, machine, silent
 from bide.cli.bench.timers import timers
 from bide.cli.bench.verbs import change, churn, schedule
 from bide.cli.bench.worker import loop_factory
@@ -100,20 +97,9 @@ def _run(name: str, plan: Plan) -> Report:
         raise click.ClickException(str(fault)) from None
 
 
-def context_of(plan: Plan) -> dict[str, Any]:
-    """Where it was measured, in every object of figures."""
-    return {
-        "store": plan.place.kind,
-        "version": __version__,
-        "python": platform.python_version(),
-        "loop": plan.loop,
-        "cpus": os.cpu_count() or 1,
-    }
-
-
 def _show(name: str, plan: Plan, report: Report, as_json: bool) -> bool:
     """Print the figures; whether they may be believed."""
-    fields = {**report.fields, **context_of(plan)}
+    fields = {**report.fields, "store": plan.place.kind, "loop": plan.loop, **machine()}
     if as_json:
         click.echo(msgspec.json.encode(fields).decode())
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from statistics import median
 from typing import Any
 from uuid import uuid4
 
+from bide._version import __version__
 from bide.cli.bench.place import Place
 from bide.cli.bench.server import Raw
 
@@ -102,6 +105,11 @@ class Limit:
         limit = per_second(self._rounds)
         rates = {name.removesuffix("_per_s"): rate for name, rate in figures.items() if name.endswith("_per_s")}
         return {"limit_per_s": limit, **{f"ratio_{name}": rounded(rate / limit) for name, rate in rates.items()}}
+
+
+def machine() -> dict[str, Any]:
+    """Where figures were measured, beside the store and the loop."""
+    return {"version": __version__, "python": platform.python_version(), "cpus": os.cpu_count() or 1}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ import msgspec
 from bide.app import Bide
 from bide.cli.bench import worker as worker_module
 from bide.cli.bench.plan import Limit, Plan, in_batches, random_keys
+from bide.cli.bench.server import stat
 from bide.cli.bench.worker import PAYLOAD, Count, Log, Settled, Spec, Start, Timers, Work, make_app, read_log
 from bide.engine.app_worker import AppWorker
 
@@ -42,33 +43,48 @@ def environment() -> dict[str, str]:
 
 
 class Child:
-    """A subprocess that reads words on its input and writes lines of JSON, each an object with one name.
+    """A subprocess that leads a process group, so that `stop` and `kill` also reach what it starts.
 
-    It leads a process group of its own, so that `stop` and `kill` also reach what it starts.
+    One that talks reads words on its input, whose end means `stop`, and writes lines of JSON, each an object. What one
+    that does not writes goes to its file of errors.
     """
 
-    def __init__(self, what: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, what: str, process: asyncio.subprocess.Process, errors: Path | None) -> None:
         self.pid = process.pid
         self.settled = 0
         """The last number that it reported as `settled`: outcomes that the store has accepted."""
         self._what = what
         self._process = process
-        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._errors = errors
+        self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(), name=f"reads {what}")
 
     @classmethod
     async def start(
-        cls, what: str, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        cls,
+        what: str,
+        *command: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        errors: Path | None = None,
+        talks: bool = True,
     ) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=cwd,
-            env=environment() if env is None else env, start_new_session=True, limit=2**26,
-        )  # fmt: skip
-        return cls(what, process)
+        """Start `command`. `errors`: the file for what it writes on stderr, and on stdout if it does not talk."""
+        pipe = asyncio.subprocess.PIPE
+        with errors.open("wb") if errors else nullcontext() as file:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe if talks else asyncio.subprocess.DEVNULL, stdout=pipe if talks else file,
+                stderr=file, cwd=cwd, env=environment() if env is None else env, start_new_session=True, limit=2**26,
+            )  # fmt: skip
+        return cls(what, process, errors)
 
     @property
     def returncode(self) -> int | None:
         return self._process.returncode
+
+    def used(self) -> float:
+        """Seconds of processor time so far, of all its threads, in steps of 10 ms. Raises OSError."""
+        return stat(Path("/proc") / str(self.pid)).used
 
     def tell(self, word: str) -> None:
         assert self._process.stdin is not None
@@ -81,15 +97,25 @@ class Child:
 
     async def said(self, word: str, *, within: float = PATIENCE) -> Any:
         """What it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
+        while word not in (said := await self.hear(within=within)):
+            pass
+        return said[word]
+
+    async def hear(self, *, within: float = PATIENCE) -> dict[str, Any]:
+        """The next object that it writes. Raises BenchFault."""
         try:
-            while True:
-                said = await asyncio.wait_for(self._said.get(), within)
-                if word in said:
-                    return said[word]
-                if not said:
-                    raise BenchFault(f"{self._what} ended before it said {word!r}; what it wrote is above")
+            said = await asyncio.wait_for(self._said.get(), within)
         except TimeoutError:
-            raise BenchFault(f"{self._what} did not say {word!r} within {within:.0f} s") from None
+            raise BenchFault(f"{self._what} said nothing for {within:.0f} s") from None
+        if said is None:
+            raise self.ended()
+        return said
+
+    def ended(self) -> BenchFault:
+        """That it has ended, with the last line that it wrote."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n") if self._errors else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "what it wrote is above")
+        return BenchFault(f"{self._what} ended by itself: {last}")
 
     def kill(self) -> None:
         """`kill -9`, for its whole group."""
@@ -97,26 +123,30 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self, *, within: float = PATIENCE) -> None:
-        """Say `stop` and wait. Raises BenchFault where it has to be killed."""
-        if self._process.returncode is None:
-            self.tell("stop")
-            try:
-                await asyncio.wait_for(self._process.wait(), within)
-            except TimeoutError:
-                self.kill()
-                raise BenchFault(f"{self._what} did not stop within {within:.0f} s") from None
-        await self._process.wait()
-        await self._reading
+        """End its input, or send SIGTERM, and wait. Raises BenchFault where it has to be killed."""
+        with suppress(ProcessLookupError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            elif self._process.returncode is None:
+                os.killpg(self.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), within)
+        except TimeoutError:
+            raise BenchFault(f"{self._what} did not stop within {within:.0f} s") from None
+        finally:
+            self.kill()  # also what has outlived it
+            await self._process.wait()
+            await self._reading
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            said: dict[str, Any] = msgspec.json.decode(line)
-            if "settled" in said:
-                self.settled = said["settled"]
-            else:
-                self._said.put_nowait(said)
-        self._said.put_nowait({})  # nothing follows
+        if self._process.stdout is not None:
+            async for line in self._process.stdout:
+                said: dict[str, Any] = msgspec.json.decode(line)
+                if "settled" in said:
+                    self.settled = said["settled"]
+                else:
+                    self._said.put_nowait(said)
+            self._said.put_nowait(None)  # nothing follows
 
 
 class LocalWorker:
