@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.surroundings import without_password
+from bide.cli.context import without_password
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
