@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.worker import percentile, say, words
+from bide.cli.bench.worker import paced, percentile, say, words
 from bide.core.instants import instant_text
 
 PAYLOAD = 100
@@ -161,11 +161,8 @@ class Pace(_Client):
         rate, ahead, prefix = self.given["rate"], self.given["ahead"], secrets.token_hex(6)
         calls = []
         begun = time.monotonic()
-        for number in range(round(self.given["seconds"] * rate)):
-            pause = begun + number / rate - time.monotonic()
-            if pause > 0:
-                await asyncio.sleep(pause)
-            self.behind = max(self.behind, -pause)
+        async for number in paced(round(self.given["seconds"] * rate), rate):
+            self.behind = max(self.behind, time.monotonic() - begun - number / rate)
             calls.append(asyncio.create_task(self._schedule(number, f"{prefix}-{number}", ahead)))
         await asyncio.gather(*calls)
         return self.report()

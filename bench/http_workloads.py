@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
 from bench.command import Found
 from bench.http_actors import payload_of
 from bench.service import Actor, Instance, actor, serving, wrk
 
 from bide.app import Bide
 from bide.cli.bench.place import place_of
+from bide.cli.bench.plan import in_batches
 from bide.cli.bench.workers import BenchFault
-from bide.core.instants import instant_text
-from bide.core.records import Filter, Page
+from bide.core.instants import as_datetime
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -30,9 +28,7 @@ from bide.wiring import store_maker
 TOPIC = "bench.http"
 OTHER = "bench.http.other"
 _BATCH = 500
-_PAGE = 1_000
 _AHEAD = 1_000
-_FILLERS = 4
 _HANG = 30.0
 _STALL = 0.5
 _NANOSECONDS = 1_000_000
@@ -78,14 +74,8 @@ async def _service(plan: Plan, store: str, config: str = "", patience: float = 3
 async def _stored(store: str, say: Callable[[str], None]) -> int:
     """How many there are, by looking at each: a tally stops counting at ten thousand."""
     say("looking whether everything that was acknowledged is in the store")
-    count, page = 0, Page(limit=_PAGE)
     async with Bide(store) as app:
-        while True:
-            found = await app.find_page(Filter(topic=TOPIC), page)
-            count += len(found.tasks)
-            if found.cursor is None:
-                return count
-            page = Page(limit=_PAGE, cursor=found.cursor)
+        return len([True async for _ in app.find(topic=TOPIC, page=1_000)])
 
 
 async def _with_wrk(plan: Plan, script: str, *words: str, connections: int) -> tuple[Mapping[str, Any], Found]:
@@ -223,7 +213,7 @@ async def _backlog(plan: Plan, *, least: float | None, stall: float) -> Found:
             async with _service(plan, store, _config(plan, [port], {TOPIC: _hook(port)})) as instance:
                 lead = 2_000 + plan.n // 5
                 due = time.time_ns() // _NANOSECONDS + lead
-                await _fill(instance, plan.n, due)
+                await _fill(store, plan.n, due)
                 left = due - time.time_ns() // _NANOSECONDS
                 if left < 0:
                     raise BenchFault(
@@ -247,26 +237,12 @@ async def _backlog(plan: Plan, *, least: float | None, stall: float) -> Found:
     return found
 
 
-async def _fill(instance: Instance, count: int, due: int) -> None:
-    """So many tasks, due at that millisecond. Raises BenchFault."""
-    at, prefix = instant_text(due), secrets.token_hex(6)
-    numbers = iter(range(0, count, _BATCH))
-
-    async def some(session: aiohttp.ClientSession) -> None:
-        for first in numbers:
-            items = [
-                {"topic": TOPIC, "key": f"{prefix}-{number}", "payload": payload_of(number, due), "at": at}
-                for number in range(first, min(first + _BATCH, count))
-            ]
-            headers = {"content-type": "application/json"}
-            url = f"{instance.url}/v1/schedule"
-            async with session.post(url, data=msgspec.json.encode(items), headers=headers) as answer:
-                said = await answer.read()
-            if said.count(b'"answer":"created"') != len(items):
-                raise BenchFault(f"scheduling was refused: {answer.status} {said[:200].decode(errors='replace')}")
-
-    async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(some(session) for _ in range(_FILLERS)))
+async def _fill(store: str, count: int, due: int) -> None:
+    """So many tasks, due at that millisecond, put into the store beside the service."""
+    async with Bide(store) as app:
+        tasks = [app.new(TOPIC, payload_of(number, due), at=as_datetime(due)) for number in range(count)]
+        for some in in_batches(tasks):
+            await app.schedule_many(some)
 
 
 async def hanging(plan: Plan) -> Found:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bide.app import Bide
 from bide.cli.bench.plan import Plan, Report, limit_of, random_keys, rounded
-from bide.cli.bench.worker import PAYLOAD, Log, Start, Timers, Work, percentile
+from bide.cli.bench.worker import PAYLOAD, Log, Start, Timers, Work, paced, percentile
 from bide.cli.bench.workers import (
     NANOSECONDS,
     BenchFault,
@@ -199,11 +199,8 @@ async def _schedule(plan: Plan, app: Bide, keys: list[str], way: str, ahead: int
     loop = asyncio.get_running_loop()
     expected: dict[str, int] = {}
     calls: list[asyncio.Task[Answer]] = []
-    begun = loop.time()
-    for number, key in enumerate(keys):
-        pause = begun + number / plan.rate - loop.time()
-        if pause > 0:
-            await asyncio.sleep(pause)
+    async for number in paced(len(keys), plan.rate):
+        key = keys[number]
         expected[key] = time.time_ns() + ahead * NANOSECONDS
         call = (
             app.fire_now(_LATE.topic, key)

@@ -267,6 +267,16 @@ async def words() -> AsyncGenerator[str, None]:
         transport.close()
 
 
+async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
+    """0, 1, ... at so many a second, whatever is done with each; what comes late is made up for at once."""
+    begun = time.monotonic()
+    for number in range(count):
+        pause = begun + number / rate - time.monotonic()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        yield number
+
+
 def say(**what: Any) -> None:
     """One line of JSON to the parent."""
     os.write(1, msgspec.json.encode(what) + b"\n")
@@ -323,11 +333,7 @@ async def _set_timers(spec: Timers) -> None:
         if len(late) == spec.count:
             done.set_result(None)
 
-    begun = loop.time()
-    for number in range(spec.count):
-        pause = begun + number / spec.rate - loop.time()
-        if pause > 0:
-            await asyncio.sleep(pause)
+    async for _ in paced(spec.count, spec.rate):
         due = loop.time() + spec.ahead / 1000
         loop.call_at(due, fired, due)
     await done
