@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 import aiohttp
+from bench.command import Figure
 from bench.console_store import GROUP
-from bench.http_processes import HttpFault
 
-from bide.cli.bench.processes import stat
+from bide.cli.bench.server import stat
+from bide.cli.bench.workers import BenchFault
 
 PAGE_MS = 300.0
 TIMELINE_MS = 500.0
@@ -27,19 +27,6 @@ EVERY = 2.0
 """Seconds between two looks of an open overview, as the page has it."""
 _REFERRED = re.compile(r'(?:href|src)="(/static/[^"]+)"')
 _CSRF = re.compile(r'x-csrf-token": "([^"]+)"')
-
-
-class Figure(NamedTuple):
-    """One number, and what it may be at most; None: it is told for its own sake."""
-
-    name: str
-    value: float
-    unit: str
-    most: float | None = None
-
-    @property
-    def met(self) -> bool:
-        return self.most is None or self.value <= self.most
 
 
 def pages(peak: int) -> Mapping[str, str]:
@@ -86,7 +73,7 @@ def session(url: str) -> aiohttp.ClientSession:
 
 
 async def page_times(browser: aiohttp.ClientSession, name: str, path: str) -> list[Figure]:
-    """Milliseconds to the last byte, `TIMES` times. Raises HttpFault for another status than 200."""
+    """Milliseconds to the last byte, `TIMES` times. Raises BenchFault for another status than 200."""
     times = []
     for number in range(TIMES):
         times.append(await _timed(name, lambda: browser.get(path, allow_redirects=False)))
@@ -100,7 +87,7 @@ async def preview_times(browser: aiohttp.ClientSession) -> list[Figure]:
     async with browser.get("/tasks") as reply:
         found = _CSRF.search(await reply.text())
     if found is None:
-        raise HttpFault("the page of tasks has no token for its forms")
+        raise BenchFault("the page of tasks has no token for its forms")
     form = {
         "csrf": found[1], "verb": "shift", "scope": "matching", "topic": "order.close", "state": "waiting", "by": "1h",
         "back": "/tasks",
@@ -116,16 +103,16 @@ async def _timed(name: str, ask: Callable[[], AbstractAsyncContextManager[aiohtt
         text = await reply.text()
         took = (time.perf_counter() - began) * 1_000
         if reply.status != 200:
-            raise HttpFault(f"{name}: {reply.method} {reply.url} answered {reply.status}: {text[:300]}")
+            raise BenchFault(f"{name}: {reply.method} {reply.url} answered {reply.status}: {text[:300]}")
     return took
 
 
 def _figures(name: str, times: list[float]) -> list[Figure]:
     most = TIMELINE_MS if name.startswith("timeline") else PAGE_MS
     return [
-        Figure(f"page: {name}: first", times[0], "ms", most),
-        Figure(f"page: {name}: median", median(times), "ms", most),
-        Figure(f"page: {name}: worst", max(times), "ms", most),
+        Figure(f"page: {name}: first", times[0], "ms", most=most),
+        Figure(f"page: {name}: median", median(times), "ms", most=most),
+        Figure(f"page: {name}: worst", max(times), "ms", most=most),
     ]
 
 
@@ -141,7 +128,7 @@ async def open_overview(browser: aiohttp.ClientSession, pids: Mapping[str, int],
         figures.append(Figure(f"overview: {name}, nobody looks", idle[name], "%"))
         figures.append(Figure(f"overview: {name}, one looks", looked[name], "%"))
     cost = sum(looked[name] - idle[name] for name in pids)
-    return [*figures, Figure("overview: what looking costs", cost, "%", OVERVIEW_PERCENT)]
+    return [*figures, Figure("overview: what looking costs", cost, "%", most=OVERVIEW_PERCENT)]
 
 
 async def _used(pids: Mapping[str, int], seconds: float, browser: aiohttp.ClientSession | None) -> dict[str, float]:
@@ -151,7 +138,7 @@ async def _used(pids: Mapping[str, int], seconds: float, browser: aiohttp.Client
             headers = {"hx-request": "true", "sec-fetch-site": "same-origin"}
             async with browser.get("/overview/live", headers=headers) as reply:
                 if reply.status != 200:
-                    raise HttpFault(f"the live part of the overview answered {reply.status}")
+                    raise BenchFault(f"the live part of the overview answered {reply.status}")
                 await reply.read()
         await asyncio.sleep(min(EVERY, left))
     took, after = time.monotonic() - began, _processor_times(pids)
@@ -170,7 +157,7 @@ async def first_view(browser: aiohttp.ClientSession) -> list[Figure]:
     for path in dict.fromkeys(_REFERRED.findall(html)):
         async with browser.get(path) as reply:
             total += len(await reply.read()) + _header_bytes(reply)
-    return [Figure("first view", total, "bytes", FIRST_VIEW_BYTES)]
+    return [Figure("first view", total, "bytes", most=FIRST_VIEW_BYTES)]
 
 
 def _header_bytes(reply: aiohttp.ClientResponse) -> int:

@@ -15,7 +15,6 @@ as well; every payload holds the millisecond `due` before which nobody wants it.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import secrets
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from bide.cli.bench.worker import paced, percentile, say, words
 from bide.core.instants import instant_text
 
 PAYLOAD = 100
@@ -83,12 +83,11 @@ class Arrivals:
             "early": early,
             "first_ns": self._seen[0][0] if self._seen else 0,
             "last_ns": self._seen[-1][0] if self._seen else 0,
-            **{f"{name}_ms": _percentile(lengths, part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+            **{
+                f"{name}_ms": percentile(lengths, part) if lengths else 0.0
+                for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+            },
         }
-
-
-def _percentile(lengths: list[float], part: float) -> float:
-    return lengths[min(len(lengths) - 1, int(part * len(lengths)))] if lengths else 0.0
 
 
 class Role(ABC):
@@ -162,11 +161,8 @@ class Pace(_Client):
         rate, ahead, prefix = self.given["rate"], self.given["ahead"], secrets.token_hex(6)
         calls = []
         begun = time.monotonic()
-        for number in range(round(self.given["seconds"] * rate)):
-            pause = begun + number / rate - time.monotonic()
-            if pause > 0:
-                await asyncio.sleep(pause)
-            self.behind = max(self.behind, -pause)
+        async for number in paced(round(self.given["seconds"] * rate), rate):
+            self.behind = max(self.behind, time.monotonic() - begun - number / rate)
             calls.append(asyncio.create_task(self._schedule(number, f"{prefix}-{number}", ahead)))
         await asyncio.gather(*calls)
         return self.report()
@@ -350,19 +346,17 @@ ROLES: Mapping[str, type[Role]] = {"pace": Pace, "consume": Consume, "wait": Wai
 
 async def _play(role: str, given: Mapping[str, Any]) -> None:
     one = ROLES[role](given)
-    _say(await one.begin())
+    say(began=await one.begin())
     try:
-        said = await one.go_on()
-        if said is not None:
-            _say(said)
-        while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            _say({"count": one.count} if word == "count" else one.report())
+        done = await one.go_on()
+        if done is not None:
+            say(done=done)
+        async for word in words():
+            if word == "stop":
+                return
+            say(**{word: one.count if word == "count" else one.report()})
     finally:
         await one.end()
-
-
-def _say(what: dict[str, Any]) -> None:
-    os.write(1, msgspec.json.encode(what) + b"\n")
 
 
 if __name__ == "__main__":

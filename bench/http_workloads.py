@@ -8,20 +8,19 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
+from bench.command import Found
 from bench.http_actors import payload_of
-from bench.http_processes import Actor, HttpFault, Instance, actor, serving, wrk
+from bench.service import Actor, Instance, actor, serving, wrk
 
 from bide.app import Bide
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import rounded
-from bide.core.instants import instant_text
-from bide.core.records import Filter, Page
+from bide.cli.bench.plan import in_batches
+from bide.cli.bench.workers import BenchFault
+from bide.core.instants import as_datetime
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -29,51 +28,10 @@ from bide.wiring import store_maker
 TOPIC = "bench.http"
 OTHER = "bench.http.other"
 _BATCH = 500
-_PAGE = 1_000
 _AHEAD = 1_000
-_FILLERS = 4
 _HANG = 30.0
 _STALL = 0.5
 _NANOSECONDS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """What a figure is to be: at least `least`, or at most `most`."""
-
-    least: float | None = None
-    most: float | None = None
-
-    def met(self, value: float) -> bool:
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-
-    def __str__(self) -> str:
-        return f">= {self.least:,.10g}" if self.least is not None else f"<= {self.most:,.10g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One of a workload's."""
-
-    name: str
-    value: float
-    bar: Bar | None = None
-
-
-@dataclass(slots=True)
-class Found:
-    """What one run of a workload found. A run with faults has no figures worth quoting."""
-
-    figures: list[Figure] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    def add(self, name: str, value: float, bar: Bar | None = None) -> None:
-        self.figures.append(Figure(name, rounded(value), bar))
-
-    def check(self, what: str, count: int, example: str = "") -> None:
-        """`count` is to be nothing."""
-        if count:
-            self.faults.append(f"{what}: {count}{f', such as {example}' if example else ''}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +50,14 @@ class Plan:
 
 @contextmanager
 def _empty_store(plan: Plan) -> Iterator[str]:
-    """The URL of a part of the store that is ours alone. Raises HttpFault where it is not."""
+    """The URL of a part of the store that is ours alone. Raises BenchFault where it is not."""
     with place_of(plan.store) as place:
         if not place.shared:
-            raise HttpFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
+            raise BenchFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
         if not place.owned:
-            raise HttpFault("there is something in the store already, and this would measure it too: name an empty one")
+            raise BenchFault(
+                "there is something in the store already, and this would measure it too: name an empty one"
+            )
         yield place.url
 
 
@@ -114,14 +74,8 @@ async def _service(plan: Plan, store: str, config: str = "", patience: float = 3
 async def _stored(store: str, say: Callable[[str], None]) -> int:
     """How many there are, by looking at each: a tally stops counting at ten thousand."""
     say("looking whether everything that was acknowledged is in the store")
-    count, page = 0, Page(limit=_PAGE)
     async with Bide(store) as app:
-        while True:
-            found = await app.find_page(Filter(topic=TOPIC), page)
-            count += len(found.tasks)
-            if found.cursor is None:
-                return count
-            page = Page(limit=_PAGE, cursor=found.cursor)
+        return len([True async for _ in app.find(topic=TOPIC, page=1_000)])
 
 
 async def _with_wrk(plan: Plan, script: str, *words: str, connections: int) -> tuple[Mapping[str, Any], Found]:
@@ -144,7 +98,7 @@ async def _with_wrk(plan: Plan, script: str, *words: str, connections: int) -> t
 async def single(plan: Plan) -> Found:
     """One PUT a task, from 64 connections."""
     outcome, found = await _with_wrk(plan, "single.lua", TOPIC, connections=64)
-    found.add("schedules_per_s", outcome["created"] / outcome["seconds"], Bar(least=3_000))
+    found.add("schedules_per_s", outcome["created"] / outcome["seconds"], least=3_000)
     found.add("answer_p50_ms", outcome["p50_ms"])
     found.add("answer_p99_ms", outcome["p99_ms"])
     found.add("service_cpu_percent", outcome["cpu_percent"])
@@ -154,7 +108,7 @@ async def single(plan: Plan) -> Found:
 async def batch(plan: Plan) -> Found:
     """Batches of 500, from 4 connections."""
     outcome, found = await _with_wrk(plan, "batch.lua", TOPIC, str(_BATCH), connections=4)
-    found.add("tasks_per_s", outcome["created"] / outcome["seconds"], Bar(least=30_000))
+    found.add("tasks_per_s", outcome["created"] / outcome["seconds"], least=30_000)
     found.add("answer_p50_ms", outcome["p50_ms"])
     found.add("answer_p99_ms", outcome["p99_ms"])
     found.add("service_cpu_percent", outcome["cpu_percent"])
@@ -164,7 +118,7 @@ async def batch(plan: Plan) -> Found:
 async def _until(count: int, who: Actor, within: float) -> None:
     """Wait until so many were seen, or for so long."""
     ends = time.monotonic() + within
-    while (await who.ask("count"))["count"] < count and time.monotonic() < ends:  # noqa: ASYNC110 - another process's
+    while await who.ask("count") < count and time.monotonic() < ends:  # noqa: ASYNC110 - another process's
         await asyncio.sleep(0.2)
 
 
@@ -179,7 +133,7 @@ async def long_poll(plan: Plan) -> Found:
             pace = await started.enter_async_context(
                 actor("pace", url=instance.url, tasks=tasks, rate=plan.rate, seconds=plan.seconds, ahead=_AHEAD)
             )
-            scheduled = await pace.hear()
+            scheduled = await pace.said("done", within=plan.seconds + 60)
             await _until(scheduled["count"], consumer, _AHEAD / 1_000 + 10)
             seen = await consumer.ask("report")
     _check_pace(found, scheduled)
@@ -188,9 +142,9 @@ async def long_poll(plan: Plan) -> Found:
     found.check("tasks that came again", seen["count"] - seen["distinct"])
     found.check("tasks that were not settled", scheduled["count"] - seen["settled"])
     found.add("p50_ms", seen["p50_ms"])
-    found.add("p99_ms", seen["p99_ms"], Bar(most=10))
+    found.add("p99_ms", seen["p99_ms"], most=10)
     found.add("max_ms", seen["max_ms"])
-    found.add("early", seen["early"], Bar(most=0))
+    found.add("early", seen["early"], most=0)
     return found
 
 
@@ -214,7 +168,7 @@ async def idle_polls(plan: Plan) -> Found:
                 seen = await polls.ask("report")
     found.check("long-polls that were refused or broken", seen["refused"], seen["example"])
     found.check("long-polls that found something", seen["found"])
-    found.add("cpu_percent", with_polls, Bar(most=2))
+    found.add("cpu_percent", with_polls, most=2)
     found.add("cpu_percent_without", alone)
     found.add("renewed", seen["answered"])
     return found
@@ -243,15 +197,15 @@ def _hook(port: int) -> str:
 
 async def webhooks(plan: Plan) -> Found:
     """Tasks that are due at one instant, to one receiver that answers at once."""
-    return await _backlog(plan, bar=Bar(least=1_500), stall=0)
+    return await _backlog(plan, least=1_500, stall=0)
 
 
 async def webhooks_stall(plan: Plan) -> Found:
     """The same to a receiver that stands still once, for half a second, after a fifth of them."""
-    return await _backlog(plan, bar=None, stall=_STALL)
+    return await _backlog(plan, least=None, stall=_STALL)
 
 
-async def _backlog(plan: Plan, *, bar: Bar | None, stall: float) -> Found:
+async def _backlog(plan: Plan, *, least: float | None, stall: float) -> Found:
     found = Found()
     with _empty_store(plan) as store:
         async with actor("receive", hang=0, stall=stall, stall_after=plan.n // 5) as receiver:
@@ -259,10 +213,10 @@ async def _backlog(plan: Plan, *, bar: Bar | None, stall: float) -> Found:
             async with _service(plan, store, _config(plan, [port], {TOPIC: _hook(port)})) as instance:
                 lead = 2_000 + plan.n // 5
                 due = time.time_ns() // _NANOSECONDS + lead
-                await _fill(instance, plan.n, due)
+                await _fill(store, plan.n, due)
                 left = due - time.time_ns() // _NANOSECONDS
                 if left < 0:
-                    raise HttpFault(
+                    raise BenchFault(
                         f"scheduling {plan.n} tasks took longer than {lead} ms, so that some were due already"
                     )
                 before = instance.used()
@@ -274,35 +228,21 @@ async def _backlog(plan: Plan, *, bar: Bar | None, stall: float) -> Found:
     found.check("tasks that never came", plan.n - seen["distinct"])
     found.check("tasks that came again", seen["count"] - seen["distinct"])
     lasted = max(1, seen["last_ns"] - due * _NANOSECONDS) / 1e9
-    found.add("deliveries_per_s", seen["count"] / lasted, bar)
+    found.add("deliveries_per_s", seen["count"] / lasted, least=least)
     found.add("half_after_ms", seen["p50_ms"])
     found.add("99_percent_after_ms", seen["p99_ms"])
     found.add("last_after_ms", seen["max_ms"])
     found.add("service_cpu_percent", 100 * busy / lasted)
-    found.add("early", seen["early"], Bar(most=0))
+    found.add("early", seen["early"], most=0)
     return found
 
 
-async def _fill(instance: Instance, count: int, due: int) -> None:
-    """So many tasks, due at that millisecond. Raises HttpFault."""
-    at, prefix = instant_text(due), secrets.token_hex(6)
-    numbers = iter(range(0, count, _BATCH))
-
-    async def some(session: aiohttp.ClientSession) -> None:
-        for first in numbers:
-            items = [
-                {"topic": TOPIC, "key": f"{prefix}-{number}", "payload": payload_of(number, due), "at": at}
-                for number in range(first, min(first + _BATCH, count))
-            ]
-            headers = {"content-type": "application/json"}
-            url = f"{instance.url}/v1/schedule"
-            async with session.post(url, data=msgspec.json.encode(items), headers=headers) as answer:
-                said = await answer.read()
-            if said.count(b'"answer":"created"') != len(items):
-                raise HttpFault(f"scheduling was refused: {answer.status} {said[:200].decode(errors='replace')}")
-
-    async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(some(session) for _ in range(_FILLERS)))
+async def _fill(store: str, count: int, due: int) -> None:
+    """So many tasks, due at that millisecond, put into the store beside the service."""
+    async with Bide(store) as app:
+        tasks = [app.new(TOPIC, payload_of(number, due), at=as_datetime(due)) for number in range(count)]
+        for some in in_batches(tasks):
+            await app.schedule_many(some)
 
 
 async def hanging(plan: Plan) -> Found:
@@ -325,7 +265,7 @@ async def _hanging(plan: Plan, *, one_topic: bool) -> Found:
     found.add("p50_ms_with", beside["p50_ms"])
     found.add("p99_ratio", beside["p99_ms"] / max(without["p99_ms"], 0.001))
     found.add("reached_the_hanging", beside["other"])
-    found.add("early", without["early"] + beside["early"], Bar(most=0))
+    found.add("early", without["early"] + beside["early"], most=0)
     return found
 
 
@@ -349,13 +289,13 @@ async def _beside(plan: Plan, found: Found, hang: float, *, one_topic: bool) -> 
             pace = await started.enter_async_context(
                 actor("pace", url=instance.url, tasks=tasks, rate=plan.rate, seconds=plan.seconds, ahead=_AHEAD)
             )
-            scheduled = await pace.hear()
+            scheduled = await pace.said("done", within=plan.seconds + 60)
             await _until(scheduled["count"], healthy, _AHEAD / 1_000 + 10)
             seen, reached = await healthy.ask("report"), await other.ask("count")
     _check_pace(found, scheduled)
     found.check("tasks that never came to the healthy receiver", scheduled["count"] - seen["distinct"])
     found.check("tasks that came again to the healthy receiver", seen["count"] - seen["distinct"])
-    return {**seen, "other": reached["count"]}
+    return {**seen, "other": reached}
 
 
 WORKLOADS: Mapping[str, Callable[[Plan], Awaitable[Found]]] = {

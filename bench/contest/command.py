@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
-import platform
-import signal
 import sys
 import tempfile
 import time
@@ -17,15 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.contest.contestants import BIDE, PEERS, ROOT, Contestant
+from bench import command
+from bench.command import say, whole
+from bench.contest.contestants import BIDE, PEERS, Contestant
 from bench.contest.database import Database, database_in
-from bench.contest.environments import Environment, NotMeasured, default_place, environment_of
+from bench.contest.environments import Environment, default_place, environment_of
 from bench.contest.figures import Figures, middle, ratio
 from bench.contest.report import show
-from bench.contest.server import Server, ServerFault, server_at
+from bench.contest.server import Server, server_at
 from bench.contest.stage import Player
 from bench.contest.workloads import COMPARED, WORKLOADS, Run
 
+from bide._version import __version__
+from bide.cli.bench.plan import machine
+from bide.cli.bench.workers import BenchFault
+
+_PROG = "bench/peers.py"
 _NAMESPACE = "bench-peers"
 
 
@@ -58,16 +61,14 @@ Outcomes = Mapping[str, Mapping[str, Outcome]]
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="bench/peers.py", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = command.parser(_PROG, about)
     add = made.add_argument
     add("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; all of them if none is named")
     add("--workload", action="append", choices=list(WORKLOADS), help="may be given several times; default: all")
-    add("--n", type=_positive, default=5_000, help="tasks of `schedule` and `burst` (5000)")
-    add("--rate", type=_positive, default=200, help="lateness: tasks a second (200)")
-    add("--seconds", type=_positive, default=10, help="lateness: for so long (10)")
-    add("--rounds", type=_positive, default=3, help="(3)")
+    add("--n", type=whole, default=5_000, help="tasks of `schedule` and `burst` (5000)")
+    add("--rate", type=whole, default=200, help="lateness: tasks a second (200)")
+    add("--seconds", type=whole, default=10, help="lateness: for so long (10)")
+    add("--rounds", type=whole, default=3, help="(3)")
     add(
         "--loop", choices=["asyncio", "uvloop"], default="asyncio", help="of bide and of all peers on asyncio (asyncio)"
     )
@@ -82,12 +83,6 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("give a whole number above 0")
-    return number
-
-
 def main(about: str | None) -> int:
     """Run it; the exit code."""
     given = parser(about)
@@ -95,28 +90,12 @@ def main(about: str | None) -> int:
     unknown = [name for name in options.peers if name not in PEERS]
     if unknown:
         given.error(f"{unknown[0]} is not a peer; there are {', '.join(PEERS)}")
-    try:
-        return asyncio.run(_contest(options))
-    except ServerFault as fault:
-        say(f"bench/peers.py: {fault}")
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        say("bench/peers.py: stopped")
-        return 130
-    return 1
-
-
-def say(text: str) -> None:
-    """Progress, beside the outcome."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    return command.run(_PROG, _contest(options))
 
 
 async def _contest(options: argparse.Namespace) -> int:
     names = options.peers or list(PEERS)
     workloads = options.workload or list(WORKLOADS)
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory:
         async with AsyncExitStack() as started:
             servers = await _servers({PEERS[name].server for name in names}, options.redis, Path(directory), started)
@@ -125,9 +104,8 @@ async def _contest(options: argparse.Namespace) -> int:
                 workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads
             }
             about = {
-                "versions": {"bide": _version(), **{name: PEERS[name].version for name in names}},
-                "servers": {kind: server.version for kind, server in servers.items()},
-                "python": platform.python_version(), "cpus": os.cpu_count() or 1,
+                "versions": {"bide": __version__, **{name: PEERS[name].version for name in names}},
+                "servers": {kind: server.version for kind, server in servers.items()}, **machine(),
                 "loop": options.loop, "store": options.store, "n": options.n, "rounds": options.rounds,
             }  # fmt: skip
             try:
@@ -162,7 +140,7 @@ async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environ
         say(f"{name}: installing {PEERS[name].version}, unless it is there")
         try:
             environments[name] = await environment_of(PEERS[name], place)
-        except NotMeasured as reason:
+        except BenchFault as reason:
             absent[name] = str(reason)
             say(f"{name}: not measured: {reason}")
     return environments, absent
@@ -197,14 +175,14 @@ async def _rounds(
                     continue
                 try:
                     theirs = await play(PEERS[name], workload, PEERS[name].server)
-                except NotMeasured as reason:
+                except BenchFault as reason:
                     outcome.reason = str(reason)
                     say(f"{workload}: {name}: round {number + 1}: not measured: {reason}")
                     continue
                 outcome.theirs.append(theirs)
                 try:
                     outcome.ours.append(await play(BIDE, workload, PEERS[name].server))
-                except NotMeasured as reason:
+                except BenchFault as reason:
                     outcome.ours.append({})
                     outcome.fault = str(reason)
                     say(f"{workload}: bide: round {number + 1}: not measured: {reason}")
@@ -215,8 +193,3 @@ def _url(store: str, server: Server | Database, directory: Path) -> str:
     if store == "sqlite":
         return f"sqlite:///{directory / str(time.time_ns())}.db"
     return f"{server.url}?namespace={_NAMESPACE}" if server.kind == "redis" else server.url
-
-
-def _version() -> str:
-    text = (ROOT / "src" / "bide" / "_version.py").read_text(encoding="utf-8")
-    return text.partition('"')[2].partition('"')[0]

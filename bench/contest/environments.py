@@ -7,17 +7,16 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.contest.contestants import BIDE, Contestant, bide_python, pins
 
+from bide.cli.bench.workers import BenchFault
+
 _PATIENCE = 600.0
 _STAMP = ".installed"
-
-
-class NotMeasured(Exception):
-    """This contestant cannot be measured; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ def default_place() -> Path:
 
 
 async def environment_of(contestant: Contestant, place: Path) -> Environment:
-    """Make it, unless it is there. Raises NotMeasured."""
+    """Make it, unless it is there. Raises BenchFault."""
     if contestant is BIDE:
         return Environment(interpreter=str(bide_python()))
     text = contestant.requirements.read_text(encoding="utf-8")
@@ -48,8 +47,9 @@ async def _python(directory: Path, requirements: Path) -> Environment:
     python = directory / "bin" / "python"
     if not (directory / _STAMP).exists():
         _afresh(directory)
-        await _run(sys.executable, "-m", "venv", str(directory))
-        await _run(
+        await carry_out("installing it", sys.executable, "-m", "venv", str(directory))
+        await carry_out(
+            "installing it",
             *(str(python), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"),
             *("-r", str(requirements)),
         )
@@ -60,11 +60,12 @@ async def _python(directory: Path, requirements: Path) -> Environment:
 async def _node(directory: Path, requirements: str) -> Environment:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        raise NotMeasured("node and npm are not installed")
+        raise BenchFault("node and npm are not installed")
     if not (directory / _STAMP).exists():
         _afresh(directory)
         wanted = [f"{name}@{version}" for name, version in pins(requirements).items()]
-        await _run(
+        await carry_out(
+            "installing it",
             *(npm, "install", "--prefix", str(directory), "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"),
             *wanted,
         )
@@ -77,19 +78,20 @@ def _afresh(directory: Path) -> None:
     directory.mkdir(parents=True)
 
 
-async def _run(*command: str) -> None:
+async def carry_out(doing: str, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    """A command to its end. Raises BenchFault with the last line that it wrote, where it fails or takes too long."""
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *command, cwd=cwd, env=env,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
         said, _ = await asyncio.wait_for(process.communicate(), _PATIENCE)
     except TimeoutError:
-        raise NotMeasured(f"installing it took more than {_PATIENCE:.0f} s") from None
+        raise BenchFault(f"{doing} took more than {_PATIENCE:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines() or ["nothing was said"]
-        raise NotMeasured(f"it cannot be installed: {lines[-1]}")
+        raise BenchFault(f"{doing} failed: {lines[-1]}")

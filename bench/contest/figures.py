@@ -2,99 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
-_NANOSECONDS = 1_000_000
+from bide.cli.bench import workers
+from bide.cli.bench.plan import rounded
+from bide.cli.bench.worker import Settled, Start
+from bide.cli.bench.workers import NANOSECONDS, Findings
 
 Figures = Mapping[str, float | None]
 """Of one run; None: this contestant has no such thing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What happened to tasks 1 ... count. Lateness in milliseconds."""
+class Seen(NamedTuple):
+    """What happened to tasks 1 ... count."""
 
     missing: frozenset[int]
     """Never started."""
     undone: frozenset[int]
     """Never ended, whether started or not."""
-    duplicated: int
-    """Started again after they had ended."""
-    redelivered: int
-    """Started again after a start that had not ended: only a crash may cause it."""
-    early: int
-    """Started before they were due."""
-    lateness: Sequence[float]
-    """Of the first start of each task, sorted."""
-    latest: float
-    """The greatest lateness of any start, so also of those that were repeated."""
-    first: int
-    """When the first start was, in nanoseconds since the epoch; 0: there was none."""
-    last: int
-    """When the last first start was, in nanoseconds since the epoch; 0: there was none."""
+    found: Findings
 
 
-def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Findings:
+def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Seen:
     """Look at the lines of all workers' logs. With `sleeping`, a task has ended when it says so, else at its start.
 
-    >>> found = examine(2, ["start 0000001 1000 1000500000"])
-    >>> sorted(found.missing), found.lateness
+    >>> seen = examine(2, ["start 0000001 1000 1000500000"])
+    >>> sorted(seen.missing), seen.found.lateness
     ([2], [0.5])
     """
-    events = sorted((int(line.split()[3]), line.split()) for line in lines)
-    first: dict[int, int] = {}
-    ended: set[int] = set()
-    duplicated = redelivered = early = 0
-    latest = 0.0
-    lateness: list[float] = []
-    for at, (kind, name, due, _) in events:
-        number = int(name)
-        if kind == "end":
-            ended.add(number)
-            continue
-        latest = max(latest, at / _NANOSECONDS - int(due))
-        if number in ended:
-            duplicated += 1
-        elif number in first:
-            redelivered += 1
-        else:
-            first[number] = at
-            lateness.append(at / _NANOSECONDS - int(due))
-            early += at < int(due) * _NANOSECONDS
-        if not sleeping:
-            ended.add(number)
-    return Findings(
-        missing=frozenset(range(1, count + 1)) - first.keys(),
-        undone=frozenset(range(1, count + 1)) - ended,
-        duplicated=duplicated,
-        redelivered=redelivered,
-        early=early,
-        latest=latest,
-        lateness=sorted(lateness),
-        first=min(first.values(), default=0),
-        last=max(first.values(), default=0),
+    starts, ends = list[Start](), list[Settled]()
+    for kind, number, due, at in map(str.split, lines):
+        if kind == "start":
+            starts.append(Start(number, 0, int(due), int(at)))
+        if kind == "end" or not sleeping:
+            ends.append(Settled(number, 0, int(at)))
+    expected = {start.key: start.planned_at * NANOSECONDS for start in starts}
+    everything = frozenset(range(1, count + 1))
+    return Seen(
+        missing=everything - {int(start.key) for start in starts},
+        undone=everything - {int(end.key) for end in ends},
+        found=workers.examine(expected, [*starts, *ends]),
     )
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile of sorted values: one that was really measured. Raises IndexError for none.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99)
-    (2.0, 4.0)
-    """
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
-def rounded(value: float) -> float:
-    """Four digits that count.
-
-    >>> rounded(48123.4), rounded(0.123456)
-    (48120.0, 0.1235)
-    """
-    return float(f"{value:.4g}")
 
 
 def middle(rounds: Sequence[Figures], name: str) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,10 +14,11 @@ from typing import Any
 
 from bench.contest.contestants import ROOT, Contestant
 from bench.contest.database import Database
-from bench.contest.environments import Environment, NotMeasured
+from bench.contest.environments import Environment, carry_out
 from bench.contest.server import Server
 
-_PATIENCE = 30.0
+from bide.cli.bench.workers import PATIENCE, BenchFault, Child
+
 _ORDER = 300.0
 """Seconds after which an order is given up: so every run is bounded in time."""
 _LINGER = 0.5
@@ -40,36 +40,15 @@ class Player:
     loop: str = "asyncio"
 
 
-class Producer:
+class Producer(Child):
     """The process that schedules."""
 
-    def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
-        self._process = process
-        self._errors = errors
-        self.bulk = False
-
-    async def hear(self, within: float = _ORDER) -> dict[str, Any]:
-        """Its next answer. Raises NotMeasured."""
-        assert self._process.stdout is not None
-        try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), within)
-        except TimeoutError:
-            raise NotMeasured(f"scheduling took more than {within:.0f} s") from None
-        if not line:
-            raise NotMeasured(f"the scheduling process ended: {_last_line(self._errors)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    bulk = False
 
     async def order(self, do: str, **what: Any) -> dict[str, Any]:
-        """See client.py. Raises NotMeasured."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
-        return await self.hear()
-
-    async def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await _end(self._process)
+        """See produce.py. Raises BenchFault."""
+        self.tell(json.dumps({"do": do, **what}))
+        return await self.hear(within=_ORDER)
 
 
 @dataclass(slots=True)
@@ -102,21 +81,13 @@ class Log:
                 (self.started if kind == "start" else self.ended).add(number)
 
 
-class Worker:
-    """A worker and all processes that it starts, as one group."""
+class Worker(Child):
+    """A worker with all processes that it starts."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Log, errors: Path) -> None:
-        self.log = log
-        self._process = process
-        self._errors = errors
-
-    def kill(self) -> None:
-        """`kill -9`, for all of it, as a machine's death would."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    log: Log
 
     async def kill_at_work(self, *, within: float) -> None:
-        """Kill it in the middle of a task; at the latest when `within` seconds have passed without one."""
+        """Kill all of it in the middle of a task, as a machine's death would; after `within` seconds anyhow."""
         ends = time.monotonic() + within
         while time.monotonic() < ends:
             self.log.read()
@@ -124,16 +95,6 @@ class Worker:
                 break
             await asyncio.sleep(0.005)
         self.kill()
-
-    def check(self) -> None:
-        """Raises NotMeasured if it has ended."""
-        if self._process.returncode is not None:
-            raise NotMeasured(f"a worker ended by itself: {_last_line(self._errors)}")
-
-    async def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        await _end(self._process)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,60 +129,40 @@ class Stage:
 async def stage(
     player: Player, directory: Path, *, workers: int, lease: int | None = None, seconds: float = 0.0
 ) -> AsyncIterator[Stage]:
-    """Set up on an empty database, and taken down whatever happens. Raises NotMeasured."""
+    """Set up on an empty database, and taken down whatever happens. Raises BenchFault."""
     await player.server.empty()
     variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
     variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.contestant.loop(player.loop)}
     variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}
     if lease is not None:
         variables["BENCH_LEASE"] = str(lease)
+    interpreter, errors = player.environment.interpreter, directory / f"{time.time_ns()}"
     if player.server.kind == "postgres":
-        await _set_up(player, variables, directory)
+        await carry_out("making its tables", interpreter, *player.contestant.setup, cwd=directory, env=variables)
     crew: list[Worker] = []
     producer: Producer | None = None
     try:
         for number in range(workers):
-            log = Log(directory / f"{time.time_ns()}-{number}.log")
+            log = Log(Path(f"{errors}-{number}.log"))
             own = {**variables, **player.contestant.variables, "BENCH_LOG": str(log.path)}
-            process, errors = await _spawn(
-                player, player.contestant.command(player.loop, sleepy=seconds > 0), own, directory
-            )
-            crew.append(Worker(process, log, errors))
-        producer = Producer(*await _spawn(player, player.contestant.producer, variables, directory, talks=True))
-        producer.bulk = (await producer.hear(_PATIENCE))["bulk"]
+            command = player.contestant.command(player.loop, sleepy=seconds > 0)
+            worker = await Worker.start(
+                *("a worker", interpreter, *command), cwd=directory, env=own, errors=Path(f"{errors}-{number}.err"),
+                talks=False,
+            )  # fmt: skip
+            worker.log = log
+            crew.append(worker)
+        producer = await Producer.start(
+            *("the process that schedules", interpreter, *player.contestant.producer), cwd=directory, env=variables,
+            errors=Path(f"{errors}.err"),
+        )  # fmt: skip
+        producer.bulk = (await producer.hear())["bulk"]
         await _warm_up(producer, crew)
         yield Stage(producer=producer, workers=crew)
     finally:
-        if producer is not None:
-            await producer.stop()
-        for worker in crew:
-            await worker.stop()
-
-
-async def _spawn(
-    player: Player, command: Sequence[str], variables: dict[str, str], directory: Path, *, talks: bool = False
-) -> tuple[asyncio.subprocess.Process, Path]:
-    """A process that leads a group of its own, and the file that has what it said besides."""
-    path = directory / f"{time.time_ns()}.err"
-    pipe = asyncio.subprocess.PIPE
-    with path.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(player.environment.interpreter, *command), cwd=directory, env=variables, start_new_session=True,
-            stdin=pipe if talks else asyncio.subprocess.DEVNULL, stdout=pipe if talks else errors, stderr=errors,
-        )  # fmt: skip
-    return process, path
-
-
-async def _set_up(player: Player, variables: dict[str, str], directory: Path) -> None:
-    process, errors = await _spawn(player, player.contestant.setup, variables, directory)
-    try:
-        await asyncio.wait_for(process.wait(), _PATIENCE)
-    except TimeoutError:
-        raise NotMeasured(f"making its tables took more than {_PATIENCE:.0f} s") from None
-    finally:
-        await _end(process)
-    if process.returncode:
-        raise NotMeasured(f"its tables cannot be made: {_last_line(errors)}")
+        for child in [*([producer] if producer is not None else []), *crew]:
+            with suppress(BenchFault):  # its group is killed then
+                await child.stop(within=5.0)
 
 
 async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
@@ -230,32 +171,19 @@ async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
     def warm() -> list[int]:
         for worker in crew:
             worker.log.read()
-            worker.check()
+            if worker.returncode is not None:
+                raise worker.ended()
         return [worker.log.warm for worker in crew]
 
-    ends = time.monotonic() + _PATIENCE
+    ends = time.monotonic() + PATIENCE
     while 0 in warm():
         if time.monotonic() > ends:
-            raise NotMeasured(f"a worker did nothing for {_PATIENCE:.0f} s")
+            raise BenchFault(f"a worker did nothing for {PATIENCE:.0f} s")
         await producer.order("warm", count=1)
         await asyncio.sleep(0.25)
     already = sum(warm())
     await producer.order("warm", count=_WARM)
     while crew and sum(warm()) < already + _WARM:
-        if time.monotonic() > ends + _PATIENCE:
-            raise NotMeasured(f"{_WARM} tasks that were due at once were not done within {_PATIENCE:.0f} s")
+        if time.monotonic() > ends + PATIENCE:
+            raise BenchFault(f"{_WARM} tasks that were due at once were not done within {PATIENCE:.0f} s")
         await asyncio.sleep(0.1)
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait a little for a process that was told to end, then kill its group, which may outlive it."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), 5.0)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -8,10 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.contest.environments import NotMeasured
-from bench.contest.figures import Figures, Findings, examine, percentile, rounded
+from bench.contest.figures import Figures, Seen, examine
 from bench.contest.stage import Player, stage
 from bench.contest.tasks import text
+
+from bide.cli.bench.plan import rounded
+from bide.cli.bench.worker import percentile
+from bide.cli.bench.workers import BenchFault
 
 _HOUR = 3_600_000
 LEASE = 10
@@ -61,20 +64,20 @@ async def burst(run: Run) -> Figures:
     while (played := await _burst(run, lead)) is None:
         lead *= 2
         if lead > _LONGEST_LEAD:
-            raise NotMeasured(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
+            raise BenchFault(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
     run.leads[name] = lead
-    due, found = played
-    done = run.count - len(found.missing)
+    due, seen = played
+    found, done = seen.found, run.count - len(seen.missing)
     return {
-        "completed_per_s": rounded(done / ((found.last - due * 1_000_000) / 1e9)) if done else 0.0,
-        "drained_per_s": rounded((done - 1) / ((found.last - found.first) / 1e9)) if done > 1 else None,
+        "completed_per_s": rounded(done / ((found.last_start - due * 1_000_000) / 1e9)) if done else 0.0,
+        "drained_per_s": rounded((done - 1) / ((found.last_start - found.first_start) / 1e9)) if done > 1 else None,
         "first_ms": rounded(found.lateness[0]) if done else None,
         "last_ms": rounded(found.lateness[-1]) if done else None,
-        **_counted(found),
+        **_counted(seen),
     }
 
 
-async def _burst(run: Run, lead: float) -> tuple[int, Findings] | None:
+async def _burst(run: Run, lead: float) -> tuple[int, Seen] | None:
     """When they were due, and what became of them; None if `lead` seconds were too few to schedule them."""
     async with stage(run.player, run.directory, workers=1) as on:
         due = (_now() + int(lead * 1000)) // 1000 * 1000 + 1000
@@ -93,13 +96,13 @@ async def lateness(run: Run) -> Figures:
     async with stage(run.player, run.directory, workers=1) as on:
         await on.producer.order("pace", count=count, rate=run.rate, ahead=run.ahead)
         await on.wait(count, within=30 + run.ahead / 1000)
-        found = examine(count, on.lines())
-    late = found.lateness
+        seen = examine(count, on.lines())
+    late = seen.found.lateness
     return {
         "p50_ms": rounded(percentile(late, 0.5)) if late else None,
         "p99_ms": rounded(percentile(late, 0.99)) if late else None,
         "max_ms": rounded(late[-1]) if late else None,
-        **_counted(found),
+        **_counted(seen),
     }
 
 
@@ -111,29 +114,29 @@ async def crash(run: Run) -> Figures:
         due, spread = begun + 3_000, 3_000
         answer = await on.producer.order(way, count=run.crash, due=due, spread=spread)
         if answer["ended"] > due * 1_000_000:
-            raise NotMeasured(f"{run.crash} tasks could not be scheduled within 3 s")
+            raise BenchFault(f"{run.crash} tasks could not be scheduled within 3 s")
         await asyncio.sleep((begun + 4_000) / 1000 - time.time())
         await on.workers[0].kill_at_work(within=2.0)
         await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
-        found = examine(run.crash, on.lines(), sleeping=True)
-        undone = {text(number, due + (number - 1) * spread // run.crash) for number in found.undone}
+        seen = examine(run.crash, on.lines(), sleeping=True)
+        undone = {text(number, due + (number - 1) * spread // run.crash) for number in seen.undone}
         kept = await run.player.server.holds(undone)
     return {
-        "unfired": len(found.missing),
+        "unfired": len(seen.missing),
         "undone": len(undone),
         "lost": len(undone - kept),
-        "duplicated": found.duplicated,
-        "redelivered": found.redelivered,
-        "early": found.early,
-        "recovered_ms": rounded(found.latest) if found.lateness else None,
+        "duplicated": seen.found.duplicated,
+        "redelivered": seen.found.redelivered,
+        "early": seen.found.early,
+        "recovered_ms": rounded(seen.found.lateness[-1]) if seen.found.lateness else None,
     }
 
 
-def _counted(found: Findings) -> dict[str, float]:
+def _counted(seen: Seen) -> dict[str, float]:
     return {
-        "missing": len(found.missing),
-        "duplicated": found.duplicated + found.redelivered,
-        "early": found.early,
+        "missing": len(seen.missing),
+        "duplicated": seen.found.duplicated + seen.found.redelivered,
+        "early": seen.found.early,
     }
 
 
@@ -142,10 +145,7 @@ def _now() -> int:
 
 
 WORKLOADS: Mapping[str, Callable[[Run], Awaitable[Figures]]] = {
-    "schedule": schedule,
-    "burst": burst,
-    "lateness": lateness,
-    "crash": crash,
+    workload.__name__: workload for workload in (schedule, burst, lateness, crash)
 }
 
 COMPARED: Mapping[str, Sequence[str]] = {

@@ -72,6 +72,25 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     raise BadInput("store", without_secrets(url), _ACCEPTED + more)
 
 
+def address_of(url: str) -> Any:
+    """The URL of a server as its store reads it, for a plain driver's connection. Raises BadInput, MissingExtra."""
+    scheme = _parts(url, "store", _ACCEPTED).scheme
+    if scheme in _REDIS:
+        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+            from bide.stores.redis import address as of_redis
+
+        return of_redis.address_of(url)
+    if scheme in _POSTGRES:
+        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+            from bide.stores.postgres import address as of_postgres
+
+        return of_postgres.address_of(url)
+    with _Extra("mysql", f"{scheme}:", "asyncmy"):
+        from bide.stores.mysql import address as of_mysql
+
+    return of_mysql.address_of(url)
+
+
 def tables_at(
     url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True
 ) -> Sequence[Table]:

@@ -52,11 +52,11 @@ def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(c
         "start 0000001 1000 9500000000",
         "start 0000002 2000 1999000000",
     ]
-    found = contest("figures").examine(3, lines, sleeping=True)
+    missing, undone, found = contest("figures").examine(3, lines, sleeping=True)
     assert (found.redelivered, found.duplicated, found.early) == (1, 1, 1)
-    assert (found.missing, found.undone) == ({3}, {2, 3})
-    assert found.lateness == [-1.0, 1.0]
-    assert (found.latest, found.first, found.last) == (8500.0, 1_001_000_000, 1_999_000_000)
+    assert (missing, undone) == ({3}, {2, 3})
+    assert found.lateness == [-1.0, 1.0, 8000.0, 8500.0]
+    assert (found.first_start, found.last_start) == (1_001_000_000, 9_500_000_000)
 
 
 def test_the_command_explains_itself_and_refuses_whom_it_does_not_know() -> None:

@@ -20,12 +20,10 @@ import pytest
 from tests.waiting import elapse, wait_until
 
 from bide import Bide, StoreUnavailable
-from bide.cli.demo.coupons import AUDIENCE
-from bide.cli.demo.notebook import Notebook
+from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER
 from bide.cli.demo.orders import SALE, is_paid
-from bide.cli.demo.reminders import GUESTS, SUMMER
-from bide.cli.demo.town import Town
-from bide.cli.demo.words import uneventful
+from bide.cli.demo.story import Notebook
+from bide.cli.demo.town import Town, uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
 from bide.stores.memory import MemoryStore
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = {
     "order.remind", "order.close", "payment.notify", "post.publish", "coupon.remind", "subscription.renew",
-    "review.default", "event.remind", "meal.done", "heartbeat",
+    "event.remind", "meal.done",
 }  # fmt: skip
 
 
@@ -174,9 +172,7 @@ def test_six_minutes() -> None:
         assert counts.number("order.archive") > 100
         assert counts.number("meal.done", State.WAITING) == 400
         assert counts.number("subscription.renew", State.WAITING) == 20_000
-        assert counts.number("review.default", State.WAITING) > 2_500
         assert 0 < counts.number("payment.notify", State.DEAD) < 100
-        assert counts.number("heartbeat") > 30
         party = [task async for task in app.find(group=SUMMER)]
         assert len(party) == GUESTS
         assert len({task.due_at for task in party}) == 1

@@ -77,7 +77,7 @@ def test_a_defect_is_one_line_and_debug_shows_where(line: CommandLine, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("bide.cli.surroundings.Surroundings.open", broken)
+    monkeypatch.setattr("bide.cli.context.Context.open", broken)
     assert "ZeroDivisionError" in line.error("ls", code=Exit.DEFECT)
     from click.testing import CliRunner
 
@@ -90,5 +90,5 @@ def test_control_c_ends_cleanly(line: CommandLine, monkeypatch: pytest.MonkeyPat
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bide.cli.surroundings.Surroundings.open", interrupted)
+    monkeypatch.setattr("bide.cli.context.Context.open", interrupted)
     assert line.run("ls", code=Exit.INTERRUPTED).stderr.strip() == "bide: interrupted"

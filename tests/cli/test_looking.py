@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import pause, until
 
 from bide import Bide, Dead, Task
-from bide.cli import wording
+from bide.cli.format import length_words, local_words, relative_words
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -231,18 +231,18 @@ def test_events_in_words(line: CommandLine) -> None:
     ],
 )
 def test_lengths_in_words(millis: int, words: str) -> None:
-    assert wording.length_words(millis) == words
+    assert length_words(millis) == words
 
 
 def test_moments_in_words() -> None:
-    assert wording.relative_words(10_000, 10_020) == "now"
-    assert wording.relative_words(853_000, 10_000) == "in 14m 3s"
-    assert wording.relative_words(10_000, 13_000) == "3s ago"
-    assert wording.local_words(253_402_300_799_999).startswith(("9999-12-31", "10000"))
+    assert relative_words(10_000, 10_020) == "now"
+    assert relative_words(853_000, 10_000) == "in 14m 3s"
+    assert relative_words(10_000, 13_000) == "3s ago"
+    assert local_words(253_402_300_799_999).startswith(("9999-12-31", "10000"))
 
 
 def test_passwords_are_not_shown() -> None:
-    from bide.cli.surroundings import without_password
+    from bide.cli.context import without_password
 
     assert without_password("redis://user:secret@host/0") == "redis://user:***@host/0"
     assert without_password("sqlite:///a.db") == "sqlite:///a.db"

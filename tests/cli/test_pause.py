@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bide import Bide, StoreUnavailable
+from bide.cli.context import person
 from bide.cli.exits import Exit
-from bide.cli.surroundings import person
 
 if TYPE_CHECKING:
     import pytest

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from bide.cli.context import Context
 from bide.cli.group import main
-from bide.cli.surroundings import Surroundings
 from bide.settings import describe
 
 SETTINGS = {one.variable: one for one in describe()} | {
@@ -25,7 +25,7 @@ def check_command(words: Sequence[str]) -> dict[str, Any]:
         name, found, rest = command.resolve_command(context, rest)
         assert found is not None, words
         command, context = found, click.Context(found, info_name=name, parent=context)
-    return dict(command.make_context(words[-1], rest, parent=context.parent, obj=Surroundings()).params)
+    return dict(command.make_context(words[-1], rest, parent=context.parent, obj=Context()).params)
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
+from bide.cli.context import Context, WholeNumber, shared_options
+from bide.cli.output import print_json
 from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
 from bide.core.instants import duration
@@ -62,7 +62,7 @@ def lab() -> None:
 @lab.command(name="list")
 @shared_options(store=False)
 @click.pass_obj
-def list_(surroundings: Surroundings) -> None:
+def list_(surroundings: Context) -> None:
     """The strategies and the workloads."""
     if surroundings.json:
         for strategy in catalogue().values():
@@ -84,7 +84,7 @@ def list_(surroundings: Surroundings) -> None:
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
 @shared_options(store=False)
 @click.pass_obj
-def explain(surroundings: Surroundings, strategies: tuple[str, ...]) -> None:
+def explain(surroundings: Context, strategies: tuple[str, ...]) -> None:
     """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
     by_file: dict[str, list[type[Strategy]]] = {}
     for strategy in chosen(strategies):
@@ -158,7 +158,7 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
 @shared_options(store=False)
 @click.pass_obj
 def run(
-    surroundings: Surroundings, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
+    surroundings: Context, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
     again: bool, results: Path, **urls: str | None,
 ) -> None:  # fmt: skip
     """Measure strategies. What the results file has already is passed over, so that a run can be taken up again."""
@@ -214,7 +214,7 @@ def _in_short(result: Result) -> str:
 @own_option
 @shared_options(store=False)
 @click.pass_obj
-def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[str, ...]) -> None:
+def report(surroundings: Context, results: Path, out: Path, words: tuple[str, ...]) -> None:
     """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
     if not results.is_file():
         raise BadInput("results", str(results), "a file that `bide lab run` has written")
@@ -246,7 +246,7 @@ def report(surroundings: Surroundings, results: Path, out: Path, words: tuple[st
 @own_option
 @shared_options(store=False)
 @click.pass_obj
-def choose_(surroundings: Surroundings, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
+def choose_(surroundings: Context, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
     """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
 
     What no option answers is asked, in a terminal; elsewhere the value in brackets counts.

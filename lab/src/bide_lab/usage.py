@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bide.cli.bench.processes import family, spent, stat
+from bide.cli.bench.server import family, spent, stat
 
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""

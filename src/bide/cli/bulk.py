@@ -15,10 +15,9 @@ import click
 import msgspec
 
 from bide.app import Bide
+from bide.cli.context import Context
 from bide.cli.exits import Exit, PartlyDone
-from bide.cli.printing import print_json
-from bide.cli.progress import progress_bar
-from bide.cli.surroundings import Surroundings
+from bide.cli.output import print_json, progress_bar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, PartlyFailed
 from bide.core.records import NewTask, Result
@@ -61,7 +60,7 @@ class Listed(Line, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(Listed)
 
 
-def schedule_lines(surroundings: Surroundings, path: str, topic: str | None, first: int) -> Exit:
+def schedule_lines(context: Context, path: str, topic: str | None, first: int) -> Exit:
     """Schedule every line of the file at `path` ("-" is standard input) from the line `first` on, as far as it goes."""
 
     async def work(app: Bide) -> Exit:
@@ -75,16 +74,16 @@ def schedule_lines(surroundings: Surroundings, path: str, topic: str | None, fir
                 for answer in answers:
                     totals[answer.result] += 1
                     all_ok = all_ok and answer.ok
-                    if surroundings.json:
+                    if context.json:
                         print_json(answer_shape(answer))
                 progress(sum(len(line) for _, line in page))
-        if not surroundings.json:
+        if not context.json:
             words = ", ".join(f"{count:,} {result.value}" for result, count in totals.most_common())
             click.echo(f"{totals.total():,} tasks: {words}" if totals else "no tasks: the file has no lines")
         return Exit.DONE if all_ok else Exit.NOT_DONE
 
     # Not noted line by line: the event log is capped, and a large file would push everything else out of it.
-    return surroundings.open(work, noted=False, make=True)
+    return context.open(work, noted=False, make=True)
 
 
 @contextmanager

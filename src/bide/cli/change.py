@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, WholeNumber, shared_options
 from bide.cli.exits import Exit
+from bide.cli.format import answer_words, summary_words
+from bide.cli.output import print_json
 from bide.cli.pause import pauses_about
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
-from bide.cli.wording import answer_words, summary_words
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.pause import Pause
@@ -37,11 +37,9 @@ _SHOWN = 20
 @if_token
 @shared_options()
 @click.pass_obj
-def move(
-    surroundings: Surroundings, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None
-) -> Exit:
+def move(context: Context, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None) -> Exit:
     """Give a waiting task another time: `moved`, or `under_way` when it is being delivered and nothing changed."""
-    return one(surroundings, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
+    return one(context, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
 
 
 @click.command()
@@ -50,9 +48,9 @@ def move(
 @if_token
 @shared_options()
 @click.pass_obj
-def fire(surroundings: Surroundings, topic: str, key: str, if_token: int | None) -> Exit:
+def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
     """Let a waiting task happen now: `moved`, or `under_way` when it is happening already."""
-    return one(surroundings, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
+    return one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
 
 
 @click.command()
@@ -64,7 +62,7 @@ def fire(surroundings: Surroundings, topic: str, key: str, if_token: int | None)
 @shared_options()
 @click.pass_obj
 def cancel(
-    surroundings: Surroundings,
+    context: Context,
     topic: str | None,
     key: str | None,
     group: str | None,
@@ -80,12 +78,12 @@ def cancel(
         if topic is not None or if_token is not None:
             field, value = ("TOPIC", topic) if topic is not None else ("--if-token", if_token)
             raise BadInput(field, value, "nothing beside --group but --topic")
-        return _group(surroundings, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
+        return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
     if only is not None:
         raise BadInput("--topic", only, "together with --group only; a single task is cancelled by TOPIC KEY")
     if topic is None or key is None:
         raise BadInput("KEY" if topic else "TOPIC, KEY", None, "which task: TOPIC KEY, or --group GROUP")
-    return one(surroundings, topic, key, lambda app: app.cancel(topic, key, if_token=if_token))
+    return one(context, topic, key, lambda app: app.cancel(topic, key, if_token=if_token))
 
 
 @click.command()
@@ -94,28 +92,28 @@ def cancel(
 @click.option("--by", required=True, metavar="LENGTH", help='"30m" makes them later, "-2h" earlier, at most to now.')
 @shared_options()
 @click.pass_obj
-def shift(surroundings: Surroundings, group: str, topic: str | None, by: str) -> Exit:
+def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
     """Move the waiting tasks of a group, all by the same length."""
-    return _group(surroundings, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
+    return _group(context, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
 
 
-def one(surroundings: Surroundings, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
+def one(context: Context, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
     """Do `verb` to one task, and print what is answered."""
 
     async def work(app: Bide) -> Exit:
         answer = await verb(app)
         paused = await pauses_about(app, [answer])
-        if surroundings.json:
+        if context.json:
             print_json(answer_shape(answer, paused=paused))
         else:
             click.echo(answer_words(answer, topic, key, paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 def _group(
-    surroundings: Surroundings,
+    context: Context,
     group: str,
     topic: str | None,
     verb: str,
@@ -132,8 +130,8 @@ def _group(
             answers = [answer for answer in error.answers if isinstance(answer, Answer)]
         return answers, await pauses_about(app, answers)
 
-    answers, paused = surroundings.open(work)
-    if surroundings.json:
+    answers, paused = context.open(work)
+    if context.json:
         for answer in answers:
             print_json(answer_shape(answer, paused=paused))
     elif not answers:

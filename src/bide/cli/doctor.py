@@ -1,18 +1,54 @@
-"""`bide doctor`: what is well, what is not, and what to do about it."""
+"""`bide doctor`: checks what is around bide, then the store, then who works on what is in it."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
 
 import click
 
+from bide._version import __version__
 from bide.app import Bide
-from bide.cli.checkup import Level, Note, check_around, check_store
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.format import length_words, relative_words
+from bide.cli.output import print_json
+from bide.cli.pause import paused_words
 from bide.core.errors import BideError
+from bide.core.instants import Millis, as_datetime
+from bide.core.names import new_id
+from bide.core.records import State
+from bide.engine.clock import SystemClock
+from bide.engine.oldest import oldest_due
+from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, TellsTime
+from bide.settings import describe
 from bide.wiring import check_there
+
+_EARLIEST: Millis = 1_735_689_600_000  # 2025-01-01: before this was written, so a clock that says so is wrong
+_SKEW = 1_000
+_WAITED = 5_000
+"""Milliseconds that due tasks may wait before it is worth saying."""
+_SAMPLE = 200
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Note(NamedTuple):
+    level: Level
+    what: str
+    advice: str = ""
+
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.ERROR: ("error", "red")}
 
@@ -20,7 +56,7 @@ _MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level
 @click.command()
 @shared_options()
 @click.pass_obj
-def doctor(surroundings: Surroundings) -> Exit:
+def doctor(context: Context) -> Exit:
     """Check the settings, this machine and the store; each line says what was found, and what to do about it.
 
     Ends with 1 when a line is an error; warnings alone end with 0.
@@ -30,7 +66,7 @@ def doctor(surroundings: Surroundings) -> Exit:
     def tell(note: Note) -> None:
         nonlocal errors
         errors += note.level is Level.ERROR
-        if surroundings.json:
+        if context.json:
             print_json({"level": note.level.value, "what": note.what, "advice": note.advice})
         else:
             word, colour = _MARKS[note.level]
@@ -42,9 +78,9 @@ def doctor(surroundings: Surroundings) -> Exit:
         tell(note)
 
     async def examine() -> None:
-        check_there(surroundings.settings().store)
-        async with Bide(settings=surroundings.settings()) as app:
-            tell(Note(Level.OK, f"the store opens: {surroundings.shown_store}"))
+        check_there(context.settings().store)
+        async with Bide(settings=context.settings()) as app:
+            tell(Note(Level.OK, f"the store opens: {context.shown_store}"))
             for note in await check_store(app):
                 tell(note)
 
@@ -53,3 +89,125 @@ def doctor(surroundings: Surroundings) -> Exit:
     except BideError as error:
         tell(Note(Level.ERROR, str(error), "nothing more can be said until this is put right"))
     return Exit.NOT_DONE if errors else Exit.DONE
+
+
+def check_around() -> Iterator[Note]:
+    """Python, the clock, the environment. No store is needed."""
+    python = platform.python_version()
+    if sys.version_info < (3, 11):  # noqa: UP036 - pip's check can be overridden
+        yield Note(Level.ERROR, f"Python {python}", "bide needs 3.11 or newer")
+    else:
+        fast = "" if importlib.util.find_spec("uvloop") is None else ", uvloop installed (bide work --uvloop)"
+        yield Note(Level.OK, f"bide {__version__}, Python {python} on {platform.system()} {platform.machine()}{fast}")
+    yield _clock()
+    given = {one.variable for one in describe()} | {one.file_variable for one in describe() if one.file_variable}
+    names = sorted(name for name in os.environ if name in given)
+    yield Note(Level.OK, f"settings from the environment: {', '.join(names) or 'none, so all have their defaults'}")
+
+
+def _clock() -> Note:
+    now = time.time_ns() // 1_000_000
+    if now < _EARLIEST:
+        return Note(Level.ERROR, f"the clock says {as_datetime(now):%Y-%m-%d}", "set it: tasks go by it")
+    before, monotonic = time.time(), time.monotonic()
+    time.sleep(0.05)
+    drift = abs((time.time() - before) - (time.monotonic() - monotonic)) * 1_000
+    if drift > 10:
+        return Note(Level.WARNING, f"the clock jumped by {drift:.0f} ms within 50 ms", "let it be slewed, not stepped")
+    return Note(Level.OK, f"the clock runs evenly; it is {as_datetime(now):%Y-%m-%d %H:%M:%S} UTC")
+
+
+async def check_store(app: Bide) -> list[Note]:
+    """The open store: what it says of itself, its clock, its workers, its dead, its log."""
+    notes: list[Note] = []
+    store = app.store
+    if app.url == "memory:":
+        notes.append(Note(Level.WARNING, "memory: is gone when its process ends", "give --store or BIDE_STORE"))
+    if isinstance(store, HasSchema) and not isinstance(store, Diagnoses):
+        found, wanted = await store.schema_version()
+        level = Level.OK if found == wanted else Level.ERROR
+        notes.append(Note(level, f"schema version {found}", "" if found == wanted else f"migrate to {wanted}"))
+    if isinstance(store, Diagnoses):
+        notes += [
+            Note(
+                Level.OK if finding.ok else Level.ERROR if finding.severe else Level.WARNING,
+                finding.what,
+                finding.advice,
+            )
+            for finding in await store.diagnose()
+        ]
+    notes.append(await _store_clock(app))
+    notes += await _workers(app)
+    notes += await _dead(app)
+    if isinstance(store, KeepsEvents):
+        events = await app.events(limit=_SAMPLE)
+        notes.append(_log(app, events[0].at if events else None, len(events)))
+    return notes
+
+
+async def _store_clock(app: Bide) -> Note:
+    """A store with its own clock is compared with it; any other with the newest thing that was written."""
+    now = SystemClock().now()  # the app goes by the store's, where that has one
+    if isinstance(app.store, TellsTime):
+        skew = await app.store.time() - now
+        if abs(skew) > _SKEW:
+            what = f"this machine's clock differs from the store's by {length_words(skew)}"
+            return Note(Level.WARNING, what, "it is corrected for; let both be synchronised all the same")
+        return Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")
+    events = await app.events(limit=1)
+    newest = max((event.at for event in events), default=0)
+    if newest > now + _SKEW:
+        what = f"the newest event is from the future: {relative_words(newest, now)}"
+        return Note(Level.WARNING, what, "the clock was set back: what was scheduled before comes that much later")
+    return Note(Level.OK, "nothing in the store is from the future")
+
+
+async def _workers(app: Bide) -> list[Note]:
+    """Topics with due tasks, and who works on them."""
+    now = app.clock.now()
+    tally = await app.tally([as_datetime(0), as_datetime(now), as_datetime(now + 1)])
+    due = {topic: counts[0] for topic, counts in tally.forecast.items() if counts and counts[0].number}
+    if not isinstance(app.store, Shares):
+        waiting = f"{sum(count.number for count in due.values()):,} tasks are due"
+        return [Note(Level.OK, f"{waiting}; who works on them this store cannot tell")]
+    live = await app.store.announce(f"doctor:{new_id()[-8:]}", [], now, now=now)
+    worked_on = {topic for topics in live.values() for topic in topics}
+    number = len(live)
+    notes = [
+        Note(Level.OK, f"{number} live worker{'' if number == 1 else 's'}"
+             + (f", on {', '.join(sorted(worked_on))}" if worked_on else ""))
+    ]  # fmt: skip
+    paused = await app.paused()
+    since = await oldest_due(app, due, now)
+    for topic, count in sorted(due.items()):
+        oldest = since.get(topic, now)
+        words = (
+            f"topic {topic}: {count.number:,}{'' if count.exact else '+'} due, the oldest {relative_words(oldest, now)}"
+        )
+        if topic in paused:
+            advice = f"they wait for: bide resume {topic}"
+            notes.append(Note(Level.WARNING, f"{words}, held back: it is {paused_words(paused[topic])}", advice))
+        elif topic not in worked_on:
+            advice = "start one: bide work MODULE:APP; or cancel what nobody wants"
+            notes.append(Note(Level.ERROR, f"{words}, and no live worker has a handler for it", advice))
+        elif now - oldest > _WAITED:
+            advice = "its handlers cannot keep up: raise concurrency, or start more workers"
+            notes.append(Note(Level.WARNING, words, advice))
+    return notes
+
+
+async def _dead(app: Bide) -> list[Note]:
+    counts = (await app.tally()).counts
+    dead = {topic: count for (topic, state), count in sorted(counts.items()) if state is State.DEAD and count.number}
+    if not dead:
+        return [Note(Level.OK, "no dead tasks")]
+    words = ", ".join(f"{topic} {count.number:,}{'' if count.exact else '+'}" for topic, count in dead.items())
+    advice = "why: bide ls --state dead; when that is mended: bide redrive --all-dead"
+    return [Note(Level.WARNING, f"dead tasks: {words}", advice)]
+
+
+def _log(app: Bide, newest: Millis | None, number: int) -> Note:
+    if newest is None:
+        return Note(Level.OK, "event log: empty")
+    many = f"{number} events" if number < _SAMPLE else f"{_SAMPLE} events or more"
+    return Note(Level.OK, f"event log: {many}, the newest {relative_words(newest, app.clock.now())}")

@@ -17,10 +17,10 @@ import click
 
 from bide import extensions
 from bide._version import __version__
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit, exit_of
 from bide.cli.stopping import end_at_once, on_signals
 from bide.cli.streams import Output, take_streams
-from bide.cli.surroundings import Surroundings, shared_options
 from bide.core.errors import BideError, SetupError
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Look": {
         "top": ("bide.cli.top:top", "All at a glance, kept fresh: pending, due, lateness, who works."),
-        "ls": ("bide.cli.look:ls", "List tasks."),
-        "show": ("bide.cli.look:show", "Everything about one task: payload, and who did what to it."),
+        "ls": ("bide.cli.queries:ls", "List tasks."),
+        "show": ("bide.cli.queries:show", "Everything about one task: payload, and who did what to it."),
         "tally": ("bide.cli.tally:tally", "Count tasks by topic and state; what is due now, what is due when."),
-        "events": ("bide.cli.look:events", "What was out of the ordinary: failures, deaths, changes by people."),
+        "events": ("bide.cli.queries:events", "What was out of the ordinary: failures, deaths, changes by people."),
     },
     "Run": {
         "serve": ("bide.cli.serve:serve", "The timeline over HTTP, with webhooks, until told to stop."),
@@ -135,28 +135,26 @@ class Commands(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """Run one command and end the process. Errors are one line on stderr; `--debug` adds the traceback."""
-        surroundings = Surroundings()
+        context = Context()
         self._output = take_streams() if args is None else None
         try:
-            ended = super().main(
-                args, prog_name or "bide", complete_var, standalone_mode=False, obj=surroundings, **extra
-            )
+            ended = super().main(args, prog_name or "bide", complete_var, standalone_mode=False, obj=context, **extra)
         except (click.Abort, KeyboardInterrupt):
             click.echo("bide: interrupted", err=True)
             sys.exit(Exit.INTERRUPTED)
         except click.UsageError as error:
             where = f"  (see {error.ctx.command_path} --help)" if error.ctx else ""
-            _complain(f"{error.format_message()}{where}", error, surroundings)
+            _complain(f"{error.format_message()}{where}", error, context)
             sys.exit(Exit.BAD_INPUT)
         except click.ClickException as error:
-            _complain(error.format_message(), error, surroundings)
+            _complain(error.format_message(), error, context)
             sys.exit(error.exit_code)
         except BideError as error:
-            _complain(str(error), error, surroundings)
+            _complain(str(error), error, context)
             sys.exit(exit_of(error))
         except Exception as error:  # noqa: BLE001 - a person gets one line; --debug has the rest
-            advice = "" if surroundings.debug else "; run it again with --debug to see where"
-            _complain(f"a defect: {type(error).__name__}: {error}{advice}", error, surroundings)
+            advice = "" if context.debug else "; run it again with --debug to see where"
+            _complain(f"a defect: {type(error).__name__}: {error}{advice}", error, context)
             sys.exit(Exit.DEFECT)
         sys.exit(ended if isinstance(ended, int) else Exit.DONE)
 
@@ -177,8 +175,8 @@ def _about(extension: EntryPoint) -> str:
         return str(error)
 
 
-def _complain(message: str, error: BaseException, surroundings: Surroundings) -> None:
-    if surroundings.debug:
+def _complain(message: str, error: BaseException, context: Context) -> None:
+    if context.debug:
         traceback.print_exception(error)
     click.echo(f"bide: {' '.join(message.split())}", err=True)
 

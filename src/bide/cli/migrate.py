@@ -6,9 +6,9 @@ import asyncio
 
 import click
 
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.ports import HasSchema
 from bide.wiring import store_maker
@@ -19,7 +19,7 @@ from bide.wiring import store_maker
 @click.option("--print", "as_sql", is_flag=True, help="Print the missing statements, and run none of them.")
 @shared_options()
 @click.pass_obj
-def migrate(surroundings: Surroundings, check: bool, as_sql: bool) -> Exit:
+def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
     """Make the schema in a database, or bring it up to date. Any number of processes may do so at once.
 
     It only adds what older versions can live with, so others may go on meanwhile. It needs more rights than the rest of
@@ -27,19 +27,19 @@ def migrate(surroundings: Surroundings, check: bool, as_sql: bool) -> Exit:
     """
     if check and as_sql:
         raise BadInput("--check", "together with --print", "one of the two")
-    settings = surroundings.settings()
+    settings = context.settings()
     store = store_maker(settings.store, settings)()
     if not isinstance(store, HasSchema):
-        return _by_itself(surroundings)
-    return asyncio.run(_migrate(surroundings, store, check=check, as_sql=as_sql))
+        return _by_itself(context)
+    return asyncio.run(_migrate(context, store, check=check, as_sql=as_sql))
 
 
-async def _migrate(surroundings: Surroundings, store: HasSchema, *, check: bool, as_sql: bool) -> Exit:
+async def _migrate(context: Context, store: HasSchema, *, check: bool, as_sql: bool) -> Exit:
     missing = await store.plan()
     if missing is None:
-        return _by_itself(surroundings)
+        return _by_itself(context)
     if as_sql:
-        _print(missing, as_json=surroundings.json)
+        _print(missing, as_json=context.json)
         return Exit.DONE
     before, wanted = await store.schema_version()
     if missing and not check:
@@ -48,8 +48,8 @@ async def _migrate(surroundings: Surroundings, store: HasSchema, *, check: bool,
     else:
         found = before
     up_to_date = found >= wanted
-    where = surroundings.shown_store
-    if surroundings.json:
+    where = context.shown_store
+    if context.json:
         print_json({"store": where, "before": before, "found": found, "wanted": wanted, "up_to_date": up_to_date})
     elif up_to_date:
         click.echo(f"{where}: {_words(before, found)}")
@@ -75,10 +75,10 @@ def _print(missing: list[str], *, as_json: bool) -> None:
         click.echo("-- up to date: nothing to run")
 
 
-def _by_itself(surroundings: Surroundings) -> Exit:
+def _by_itself(context: Context) -> Exit:
     """Nothing was opened, and nothing made."""
-    where = surroundings.shown_store
-    if surroundings.json:
+    where = context.shown_store
+    if context.json:
         print_json({"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True})
     else:
         click.echo(f"{where}: makes what it needs when it is opened, and brings it up to date; nothing to be done here")

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
-from bide.cli.wording import current_millis, local_words, printable, relative_words
+from bide.cli.format import current_millis, local_words, printable, relative_words
+from bide.cli.output import print_json
 from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import instant_text
@@ -24,7 +24,7 @@ from bide.core.records import Topic
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @shared_options()
 @click.pass_obj
-def pause(surroundings: Surroundings, topics: tuple[str, ...]) -> Exit:
+def pause(context: Context, topics: tuple[str, ...]) -> Exit:
     """Hold the tasks of each TOPIC back until it is resumed; without one, list what is paused.
 
     New tasks are taken as ever, and what runs goes on. Workers, webhooks and consumers heed it within two seconds. It
@@ -36,30 +36,30 @@ def pause(surroundings: Surroundings, topics: tuple[str, ...]) -> Exit:
         changed = {topic: await app.pause(topic) for topic in topics}
         found = await app.paused()
         if not topics:
-            _list(surroundings, found)
+            _list(context, found)
         for topic in topics:
             words = "paused" if changed[topic] else "paused already"
-            _tell(surroundings, topic, found.get(topic), words, changed=changed[topic])
+            _tell(context, topic, found.get(topic), words, changed=changed[topic])
         return Exit.DONE
 
-    return surroundings.open(work, make=bool(topics))
+    return context.open(work, make=bool(topics))
 
 
 @click.command()
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @shared_options()
 @click.pass_obj
-def resume(surroundings: Surroundings, topics: tuple[str, ...]) -> Exit:
+def resume(context: Context, topics: tuple[str, ...]) -> Exit:
     """Let the tasks of each TOPIC go out again: what is overdue at once, as fast as its workers are."""
     _check(topics)
 
     async def work(app: Bide) -> Exit:
         for topic in topics:
             changed = await app.resume(topic)
-            _tell(surroundings, topic, None, "resumed" if changed else "was not paused", changed=changed)
+            _tell(context, topic, None, "resumed" if changed else "was not paused", changed=changed)
         return Exit.DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 async def pauses_about(app: Bide, answers: Iterable[Answer]) -> Mapping[Topic, Pause]:
@@ -93,19 +93,19 @@ def _check(topics: tuple[str, ...]) -> None:
         check_topic(topic, "TOPIC")
 
 
-def _list(surroundings: Surroundings, found: Mapping[Topic, Pause]) -> None:
-    if surroundings.json:
+def _list(context: Context, found: Mapping[Topic, Pause]) -> None:
+    if context.json:
         for pause in found.values():
             print_json(pause_shape(pause))
     elif not found:
-        click.echo(f"nothing is paused in {surroundings.shown_store}")
+        click.echo(f"nothing is paused in {context.shown_store}")
     else:
         for topic, pause in found.items():
             click.echo(f"{printable(topic)}: {paused_words(pause)}")
 
 
-def _tell(surroundings: Surroundings, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:
-    if surroundings.json:
+def _tell(context: Context, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:
+    if context.json:
         shape = {"since": None, "who": None} if pause is None else pause_shape(pause)
         print_json({**shape, "topic": topic, "paused": pause is not None, "changed": changed})
     elif pause is not None and not changed:

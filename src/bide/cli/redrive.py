@@ -9,10 +9,9 @@ import click
 
 from bide.app import Bide
 from bide.cli.change import if_token, one
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit, PartlyDone
-from bide.cli.printing import print_json
-from bide.cli.progress import progress_bar
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.output import print_json, progress_bar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.records import Ref, Result, State
@@ -32,7 +31,7 @@ _PAGE = 500
 @shared_options()
 @click.pass_obj
 def redrive(
-    surroundings: Surroundings,
+    context: Context,
     topic: str | None,
     key: str | None,
     all_dead: bool,
@@ -46,22 +45,22 @@ def redrive(
         if topic is not None or if_token is not None:
             field, value = ("TOPIC", topic) if topic is not None else ("--if-token", if_token)
             raise BadInput(field, value, "nothing beside --all-dead but --topic, --delay and --yes")
-        return surroundings.open(lambda app: _redrive_all(app, surroundings, only, delay, yes))
+        return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
     if only is not None:
         raise BadInput("--topic", only, "together with --all-dead only; a single task is redriven by TOPIC KEY")
     if topic is None or key is None:
         raise BadInput("KEY" if topic else "TOPIC, KEY", None, "which task: TOPIC KEY, or --all-dead")
-    return one(surroundings, topic, key, lambda app: app.redrive(topic, key, delay=delay, if_token=if_token))
+    return one(context, topic, key, lambda app: app.redrive(topic, key, delay=delay, if_token=if_token))
 
 
-async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None, delay: str, yes: bool) -> Exit:
+async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: str, yes: bool) -> Exit:
     """Page by page. What dies again while this runs is left alone, or a broken handler would keep it going for ever."""
     begun = app.clock.now()
     counts = (await app.tally()).counts
     dead = [count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)]
     number = sum(count.number for count in dead)
     if not number:
-        if not surroundings.json:
+        if not context.json:
             click.echo("nothing is dead" + ("" if topic is None else f" in topic {topic}"))
         return Exit.DONE
     if not yes:
@@ -77,7 +76,7 @@ async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None,
         async def send() -> None:
             for answer in await app.redrive_many(page, delay=delay):
                 totals[answer.result] += 1
-                if surroundings.json:
+                if context.json:
                     print_json(answer_shape(answer))
             progress(len(page))
             page.clear()
@@ -97,6 +96,6 @@ async def _redrive_all(app: Bide, surroundings: Surroundings, topic: str | None,
             if not done:
                 raise
             raise PartlyDone(f"{error}. {done:,} tasks were sent; the same command goes on with the rest") from error
-    if not surroundings.json:
+    if not context.json:
         click.echo(", ".join(f"{count:,} {result.value}" for result, count in totals.most_common()))
     return Exit.DONE if set(totals) <= {Result.REDRIVEN} else Exit.NOT_DONE

@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from bide.app import Bide
+from bide.cli.context import Context, WholeNumber, shared_options
 from bide.cli.exits import Exit
+from bide.cli.format import answer_words
+from bide.cli.output import print_json
 from bide.cli.pause import pauses_about
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
-from bide.cli.wording import answer_words
 from bide.core.errors import BadInput, BadPayload
 from bide.core.records import OnConflict
 from bide.core.retry import PRESETS
@@ -46,7 +46,7 @@ _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard i
 @shared_options()
 @click.pass_obj
 def schedule(
-    surroundings: Surroundings,
+    context: Context,
     topic: str | None,
     payload: str | None,
     key: str | None,
@@ -69,7 +69,7 @@ def schedule(
     "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
     """
     if many is not None:
-        return _schedule_many(surroundings, many, topic, first or 1, {"payload": payload, "--key": key, "--at": at,
+        return _schedule_many(context, many, topic, first or 1, {"payload": payload, "--key": key, "--at": at,
             "--delay": delay, "--group": group, "--deadline": deadline, "--retry": retry})  # fmt: skip
     if first is not None:
         raise BadInput("--from", first, "together with --many only")
@@ -83,13 +83,13 @@ def schedule(
             deadline=deadline,
         )  # fmt: skip
         paused = await pauses_about(app, [answer])
-        if surroundings.json:
+        if context.json:
             print_json(answer_shape(answer, paused=paused))
         else:
             click.echo(answer_words(answer, topic, key or "", paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
-    return surroundings.open(work, make=True)
+    return context.open(work, make=True)
 
 
 def read_payload(given: str | None, *, raw: bool) -> bytes:
@@ -114,12 +114,10 @@ def read_payload(given: str | None, *, raw: bool) -> bytes:
         raise BadPayload("payload", data[:60].decode(errors="replace"), f"{_PAYLOAD_ACCEPTED} ({error})") from None
 
 
-def _schedule_many(
-    surroundings: Surroundings, path: str, topic: str | None, first: int, alone: dict[str, object]
-) -> Exit:
+def _schedule_many(context: Context, path: str, topic: str | None, first: int, alone: dict[str, object]) -> Exit:
     for option, value in alone.items():
         if value is not None:
             raise BadInput(option, value, "nothing beside --many: each line says it for itself")
     from bide.cli.bulk import schedule_lines  # with progress bars, which a single schedule can do without
 
-    return schedule_lines(surroundings, path, topic, first)
+    return schedule_lines(context, path, topic, first)

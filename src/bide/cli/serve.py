@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, WholeNumber, shared_options, without_password
 from bide.cli.exits import Exit
-from bide.cli.loops import run_loop
-from bide.cli.stopping import Stopping
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
+from bide.cli.stopping import Stopping, run_loop
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
@@ -43,7 +42,7 @@ _PORT = click.option(
 @shared_options(json=False)
 @click.pass_obj
 def serve(
-    surroundings: Surroundings,
+    context: Context,
     host: str,
     port: int,
     path: str | None,
@@ -72,11 +71,10 @@ def serve(
     config = running.config_of(path, webhooks, allow)
     handler = logs.setup(log_level or ("warning" if demo else "info"), json=log_format == "json")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
-    store = surroundings.store
+    store = context.store
     company: running.Beside | None = None
     if demo:
-        from bide.cli.demo.town import Town
-        from bide.cli.demo.words import uneventful
+        from bide.cli.demo.town import Town, uneventful
 
         app = Bide(settings=_demo_settings(_DEMO_STORE if store is None else store))
         company = Town(app, shown_store=without_password(app.url), say=click.echo)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from bide.cli.exits import Exit
+from bide.core.errors import MissingExtra
 from bide.core.instants import Millis
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -73,3 +75,17 @@ def _end(what: str, code: int) -> None:
         os.write(2, f"bide: {what}; what was running is delivered again when its lease is over\n".encode())
     finally:
         os._exit(code)
+
+
+def run_loop(working: Coroutine[Any, Any, None], *, uvloop: bool) -> None:
+    """Raises MissingExtra, and what `working` raises."""
+    if not uvloop:
+        asyncio.run(working)
+        return
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        working.close()
+        raise MissingExtra("uvloop", "--uvloop") from None
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(working)

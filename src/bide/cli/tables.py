@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bide.cli.look import pretty_payload
-from bide.cli.wording import (
+from bide.cli.format import (
     current_millis,
     length_words,
     local_words,
     moment_words,
+    pretty_payload,
     printable,
     relative_words,
     state_words,

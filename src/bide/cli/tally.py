@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
+from bide.cli.format import local_words, printable
+from bide.cli.output import print_json
 from bide.cli.pause import pause_shape, paused_words
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
-from bide.cli.wording import local_words, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
 from bide.core.pause import Pause
@@ -27,7 +27,7 @@ _MOST_STEPS = 200
 @click.option("--step", metavar="LENGTH", help="In steps of this; a 24th of --ahead if not given.")
 @shared_options()
 @click.pass_obj
-def tally(surroundings: Surroundings, topic: str | None, ahead: str | None, step: str | None) -> Exit:
+def tally(context: Context, topic: str | None, ahead: str | None, step: str | None) -> Exit:
     """Count tasks by topic and state; how many are due now; with --ahead, how many come due when."""
     edges = _edges(ahead, step)
 
@@ -36,13 +36,13 @@ def tally(surroundings: Surroundings, topic: str | None, ahead: str | None, step
         asked = [0, now, *(now + edge for edge in edges if now + edge <= LAST_INSTANT)]
         found = _only(await app.tally([as_datetime(edge) for edge in asked]), topic)
         paused = {of: pause for of, pause in (await app.paused()).items() if topic in (None, of)}
-        if surroundings.json:
+        if context.json:
             print_json({**_shape(found, asked), "paused": [pause_shape(pause) for pause in paused.values()]})
         else:
-            _print(found, asked, surroundings.shown_store, paused)
+            _print(found, asked, context.shown_store, paused)
         return Exit.DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 def _edges(ahead: str | None, step: str | None) -> list[Millis]:

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, shared_options, without_password
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options, without_password
-from bide.cli.wording import moment_words, printable
+from bide.cli.format import moment_words, printable
+from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
@@ -58,9 +58,7 @@ def token() -> None:
 @click.option("--expires", metavar="LENGTH", help='After how long it ends by itself: "90d". Never if not given.')
 @shared_options()
 @click.pass_obj
-def add(
-    surroundings: Surroundings, name: str, verbs: tuple[str, ...], topics: tuple[str, ...], expires: str | None
-) -> Exit:
+def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, ...], expires: str | None) -> Exit:
     """Make a token for NAME and print it: this once, since only a hash of it is kept.
 
     NAME is what the event log and the audit log call whoever uses it. Two may have the same, to change one for the
@@ -77,8 +75,8 @@ def add(
             expires_at=None if lasts is None else min(now + lasts, LAST_INSTANT), by=app.actor,
         )  # fmt: skip
 
-    made, text = surroundings.open(work, make=True)
-    if surroundings.json:
+    made, text = context.open(work, make=True)
+    if context.json:
         print_json({**_shape(made), "token": text})
     else:
         click.echo(text)
@@ -93,31 +91,31 @@ def add(
 @token.command(short_help="List the tokens, without their secrets.")
 @shared_options()
 @click.pass_obj
-def ls(surroundings: Surroundings) -> Exit:
+def ls(context: Context) -> Exit:
     """List the tokens: whose they are and what they may do, never the tokens themselves."""
 
     async def work(app: Bide) -> Exit:
         damaged: list[str] = []
         tokens, now = await _tokens(app).all(damaged.append), app.clock.now()
-        if surroundings.json:
+        if context.json:
             for one in tokens:
                 print_json(_shape(one))
         elif tokens:
             _print(tokens, now)
         else:
-            click.echo(f"no tokens in {surroundings.shown_store}")
+            click.echo(f"no tokens in {context.shown_store}")
         for id in damaged:
             click.echo(f"bide: note: token {id} cannot be read and counts for nothing; revoke it", err=True)
         return Exit.DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 @token.command(short_help="Forget a token: whoever shows it is refused.")
 @click.argument("id")
 @shared_options()
 @click.pass_obj
-def revoke(surroundings: Surroundings, id: str) -> Exit:
+def revoke(context: Context, id: str) -> Exit:
     """Forget the token of this ID: whoever shows it is refused, within five seconds, by every instance."""
     check_id(id)
 
@@ -126,8 +124,8 @@ def revoke(surroundings: Surroundings, id: str) -> Exit:
         revoked = await tokens.revoke(id)
         return revoked, len(await tokens.all())
 
-    revoked, left = surroundings.open(work)
-    if surroundings.json:
+    revoked, left = context.open(work)
+    if context.json:
         print_json({"id": id, "revoked": revoked})
     else:
         click.echo(f"token {id}: {'revoked' if revoked else 'not found'}")

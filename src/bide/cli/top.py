@@ -16,11 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from bide.app import Bide
+from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, shared_options
+from bide.cli.format import length_words, local_words, printable
+from bide.cli.output import print_json
 from bide.cli.tables import STYLES, console
-from bide.cli.wording import length_words, local_words, printable
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
 from bide.core.records import Count
@@ -47,7 +47,7 @@ _OLD: Millis = 3_000
 @click.option("--every", metavar="LENGTH", default="2s", show_default=True, help="How often it is looked at.")
 @shared_options()
 @click.pass_obj
-def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
+def top(context: Context, once: bool, every: str) -> Exit:
     """All at a glance: what is pending, due and dead, how late it goes out, and who works on it.
 
     It stays on the screen until Ctrl-C. --json prints one object and ends.
@@ -55,13 +55,13 @@ def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
     step = duration(every, field="--every")
     if not _LEAST <= step <= _MOST:
         raise BadInput("--every", every, f"a length from {duration_text(_LEAST)} to {duration_text(_MOST)}")
-    screen = Screen(surroundings.shown_store)
+    screen = Screen(context.shown_store)
 
     async def work(app: Bide) -> Exit:
         overviews = Overviews(app)
         try:
-            if surroundings.json:
-                print_json(_shape(*await _look(app, overviews), surroundings.shown_store))
+            if context.json:
+                print_json(_shape(*await _look(app, overviews), context.shown_store))
             elif once or not sys.stdout.isatty():
                 printer = console()
                 printer.print(screen.draw(*await _look(app, overviews), printer.width, None))
@@ -72,7 +72,7 @@ def top(surroundings: Surroundings, once: bool, every: str) -> Exit:
         return Exit.DONE
 
     try:
-        return surroundings.open(work)
+        return context.open(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         screen.last()
         return Exit.DONE

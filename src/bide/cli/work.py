@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
 import sys
 import threading
 from contextlib import suppress
+from difflib import get_close_matches
 
 import click
 
 from bide.app import Bide
+from bide.cli.context import Context, WholeNumber, shared_options, without_password
 from bide.cli.exits import Exit
-from bide.cli.loading import load_app
-from bide.cli.loops import run_loop
-from bide.cli.stopping import Stopping
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options, without_password
-from bide.core.errors import BadInput, SetupError
+from bide.cli.stopping import Stopping, run_loop
+from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import Record, Settlement, Verdict
 
@@ -41,7 +41,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @shared_options(json=False)
 @click.pass_obj
 def work(
-    surroundings: Surroundings,
+    context: Context,
     application: str,
     processes: int,
     topics: tuple[str, ...],
@@ -55,8 +55,8 @@ def work(
     The first SIGTERM, SIGHUP or Ctrl-C drains: nothing new is begun, what runs has BIDE_GRACE to end, and what does not
     is delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
     """
-    if surroundings.store is not None:
-        os.environ["BIDE_STORE"] = surroundings.store
+    if context.store is not None:
+        os.environ["BIDE_STORE"] = context.store
     _log_to_stderr("error" if quiet else log_level)
     if processes > 1:
         from bide.cli.supervisor import Supervisor
@@ -124,3 +124,34 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
     )
+
+
+def load_app(application: str) -> Bide:
+    """The Bide object that `application` names, looked for here first. Raises BadInput, SetupError."""
+    module_name, colon, path = application.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise BadInput("MODULE:APP", application, "a module, a colon and the app's name in it, such as shop:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module_name)
+    except BideError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise SetupError(f"{module_name}: cannot be loaded: {error}") from error
+        accepted = f"a module that can be imported from {os.getcwd()} or the Python path ({error})"
+        raise BadInput("MODULE:APP", application, accepted) from None
+    except Exception as error:
+        raise SetupError(f"{module_name}: cannot be loaded: {type(error).__name__}: {error}") from error
+    apps = [name for name, value in vars(found).items() if isinstance(value, Bide)]
+    for part in path.split("."):
+        if not hasattr(found, part):
+            closest = get_close_matches(part, apps, n=1, cutoff=0.0)
+            accepted = f"the name of a Bide object in {module_name}" + (f", such as {closest[0]}" if closest else "")
+            raise BadInput("MODULE:APP", application, accepted)
+        found = getattr(found, part)
+    if not isinstance(found, Bide):
+        there = f"; in {module_name} these are: {', '.join(apps)}" if apps else ""
+        raise BadInput("MODULE:APP", application, f"the name of a Bide object, not of a {type(found).__name__}{there}")
+    return found

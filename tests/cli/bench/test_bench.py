@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from bide.cli.bench import bench, check, churn, crew, idle, lateness, scale
+from bide.cli.bench import bench, deliver, pending, verbs, workers
 from bide.cli.bench.worker import Settled, Start
 from bide.core.errors import BadInput
 
@@ -44,11 +45,11 @@ SERVERS = {"redis:": "redis_url", "postgres:": "postgres_url", "mysql:": "mysql_
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a benchmark waits for, and repeats, only makes its figures better."""
-    monkeypatch.setattr(idle, "SECONDS", 0.2)
-    monkeypatch.setattr(idle, "SETTLING", 0.1)
-    monkeypatch.setattr(scale, "REPETITIONS", 3)
-    monkeypatch.setattr(churn, "SOON", (100, 600))
-    monkeypatch.setattr(lateness, "AHEAD", {**lateness.AHEAD, "2s": "300ms"})
+    monkeypatch.setattr(pending, "SECONDS", 0.2)
+    monkeypatch.setattr(pending, "SETTLING", 0.1)
+    monkeypatch.setattr(pending, "REPETITIONS", 3)
+    monkeypatch.setattr(verbs, "SOON", (100, 600))
+    monkeypatch.setattr(deliver, "AHEAD", {**deliver.AHEAD, "2s": "300ms"})
 
 
 @pytest.fixture
@@ -153,8 +154,8 @@ def test_another_store_is_refused(store: str, part: str) -> None:
 # --- the self-check
 
 
-def examine(starts: Sequence[Start], settles: Sequence[Settled]) -> check.Findings:
-    return check.examine({"a": 10_000_000, "b": 10_000_000}, starts, settles)
+def examine(starts: Sequence[Start], settles: Sequence[Settled]) -> workers.Findings:
+    return workers.examine({"a": 10_000_000, "b": 10_000_000}, [*starts, *settles])
 
 
 def start(key: str, token: int, at: float, planned_at: int = 10) -> Start:
@@ -196,18 +197,18 @@ def test_what_begins_again_after_its_settle_is_duplicated_and_before_it_redelive
 
 @pytest.mark.parametrize(("store", "broken"), [("memory:", "lost"), ("memory:", "duplicated"), ("sqlite:", "early")])
 def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoil(starts: list[Start], settles: list[Settled]) -> tuple[list[Start], list[Settled]]:
+    def spoil(entries: list[Start | Settled]) -> list[Start | Settled]:
+        first, last = entries[0], entries[-1]
+        assert isinstance(first, Start)
         if broken == "lost":
-            settles.pop()
-        elif broken == "duplicated":
-            starts.append(starts[0]._replace(at=settles[-1].at + 1))
-        else:
-            starts[0] = starts[0]._replace(at=starts[0].planned_at * 1_000_000 - 1)
-        return starts, settles
+            return entries[:-1]
+        if broken == "duplicated":
+            return [*entries, msgspec.structs.replace(first, at=last.at + 1)]
+        return [msgspec.structs.replace(first, at=first.planned_at * 1_000_000 - 1), *entries[1:]]
 
-    local, processes = crew.LocalCrew.log, crew.ProcessCrew.log
-    monkeypatch.setattr(crew.LocalCrew, "log", lambda self: spoil(*local(self)))
-    monkeypatch.setattr(crew.ProcessCrew, "log", lambda self: spoil(*processes(self)))
+    local, processes = workers.LocalWorker.log, workers.ProcessGroup.log
+    monkeypatch.setattr(workers.LocalWorker, "log", lambda self: spoil(local(self)))
+    monkeypatch.setattr(workers.ProcessGroup, "log", lambda self: spoil(processes(self)))
     ended = run(store, "--workload", "throughput", "--n", "20", "--json")
     assert ended.exit_code == 1
     assert broken in ended.output

@@ -12,11 +12,11 @@ from redis import Redis
 
 from bide.app import Bide
 from bide.cli.bench import bench
-from bide.cli.bench.limits import limit_of
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import Plan
+from bide.cli.bench.plan import Plan, limit_of
 from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
+from bide.wiring import address_of
 from bide_proofs.servers import redis as servers
 
 
@@ -173,7 +173,7 @@ def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
     ],
 )
 def test_a_url_is_read_as_the_store_reads_it(url: str, said: dict[str, object]) -> None:
-    pool = connect(url).connection_pool
+    pool = connect(address_of(url)).connection_pool
     given = pool.make_connection()
     assert {name: getattr(given, name, None) for name in said if name in {"host", "port", "db", "path"}} == {
         name: value for name, value in said.items() if name in {"host", "port", "db", "path"}

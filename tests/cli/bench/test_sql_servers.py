@@ -14,14 +14,11 @@ from click.testing import CliRunner
 from tests.waiting import wait_until
 
 from bide.app import Bide
-from bide.cli.bench import bench, processes
-from bide.cli.bench.limits import limit_of
-from bide.cli.bench.mysql_server import MysqlServer, RawMysql
+from bide.cli.bench import bench, server
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import Plan
-from bide.cli.bench.postgres_server import PostgresServer, RawPostgres
-from bide.cli.bench.processes import ProcessorWatch
-from bide.cli.bench.server import LessRoundTrip
+from bide.cli.bench.plan import Plan, limit_of
+from bide.cli.bench.server import ProcessorWatch, Stopwatch
+from bide.cli.bench.sql_server import RawSql, SqlServer
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
 from bide_proofs.servers import mariadb
@@ -33,8 +30,6 @@ class Kind(NamedTuple):
 
     ask: Callable[[str, str], Any]
     schemas: str
-    key: str
-    """The column of the raw limit's table that has a task's name."""
     works: str
     held: str
     """How many hold a snapshot."""
@@ -43,13 +38,13 @@ class Kind(NamedTuple):
 
 KINDS = {
     "postgres": Kind(
-        ask, "SELECT nspname FROM pg_namespace", "key", "SELECT count(*) FROM generate_series(1, 100000)",
+        ask, "SELECT nspname FROM pg_namespace", "SELECT count(*) FROM generate_series(1, 100000)",
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bide bench' AND backend_xmin IS NOT NULL "
         "AND state = 'idle in transaction'",
         {"live_rows", "dead_rows", "table_bytes", "index_bytes", "vacuums"},
     ),
     "mysql": Kind(
-        mariadb.ask, "SHOW DATABASES", "name", "SELECT BENCHMARK(100000, SHA2('bide', 256))",
+        mariadb.ask, "SHOW DATABASES", "SELECT BENCHMARK(100000, SHA2('bide', 256))",
         "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_isolation_level = 'REPEATABLE READ'",
         {"bytes", "history"},
     ),
@@ -70,8 +65,8 @@ def schemas(kind: str, url: str) -> set[str]:
     return {str(row[0]) for row in KINDS[kind].ask(url, KINDS[kind].schemas)}
 
 
-def server_at(place_server: object) -> PostgresServer | MysqlServer:
-    assert isinstance(place_server, PostgresServer | MysqlServer)
+def server_at(place_server: object) -> SqlServer:
+    assert isinstance(place_server, SqlServer)
     return place_server
 
 
@@ -143,14 +138,14 @@ def test_the_raw_limit_is_measured_and_leaves_nothing(kind: str, url: str) -> No
         own = parse_qs(urlsplit(place.url).query)["schema"][0]
         with limit_of(Plan(place=place, limit=True)) as limit:
             raw, size = limit._raw, place.size()
-            assert isinstance(raw, RawPostgres | RawMysql)
+            assert isinstance(raw, RawSql)
             limit.measure(2)
-            counted = f"count(*), count(DISTINCT {KINDS[kind].key}), max(length(payload))"
-            assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw._schema}.task")[0]) == (2_000, 2_000, 100)
+            counted = "count(*), count(DISTINCT name), max(length(payload))"
+            assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw.schema}.task")[0]) == (2_000, 2_000, 100)
             assert place.size() == size, "it grows in a place of its own"
             assert limit.fields({})["limit_per_s"] > 0
-            assert {own, raw._schema} <= schemas(kind, url)
-        assert raw._schema not in schemas(kind, url)
+            assert {own, raw.schema} <= schemas(kind, url)
+        assert raw.schema not in schemas(kind, url)
     assert own not in schemas(kind, url)
 
 
@@ -163,31 +158,31 @@ def test_the_server_tells_what_it_did_and_what_an_operation_cost(kind: str, url:
             return watch.stop()
 
     with place_of(url) as place:
-        server = server_at(place.server)
-        watch, load = server.watch(), server.load()
+        tells = server_at(place.server)
+        watch, load = tells.watch(), tells.load()
         assert isinstance(watch, ProcessorWatch)
         assert asyncio.run(cost(place.url, watch)) > 0
 
         def worked() -> bool:
             KINDS[kind].ask(url, KINDS[kind].works)
-            cpu = server.load().cpu
+            cpu = tells.load().cpu
             assert cpu is not None
             return load.cpu is not None and cpu > load.cpu
 
         wait_until(worked, "a tick of the processor's time")
-        assert server.load().requests > load.requests
-        assert set(server.health()) == KINDS[kind].health
+        assert tells.load().requests > load.requests
+        assert set(tells.health()) == KINDS[kind].health
 
 
 def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_PROC", Path("/nowhere"))
+    monkeypatch.setattr(server, "_PROC", Path("/nowhere"))
     with place_of(url) as place:
-        server = server_at(place.server)
-        assert server.load().cpu is None
-        watch = server.watch()
-        assert isinstance(watch, LessRoundTrip)
+        far = server_at(place.server)
+        assert far.load().cpu is None
+        watch = far.watch()
+        assert isinstance(watch, Stopwatch)
         watch.start()
         assert watch.stop() > 0
 
@@ -202,7 +197,7 @@ def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"), place_of(nobody):
         pass
     with pytest.raises(StoreUnavailable, match="benchmark"), place_of(url) as place:
-        server_at(place.server)._rows("SELECT nonsense")
+        server_at(place.server).rows("SELECT nonsense")
 
 
 @pytest.mark.parametrize("query", ["postgresql://host/db?schema=Upper", "postgresql://host/db?prefix=1",

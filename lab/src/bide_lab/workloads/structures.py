@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from bide.cli.bench.limits import uncollected
-from bide.cli.bench.plan import rounded
+from bide.cli.bench.plan import rounded, uncollected
 from bide.cli.bench.timers import OPERATIONS, Contestant
 from bide_lab.actor import Spec, Step, encoded, resident, strategy_of
 from bide_lab.cast import LabFault

@@ -10,12 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bide.cli.bench import mysql_server
-from bide.cli.bench.mysql_server import MysqlServer
 from bide.cli.bench.place import Place
-from bide.cli.bench.postgres_server import PostgresServer
-from bide.cli.bench.processes import family, started_at
 from bide.cli.bench.redis_server import RedisServer
+from bide.cli.bench.server import family, started_at
+from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 
 _PROC = Path("/proc")
 _SAME = 3.0
@@ -53,29 +51,17 @@ class StoreWatch:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._server = place.server
-        self._connection: Any = None
 
     async def look(self) -> dict[str, float]:
         """Figures by name. What would block is asked in a thread."""
         found = await asyncio.to_thread(self._look)
         if isinstance(self._server, MysqlServer) and "server_resident" in found:
             # pages that the server has read stay in its memory until the pool is full, as it was told to do
-            pool = await self._pool()
+            asked = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'"
+            [[_, pool]] = await asyncio.to_thread(self._server.rows, asked)
+            pool = float(pool)
             found |= {"server_private": found.pop("server_resident") - pool, "server_pool": pool}
         return found
-
-    async def _pool(self) -> float:
-        """Bytes of pages in MySQL's buffer pool."""
-        if self._connection is None:
-            self._connection = await mysql_server.connect(self._place.url)
-        asked = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'"
-        [[_, bytes_]] = await mysql_server.ask(self._connection, asked)
-        return float(bytes_)
-
-    async def close(self) -> None:
-        """No more looks."""
-        if self._connection is not None:
-            await self._connection.ensure_closed()
 
     def _look(self) -> dict[str, float]:
         server = self._server
@@ -85,7 +71,7 @@ class StoreWatch:
             return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
         found: dict[str, float] = {f"store_{name}": value for name, value in server.health().items()}
         if isinstance(server, PostgresServer):
-            found |= _postgres(server.postmaster)
+            found |= _postgres(server.process)
         elif isinstance(server, MysqlServer):
             if server.process is not None:
                 found |= {f"server_{name}": value for name, value in process(int(server.process.name)).items()}

@@ -12,16 +12,13 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any, TypeAlias
 
-from bide.cli.bench import mysql_server, postgres_server
-from bide.cli.bench.mysql_server import MysqlServer
 from bide.cli.bench.place import Place
-from bide.cli.bench.postgres_server import PostgresServer
 from bide.cli.bench.redis_server import RedisServer
+from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 from bide.core.names import RESERVED_TOPICS
 
 EVENTS = 10_000
@@ -29,7 +26,7 @@ EVENTS = 10_000
 _HIDDEN = "hidden tasks"
 _TASKS = "tasks"
 _BY_KIND = re.compile(r"\{[^}]*\}:(layout|workers|events|event-refs)$|\{[^}]*:[0-9]+\}:([a-z])(?::(.*))?$", re.DOTALL)
-_Ask: TypeAlias = Callable[[str], Awaitable[Any]]
+_Ask: TypeAlias = Callable[[str], Sequence[Any]]
 """The rows of a statement."""
 
 
@@ -37,41 +34,34 @@ async def remains(place: Place) -> dict[str, int]:
     """How many of what; the store is not open in this process any more. O(everything that is in the store)."""
     if isinstance(place.server, RedisServer):
         return await asyncio.to_thread(_redis, place.server)
+    return await asyncio.to_thread(_sql, place)
+
+
+def _sql(place: Place) -> dict[str, int]:
     if isinstance(place.server, PostgresServer):
-        schema, postgres = place.server.schema, await postgres_server.connect(place.url)
-        try:
-            tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
-            return await _rows(postgres.fetch, tables, f'"{schema}"."{{}}"')
-        finally:
-            await postgres.close()
+        schema = place.server.address.schema
+        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
+        return _rows(place.server.rows, tables, f'"{schema}"."{{}}"')
     if isinstance(place.server, MysqlServer):
-        schema, mysql = place.server.schema, await mysql_server.connect(place.url)
-        try:
-            tables = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
-            named, topic = f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)"
-            return await _rows(partial(mysql_server.ask, mysql), tables, named, topic)
-        finally:
-            await mysql.ensure_closed()
+        schema = place.server.address.schema
+        tables = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
+        return _rows(place.server.rows, tables, f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)")
     assert place.path is not None
     with closing(sqlite3.connect(place.path)) as database:
-
-        async def ask(statement: str) -> Any:
-            return database.execute(statement).fetchall()
-
         tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'bide\\_%' ESCAPE '\\'"
-        return await _rows(ask, tables, "{}")
+        return _rows(lambda statement: database.execute(statement).fetchall(), tables, "{}")
 
 
-async def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
+def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
     """Rows by table; of tasks, and of members of groups, those of bide's own topics apart."""
     found: dict[str, int] = {}
-    for [table] in await ask(tables):
+    for [table] in ask(tables):
         name, short = named.format(table), str(table).removeprefix("bide_")
         if short not in ("task", "grouped"):
-            [[found[short]]] = await ask(f"SELECT count(*) FROM {name}")
+            [[found[short]]] = ask(f"SELECT count(*) FROM {name}")
             continue
         split = {_TASKS: 0, _HIDDEN: 0}
-        for its, number in await ask(f"SELECT {topic}, count(*) FROM {name} GROUP BY topic"):
+        for its, number in ask(f"SELECT {topic}, count(*) FROM {name} GROUP BY topic"):
             split[_HIDDEN if its in RESERVED_TOPICS else _TASKS] += number
         found |= split if short == "task" else {"members of groups": split[_TASKS]}
     return found

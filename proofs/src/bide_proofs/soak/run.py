@@ -86,7 +86,6 @@ class Soak:
             await group.end(SERVICE)
         finally:
             await group.abandon()
-            await self._watch.close()
         self.wrong["failed"] += group.wrong
         left = await remains(place)
         minutes = (datetime.now(UTC) - begun).total_seconds() / 60

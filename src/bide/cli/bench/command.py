@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
-from bide._version import __version__
-from bide.cli.bench.change import change
-from bide.cli.bench.churn import churn
-from bide.cli.bench.crew import BenchFault
-from bide.cli.bench.deliver import burst, crash, throughput
-from bide.cli.bench.idle import idle
-from bide.cli.bench.lateness import AHEAD, lateness
+from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
+from bide.cli.bench.pending import idle, scale
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import Plan, Progress, Report, silent
-from bide.cli.bench.scale import scale
-from bide.cli.bench.schedule import schedule
+from bide.cli.bench.plan import Plan, Progress, Report, machine, silent
 from bide.cli.bench.timers import timers
+from bide.cli.bench.verbs import change, churn, schedule
 from bide.cli.bench.worker import loop_factory
+from bide.cli.bench.workers import BenchFault
 from bide.core.errors import MissingExtra
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console
-
-Workload = Callable[[Plan], Awaitable[Report]]
-
-WORKLOADS: Mapping[str, Workload] = {
-    "schedule": schedule,
-    "lateness": lateness,
-    "burst": burst,
-    "throughput": throughput,
-    "change": change,
-    "idle": idle,
-    "scale": scale,
-    "crash": crash,
-    "timers": timers,
-    "churn": churn,
+WORKLOADS: Mapping[str, Callable[[Plan], Coroutine[Any, Any, Report]]] = {
+    workload.__name__: workload
+    for workload in (schedule, lateness, burst, throughput, change, idle, scale, crash, timers, churn)
 }
 
 
@@ -76,21 +54,7 @@ WORKLOADS: Mapping[str, Workload] = {
 @click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio", show_default=True,
               help="The event loop of this process and of the workers.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and no progress.")
-def bench(
-    store: str,
-    workload: str,
-    n: int | None,
-    rate: float,
-    processes: int,
-    ahead: str,
-    pending: int,
-    flood: int,
-    seconds: float,
-    snapshot: bool,
-    limit: bool,
-    loop: str,
-    as_json: bool,
-) -> None:
+def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     """Measure this machine, with bide's shipped defaults.
 
     STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory), `sqlite:///path`, one of Redis
@@ -106,10 +70,7 @@ def bench(
     good = True
     for name in names:
         with place_of(store) as place, _progress(name, as_json) as progress:
-            plan = Plan(
-                place=place, n=n, rate=rate, processes=processes, ahead=ahead, pending=pending, flood=flood,
-                seconds=seconds, snapshot=snapshot, limit=limit, loop=loop, progress=progress, tell=_tell,
-            )  # fmt: skip
+            plan = Plan(place=place, progress=progress, tell=_tell, **options)
             report = _run(name, plan)
         good = _show(name, plan, report, as_json) and good
     if not good:
@@ -129,110 +90,68 @@ def _run(name: str, plan: Plan) -> Report:
         raise MissingExtra("uvloop", "--loop uvloop") from None
     if name == "timers":  # bare data structures, and the loop that they are compared with is asyncio's
         factory, plan = None, replace(plan, loop="asyncio")
-
-    async def run() -> Report:
-        return await WORKLOADS[name](plan)
-
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(run())
+            return runner.run(WORKLOADS[name](plan))
     except BenchFault as fault:
         raise click.ClickException(str(fault)) from None
 
 
-def surroundings(plan: Plan) -> dict[str, Any]:
-    """What every object of figures says about where it was measured."""
-    return {
-        "store": plan.place.kind,
-        "version": __version__,
-        "python": platform.python_version(),
-        "loop": plan.loop,
-        "cpus": os.cpu_count() or 1,
-    }
-
-
 def _show(name: str, plan: Plan, report: Report, as_json: bool) -> bool:
     """Print the figures; whether they may be believed."""
-    faults = report.all_faults
+    fields = {**report.fields, "store": plan.place.kind, "loop": plan.loop, **machine()}
     if as_json:
-        click.echo(msgspec.json.encode({**report.fields, **surroundings(plan)}).decode())
+        click.echo(msgspec.json.encode(fields).decode())
     else:
-        _show_table(name, {**report.fields, **surroundings(plan)})
-    for fault in faults:
+        _show_tables(name, fields)
+    for fault in report.all_faults:
         click.echo(f"bide: {name}: {fault}", err=True)
-    return not faults
+    return not report.all_faults
 
 
-def _show_table(name: str, fields: Mapping[str, Any]) -> None:
+def _show_tables(name: str, fields: Mapping[str, Any]) -> None:
+    """One for each figure that is nested, its innermost level as columns; one for all others."""
+    from rich.console import Console
     from rich.table import Table
 
-    console = _console()
-    flat = Table("figure", "", title=f"bide bench: {name}", title_justify="left")
-    flat.columns[1].justify = "right"
+    console, flat = Console(highlight=False), Table("figure", "", title=f"bide bench: {name}", title_justify="left")
     for field, value in fields.items():
         if not isinstance(value, dict):
             flat.add_row(field, _text(value))
-    for field, value in fields.items():
-        if isinstance(value, dict):
-            console.print(_matrix(field, _rows(value)))
+            continue
+        rows = _rows(value)
+        table = Table("", *next(iter(rows.values())), title=field, title_justify="left")
+        for of, row in rows.items():
+            table.add_row(of, *map(_text, row.values()))
+        for column in table.columns[1:]:
+            column.justify = "right"
+        console.print(table)
+    flat.columns[1].justify = "right"
     console.print(flat)
 
 
-def _rows(nested: Mapping[str, Any], above: str = "") -> dict[str, Mapping[str, float]]:
-    """Nested figures as rows: the innermost level becomes the columns."""
+def _rows(nested: Mapping[str, Any], above: str = "") -> dict[str, Mapping[str, Any]]:
     if not any(isinstance(value, dict) for value in nested.values()):
         return {above.strip(): nested}
-    rows: dict[str, Mapping[str, float]] = {}
-    for name, value in nested.items():
-        rows |= _rows(value, f"{above} {name}")
-    return rows
-
-
-def _matrix(title: str, rows: Mapping[str, Mapping[str, float]]) -> Any:
-    from rich.table import Table
-
-    columns = list(next(iter(rows.values())))
-    table = Table("", *columns, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, row in rows.items():
-        table.add_row(name, *(_text(row[column]) for column in columns))
-    return table
+    return {of: row for name, value in nested.items() for of, row in _rows(value, f"{above} {name}").items()}
 
 
 def _text(value: object) -> str:
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and value < 1000
-        else f"{value:,.0f}"
-        if isinstance(value, int | float)
-        else str(value)
-    )
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _progress(name: str, as_json: bool) -> AbstractContextManager[Progress]:
-    """A bar on a terminal; nothing for programs and files."""
-    if as_json or not sys.stderr.isatty():
-        return nullcontext(silent)
-    return _bar(name)
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.4g}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Progress]:
+def _progress(name: str, as_json: bool) -> Iterator[Progress]:
+    """A bar on a terminal; nothing for programs and files."""
+    if as_json or not sys.stderr.isatty():
+        yield silent
+        return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     # twice a second: a bar must not take part in what is measured
     with Bar(console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
         task = bar.add_task(name, total=1)
-
-        def told(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{name}: {what}", completed=done, total=total)
-
-        yield told
+        yield lambda what, done, total: bar.update(task, description=f"{name}: {what}", completed=done, total=total)

@@ -1,114 +1,124 @@
-"""The workloads `burst`, `throughput` and `crash`: many tasks due together, and what becomes of them."""
+"""The workloads of those who deliver: `burst`, `throughput`, `crash` (many due at once), `lateness` (a steady rate)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
-from bide.cli.bench.check import NANOSECONDS, Findings, examine
-from bide.cli.bench.crew import BenchFault, ProcessCrew, crew_of, settled, stage
-from bide.cli.bench.filling import fill
-from bide.cli.bench.limits import BATCH, limit_of, random_keys
-from bide.cli.bench.plan import Plan, Report, rounded
-from bide.cli.bench.worker import PAYLOAD, Work
-from bide.core.instants import as_datetime
+from bide.app import Bide
+from bide.cli.bench.plan import Plan, Report, limit_of, random_keys, rounded
+from bide.cli.bench.worker import PAYLOAD, Log, Start, Timers, Work, paced, percentile
+from bide.cli.bench.workers import (
+    NANOSECONDS,
+    BenchFault,
+    Child,
+    Findings,
+    ProcessGroup,
+    Workers,
+    child,
+    examine,
+    fill,
+    stage,
+    wait_settled,
+    workers_of,
+)
+from bide.core.answers import Answer
+from bide.core.instants import as_datetime, duration
 from bide.settings import Settings
 
 _SLOWEST = 1_000
 """Completions a second below which a run is given up: so every run is bounded in time."""
+_SECONDS = 15
+"""Of `lateness`."""
+AHEAD = {"2s": "2s", "20ms": "20ms", "0": "0s", "fire": ""}
+"""By the word of `--ahead`: how long before it is due a task is scheduled. `fire`: due in an hour, then fired."""
+_LATE = Work(topic="bench.lateness")
+_FLOOD = Work(topic="bench.flood", seconds=3600.0, concurrency=1)
+"""It has one worker, and that one is busy for an hour: due tasks with no free worker."""
 
 
 async def throughput(plan: Plan) -> Report:
     """N tasks that are due already, P worker processes, from their start to the last acknowledged settle."""
-    count = plan.count(300_000)
-    work = Work(topic="bench.throughput")
+    count, work = plan.count(300_000), Work(topic="bench.throughput")
     with limit_of(plan) as limit:
         async with stage(plan, work) as (app, log):
-            keys = await fill(app, work.topic, count, delay="0s", plan=plan, limit=limit)
-            async with crew_of(plan, app, log, [work]) as crew:
-                began = await crew.go()
-                await settled(crew, count, plan=plan, within=30 + count / _SLOWEST, what="settled")
-                await crew.stop()
-                found = examine(dict.fromkeys(keys, 0), *crew.log())
+            keys = await fill(app, work.topic, count, plan=plan, limit=limit, delay="0s")
+            async with workers_of(plan, app, log, [work]) as workers:
+                began = await workers.go()
+                found = await _finish(workers, plan, dict.fromkeys(keys, 0))
         figures = {"completed_per_s": _rate(count, found, began)}
-        counted = {"lost": found.lost, "duplicated": found.duplicated}
-        return Report(fields={**figures, **counted, **limit.fields(figures)}, faults=found.faults())
+        return Report(fields={**figures, **_counted(found), **limit.fields(figures)}, faults=found.faults())
 
 
 async def burst(plan: Plan) -> Report:
     """N tasks due at one instant: when the first and the last of them begin, and when all are settled."""
-    count = plan.count(100_000)
-    work = Work(topic="bench.burst")
+    count, work = plan.count(100_000), Work(topic="bench.burst")
     with limit_of(plan) as limit:
-        async with stage(plan, work) as (app, log), crew_of(plan, app, log, [work]) as crew:
-            await crew.go()
+        async with stage(plan, work) as (app, log), workers_of(plan, app, log, [work]) as workers:
+            await workers.go()
             due = time.time_ns() // 1_000_000 + 2_000 + count // 8
-            at = as_datetime(due)
-            keys: list[str] = []
-            while len(keys) < count:
-                plan.progress("scheduling", len(keys), count)
-                limit.measure()
-                some = random_keys(min(BATCH, count - len(keys)))
-                await app.schedule_many([app.new(work.topic, PAYLOAD, key=key, at=at) for key in some])
-                keys += some
+            keys = await fill(app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
             if time.time_ns() // 1_000_000 >= due:
                 raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
             await asyncio.sleep(due / 1000 - time.time())
-            await settled(crew, count, plan=plan, within=30 + count / _SLOWEST, what="settled")
-            await crew.stop()
-            found = examine(dict.fromkeys(keys, due * NANOSECONDS), *crew.log())
+            found = await _finish(workers, plan, dict.fromkeys(keys, due * NANOSECONDS))
         figures = {
-            "first_ms": _since(found.first_start, due),
-            "last_ms": _since(found.last_start, due),
-            "completed_per_s": _rate(count, found, due * 1_000_000),
+            "first_ms": rounded(found.first_start / NANOSECONDS - due),
+            "last_ms": rounded(found.last_start / NANOSECONDS - due),
+            "completed_per_s": _rate(count, found, due * NANOSECONDS),
         }
-        counted = {"lost": found.lost, "duplicated": found.duplicated}
-        return Report(fields={**figures, **counted, **limit.fields(figures)}, faults=found.faults())
+        return Report(fields={**figures, **_counted(found), **limit.fields(figures)}, faults=found.faults())
+
+
+async def _finish(workers: Workers, plan: Plan, expected: Mapping[str, int]) -> Findings:
+    """Wait until all are settled, and look at what was done."""
+    await wait_settled(workers, len(expected), plan=plan, within=30 + len(expected) / _SLOWEST)
+    await workers.stop()
+    return examine(expected, workers.log())
+
+
+def _rate(count: int, found: Findings, began: int) -> float:
+    return rounded((count - found.lost) / max(1e-9, (found.last_settled - began) / 1e9))
+
+
+def _counted(found: Findings) -> dict[str, int]:
+    return {"lost": found.lost, "duplicated": found.duplicated}
 
 
 async def crash(plan: Plan) -> Report:
     """5000 tasks due over three seconds, two workers, and `kill -9` for one of them in the middle."""
     if not plan.place.shared:
         raise BenchFault("crash: memory: ends with its process, so that nothing can be recovered; give another store")
-    count = plan.count(5_000)
+    count, lease = plan.count(5_000), Settings().lease
     # what was done is remembered, for a worker may die between an acknowledged settle and writing it down
     work = Work(topic="bench.crash", seconds=0.05, keep_done=120_000)
-    two = Plan(place=plan.place, processes=2, loop=plan.loop, progress=plan.progress)
     with limit_of(plan) as limit:
         limit.measure(5)
-        async with stage(plan, work) as (app, log), crew_of(two, app, log, [work], journal=True) as crew:
-            assert isinstance(crew, ProcessCrew)
-            await crew.go()
+        two = replace(plan, processes=2)
+        async with stage(plan, work) as (app, log), workers_of(two, app, log, [work], journal=True) as workers:
+            assert isinstance(workers, ProcessGroup)
+            await workers.go()
             begun = time.time_ns() // 1_000_000
-            expected: dict[str, int] = {}
-            tasks = []
-            for number in range(count):
-                key = f"task-{number}"
-                expected[key] = begun + 3_000 + number * 3_000 // count
-                tasks.append(app.new(work.topic, PAYLOAD, key=key, at=as_datetime(expected[key])))
-            await app.schedule_many(tasks)
+            expected = {f"task-{number}": begun + 3_000 + number * 3_000 // count for number in range(count)}
+            await app.schedule_many(
+                [app.new(work.topic, PAYLOAD, key=key, at=as_datetime(due)) for key, due in expected.items()]
+            )
             await asyncio.sleep(begun / 1000 + 4.0 - time.time())
-            crew.members[0].kill()
-            lease = Settings().lease
-            still_live = 0
-            ends = time.monotonic() + 3 + lease / 1000 + 10
-            while time.monotonic() < ends:
-                plan.progress("settled", crew.settled, count)
-                await asyncio.sleep(0.25)
-                live = [task async for task in app.find(topic=work.topic, state="waiting", page=1)]
-                live += [task async for task in app.find(topic=work.topic, state="leased", page=1)]
-                still_live = len(live)
-                if not live:
-                    break
-            await crew.stop()
-            starts, settles = crew.log()
-            found = examine({key: at * NANOSECONDS for key, at in expected.items()}, starts, settles)
+            workers.members[0].kill()
+            live = await _live_after(app, work.topic, 13 + lease / 1000, workers, plan, count)
+            await workers.stop()
+            entries = workers.log()
+            found = examine({key: at * NANOSECONDS for key, at in expected.items()}, entries)
             lost = found.lost
             if lost:
-                acknowledged = {settle.key for settle in settles}
+                acknowledged = {entry.key for entry in entries if not isinstance(entry, Start)}
                 records = await app.get_many([(work.topic, key) for key in expected if key not in acknowledged])
                 lost = sum(1 for task in records if task is None or task.state != "done")
-        recovered = max(((start.at / 1e6) - expected[start.key] for start in starts), default=0.0)
+        recovered = max(found.lateness, default=0.0)
         fields = {
             "lost": lost,
             "duplicated": found.duplicated,
@@ -118,14 +128,101 @@ async def crash(plan: Plan) -> Report:
         faults = found.faults(crash=True)
         if recovered > lease + 1000:
             faults.append(f"recovered only after {recovered:.0f} ms")
-        if still_live:
-            faults.append(f"{still_live} tasks were still live at the end")
+        if live:
+            faults.append(f"{live} tasks were still live at the end")
         return Report(fields={**fields, **limit.fields({})}, faults=faults)
 
 
-def _rate(count: int, found: Findings, began: int) -> float:
-    return rounded((count - found.lost) / max(1e-9, (found.last_settled - began) / 1e9))
+async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, plan: Plan, count: int) -> int:
+    """How many tasks wait or are leased after so long; 0 as soon as there is none."""
+    ends, live = time.monotonic() + seconds, count
+    while live and time.monotonic() < ends:
+        plan.progress("settled", workers.settled, count)
+        await asyncio.sleep(0.25)
+        live = 0
+        for state in ("waiting", "leased"):
+            live += len([task async for task in app.find(topic=topic, state=state, page=1)])
+    return live
 
 
-def _since(at: int, due: int) -> float:
-    return rounded(at / 1e6 - due)
+async def lateness(plan: Plan) -> Report:
+    """R tasks a second, scheduled by this process and worked on by another, among what waits already."""
+    ways = list(AHEAD) if plan.ahead == "all" else [plan.ahead]
+    fields: dict[str, Any] = {}
+    faults: list[str] = []
+    with limit_of(plan) as limit:
+        limit.measure(5)
+        async with stage(plan, _LATE, _FLOOD) as (app, log):
+            await fill(app, _LATE.topic, plan.pending, plan=plan, delay="1h")
+            await fill(app, _FLOOD.topic, plan.flood, plan=plan, delay="0s")
+            if plan.pending or plan.flood:
+                plan.place.flush()
+            for way in ways:
+                suffix = f"_{way}" if plan.ahead == "all" and way != "2s" else ""
+                found, call_at = await _late(plan, app, log, way)
+                fields |= {f"{name}{suffix}": value for name, value in _figures(found, call_at).items()}
+                faults += found.faults()
+        limit.measure(5)
+        return Report(fields={**fields, **limit.fields({})}, faults=faults)
+
+
+async def _late(plan: Plan, app: Bide, log: Log, way: str) -> tuple[Findings, list[float]]:
+    """One stretch of tasks, all scheduled so far ahead; and how late `loop.call_at` was beside it."""
+    count = plan.count(round(plan.rate * _SECONDS))
+    ahead = duration(AHEAD[way] or "0s")
+    keys = await fill(app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
+    timers = Timers(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
+    async with workers_of(plan, app, log, (_LATE, _FLOOD)) as workers, _beside(timers) as call_at:
+        await workers.go()
+        await asyncio.sleep(0.5)
+        before = workers.settled
+        call_at.tell("go")
+        expected = await _schedule(plan, app, keys, way, ahead)
+        await wait_settled(workers, before + count, plan=plan, within=ahead / 1000 + 20, what=f"ahead {way}")
+        late = sorted(await call_at.said("late"))
+        await workers.stop()
+        return examine(expected, workers.log()), late
+
+
+@asynccontextmanager
+async def _beside(timers: Timers) -> AsyncIterator[Child]:
+    """A process of its own that is ready, so that its start does not hold up what is measured."""
+    beside = await child("the process for loop.call_at", timers)
+    try:
+        yield beside
+    finally:
+        await beside.stop()
+
+
+async def _schedule(plan: Plan, app: Bide, keys: list[str], way: str, ahead: int) -> dict[str, int]:
+    """Schedule them at the plan's rate, whatever each takes; for each the nanosecond that it must not precede."""
+    loop = asyncio.get_running_loop()
+    expected: dict[str, int] = {}
+    calls: list[asyncio.Task[Answer]] = []
+    async for number in paced(len(keys), plan.rate):
+        key = keys[number]
+        expected[key] = time.time_ns() + ahead * NANOSECONDS
+        call = (
+            app.fire_now(_LATE.topic, key)
+            if way == "fire"
+            else app.schedule(_LATE.topic, PAYLOAD, key=key, delay=AHEAD[way])
+        )
+        calls.append(loop.create_task(call))
+        if number % 50 == 0:
+            plan.progress(f"ahead {way}: scheduling", number, len(keys))
+    refused = [answer.result.value for answer in await asyncio.gather(*calls) if not answer.ok]
+    if refused:
+        raise BenchFault(f"{len(refused)} calls were not done; the first answer: {refused[0]}")
+    return expected
+
+
+def _figures(found: Findings, call_at: list[float]) -> Mapping[str, float]:
+    parts = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
+    sides = {"": found.lateness, "after_wake_": found.after_wake, "call_at_": call_at}
+    figures = {
+        f"{side}{name}": rounded(percentile(values, part)) if values else 0.0
+        for side, values in sides.items()
+        for name, part in parts.items()
+        if not side or part in (0.5, 0.99)
+    }
+    return {**figures, "early": found.early, **_counted(found)}

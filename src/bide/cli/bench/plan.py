@@ -1,27 +1,33 @@
-"""What one run of a benchmark is to do, and what it found."""
+"""One run of a benchmark: what it is to do, the raw limit that it is compared with, and what it found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
+from uuid import uuid4
 
+from bide._version import __version__
 from bide.cli.bench.place import Place
+from bide.cli.bench.server import Raw
+
+BATCH = 1000
+_COUNTED = ("lost", "duplicated", "early", "left_behind")
+"""Figures that must be 0, by the beginnings of their names."""
 
 
-class Progress(Protocol):
-    """Where a long run says how far it is."""
-
-    def __call__(self, what: str, done: int, total: int) -> None: ...
+Progress = Callable[[str, int, int], None]
+"""Told how far a long run is: what it does, how much is done, and how much there is."""
 
 
-def silent(what: str, done: int, total: int) -> None:
-    """Says nothing."""
-
-
-def unheard(figures: Mapping[str, Any]) -> None:
-    """Nobody listens."""
+def silent(*figures: Any) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,38 +47,84 @@ class Plan:
     seconds: float = 60.0
     snapshot: bool = False
     progress: Progress = silent
-    tell: Callable[[Mapping[str, Any]], None] = unheard
-    """Where a run of minutes says how it goes, figure by figure."""
+    tell: Callable[[Mapping[str, Any]], None] = silent
+    """Told each line of figures of a run that lasts minutes."""
 
     @property
     def history(self) -> str:
-        """Whether the history is "on" or "off": what is somebody else's is left as it was found."""
+        """ "on", the default, or "off" in a store of somebody else's, which is left as it was."""
         return "on" if self.place.owned else "off"
 
     def count(self, default: int) -> int:
         return default if self.n is None else self.n
 
+    def sizes(self) -> list[int]:
+        """10^3, 10^4 ... up to N, which is a million by default."""
+        most = self.count(1_000_000)
+        return [*(size for power in range(3, 10) if (size := 10**power) < most), most]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The figures, and what was found to be wrong: a run that has faults has no figures worth quoting."""
+    """The figures, and what was wrong: a run with faults has no figures worth quoting."""
 
     fields: Mapping[str, Any]
     faults: Sequence[str] = field(default_factory=list)
 
     @property
     def all_faults(self) -> list[str]:
-        """Also those that are figures: whatever was lost, delivered twice, or early."""
-        counted = [
-            f"{name} is {value}"
-            for name, value in self.fields.items()
-            if value and name.startswith(("lost", "duplicated", "early", "left_behind"))
-        ]
+        """Also the figures that count tasks lost, delivered twice, early or left behind."""
+        counted = [f"{name} is {value}" for name, value in self.fields.items() if value and name.startswith(_COUNTED)]
         return [*counted, *self.faults]
 
 
+class Limit:
+    """The rate at which the plain driver stores such tasks with nothing of ours, measured in the same run.
+
+    A ratio is only worth something if both sides met the same machine, so single batches are laid between a workload's
+    own. `raw` None: nobody asked for it, and it measures nothing.
+    """
+
+    def __init__(self, raw: Raw | None) -> None:
+        self._raw = raw
+        self._rounds: list[tuple[int, float]] = []
+
+    def measure(self, batches: int = 1) -> None:
+        """Store so many batches of 1000, each timed by itself."""
+        for _ in range(batches if self._raw else 0):
+            assert self._raw is not None
+            keys = random_keys(BATCH)
+            began = time.perf_counter()
+            self._raw.store(keys)
+            self._rounds.append((BATCH, time.perf_counter() - began))
+
+    def fields(self, figures: Mapping[str, float]) -> dict[str, Any]:
+        """`limit_per_s`, and the ratio to it of every rate among `figures`."""
+        if self._raw is None:
+            return {}
+        limit = per_second(self._rounds)
+        rates = {name.removesuffix("_per_s"): rate for name, rate in figures.items() if name.endswith("_per_s")}
+        return {"limit_per_s": limit, **{f"ratio_{name}": rounded(rate / limit) for name, rate in rates.items()}}
+
+
+def machine() -> dict[str, Any]:
+    """Where figures were measured, beside the store and the loop."""
+    return {"version": __version__, "python": platform.python_version(), "cpus": os.cpu_count() or 1}
+
+
+@contextmanager
+def limit_of(plan: Plan) -> Iterator[Limit]:
+    """The limit of the plan's store, if the plan asks for one."""
+    raw = plan.place.raw() if plan.limit else None
+    try:
+        yield Limit(raw)
+    finally:
+        if raw is not None:
+            raw.close()
+
+
 def rounded(value: float) -> float:
-    """Four digits that count: no figure here is better than that.
+    """Four significant digits: no figure here is better than that.
 
     >>> rounded(48123.4), rounded(0.123456), rounded(0.0)
     (48120.0, 0.1235, 0.0)
@@ -83,3 +135,24 @@ def rounded(value: float) -> float:
 def per_second(rounds: Sequence[tuple[int, float]]) -> float:
     """The median rate of rounds, each (how many, seconds): one disturbed round changes nothing."""
     return rounded(median(count / max(seconds, 1e-9) for count, seconds in rounds))
+
+
+def random_keys(count: int) -> list[str]:
+    """Keys that fall anywhere in an index: the honest case, since callers name tasks as they like."""
+    return [uuid4().hex for _ in range(count)]
+
+
+def in_batches(keys: Sequence[Any], size: int = BATCH) -> Iterator[Sequence[Any]]:
+    """Slices of at most `size`, in order."""
+    return (keys[first : first + size] for first in range(0, len(keys), size))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection, as `timeit` measures: for operations of a microsecond or less."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.server import Load
+from bide.cli.bench.server import Load, Server, due_in_an_hour, named_part
 from bide.cli.bench.worker import PAYLOAD
-from bide.core.errors import BadInput, StoreUnavailable
-from bide.settings import Settings
-from bide.wiring import store_maker
+from bide.core.errors import StoreUnavailable
+from bide.wiring import address_of
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
 
 SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
-_AT_ONCE = 1000
 _OUTER = re.compile(r"cmdstat_(evalsha|eval|fcall)(_ro)?$|cmdstat_exec$")
 """Commands whose time includes that of the commands that they run, which are counted a second time by themselves."""
 _MEASURING = re.compile(r"cmdstat_(info|ping)$")
-_HOUR = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +36,17 @@ class Busy:
     outer: int
     """On scripts and transactions."""
     others: int
-    """On all other commands, whether they came from outside or out of a script: a server does not say which."""
+    """On all other commands, sent by clients or run by scripts: a server does not say which."""
 
     def since(self, before: Busy) -> int:
-        """Of scripts and transactions alone if there were any, as the time of what they ran is in theirs.
+        """Of scripts and transactions alone if there were any, since their time includes what they ran.
 
-        So what was sent beside a script is left out: better too little than the same time twice.
+        What was sent beside a script is left out: better too little than the same time twice.
         """
         return self.outer - before.outer or self.others - before.others
 
 
-class RedisServer:
+class RedisServer(Server):
     """One server, or all masters of a Cluster, and the namespace that the benchmark works in."""
 
     kind = "redis"
@@ -60,15 +56,12 @@ class RedisServer:
         self.client: Any = client
         self.namespace = namespace
 
-    def make(self) -> None:
-        """Opening a store is enough."""
-
     def size(self) -> int:
-        """Bytes of memory that the masters use, whoever put them there."""
+        """Bytes of memory that the masters use, whoever stored something there."""
         return sum(int(info["used_memory"]) for info in self._info("memory"))
 
     def load(self) -> Load:
-        """What the masters did so far. A request: something read from a client, what is sent together, up to 16 KiB."""
+        """Of all masters. A request is one read from a client: what is sent together, up to 16 KiB."""
         at = time.monotonic()
         cpu = sum(info["used_cpu_sys"] + info["used_cpu_user"] for info in self._info("cpu"))
         return Load(at=at, cpu=cpu, requests=sum(int(info["total_reads_processed"]) for info in self._info("stats")))
@@ -86,8 +79,9 @@ class RedisServer:
 
     def clear(self, namespace: str | None = None) -> None:
         """Remove every key of `namespace`, or of this one."""
-        for master in self._masters():
-            for keys in _in_batches(_keys_of(master, namespace or self.namespace)):
+        for master in self.masters():
+            found = _keys_of(master, namespace or self.namespace)
+            while keys := list(islice(found, 1000)):
                 # keys with one tag live in one slot: others in one call are an error on a Cluster
                 by_tag: dict[bytes, list[bytes]] = {}
                 for key in keys:
@@ -97,39 +91,33 @@ class RedisServer:
 
     def is_empty(self) -> bool:
         """Whether the namespace has no keys at all."""
-        return not any(True for master in self._masters() for _ in _keys_of(master, self.namespace))
+        return not any(True for master in self.masters() for _ in _keys_of(master, self.namespace))
 
     def watch(self) -> CommandWatch:
-        """By its own count of the time that it spent on commands."""
         return CommandWatch(self)
 
     def raw(self) -> RawRedis:
         return RawRedis(self)
 
-    def flush(self) -> None:
-        """It appends as it goes; a rewrite of its file that has begun is left to itself."""
-
     def health(self) -> Mapping[str, int]:
         return {"used_bytes": self.size()}
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        raise BadInput("--snapshot", self.kind, "a database that has them: PostgreSQL, MySQL")
 
     @property
     def is_cluster(self) -> bool:
         return hasattr(self.client, "get_primaries")
 
-    def _masters(self) -> list[Any]:
+    def masters(self) -> list[Any]:
+        """A client for each."""
         if not self.is_cluster:
             return [self.client]
         return [self.client.get_redis_connection(node) for node in self.client.get_primaries()]
 
     def _info(self, section: str) -> list[dict[str, Any]]:
-        return [master.info(section) for master in self._masters()]
+        return [master.info(section) for master in self.masters()]
 
 
 class CommandWatch:
-    """How long a server, which works for nobody else, is busy with it, in microseconds."""
+    """Microseconds that the server spends on commands, by its own count."""
 
     step = 1.0
 
@@ -153,7 +141,7 @@ class RawRedis:
         self._prefixes = [f"{{{tag}}}:" for tag in tags]
 
     def store(self, keys: Sequence[str]) -> None:
-        due_at = time.time_ns() // 1_000_000 + _HOUR
+        due_at = due_in_an_hour()
         pipeline = self._server.client.pipeline(transaction=False)
         for key, prefix in zip(keys, cycle(self._prefixes), strict=False):
             pipeline.set(prefix + key, PAYLOAD)
@@ -167,18 +155,7 @@ class RawRedis:
 def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
     prefix = re.compile(rb"\{%b(:[0-9]+)?\}:" % re.escape(namespace.encode()))
     pattern = f"{{{namespace}[:}}]*"  # a store takes no namespace with a sign that means something in a pattern
-    return (key for key in master.scan_iter(match=pattern, count=_AT_ONCE) if prefix.match(key))
-
-
-def _in_batches(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    for key in keys:
-        batch.append(key)
-        if len(batch) == _AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    return (key for key in master.scan_iter(match=pattern, count=1000) if prefix.match(key))
 
 
 @contextmanager
@@ -187,68 +164,39 @@ def redis_server(url: str) -> Iterator[tuple[RedisServer, str]]:
 
     Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
-    query = dict(parse_qsl(urlsplit(url).query))
-    namespace = query.get("namespace") or f"bench-{uuid4().hex}"
-    if not query.get("namespace"):
-        url = f"{url}{'&' if '?' in url else '?'}namespace={namespace}"
-    store_maker(url, Settings())  # says what is wrong with it, or missing
+    url = named_part(url, "namespace", f"bench-{uuid4().hex}")
+    address = address_of(url)  # says what is wrong with it, or missing
     from redis import RedisError
 
     try:
-        client = connect(url)
+        client = connect(address)
         try:
             client.ping()
-            yield RedisServer(client, namespace), url
+            yield RedisServer(client, address.namespace), url
         finally:
             client.close()
     except RedisError as error:
         raise StoreUnavailable(f"the Redis server of the benchmark: {error}") from error
 
 
-def connect(url: str) -> Any:
-    """A plain client for a URL that the store accepts."""
+def connect(address: Any) -> Any:
+    """A plain client for an address of the store's."""
     from redis import Redis, RedisCluster
     from redis.cluster import ClusterNode
     from redis.sentinel import Sentinel
 
     new_node: Any = ClusterNode  # these two have no annotations
     new_sentinel: Any = Sentinel
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    username, password = _credentials(parts.netloc)
-    options: dict[str, Any] = {"username": username, "password": password}
-    options |= {name: value for name, value in query.items() if name.startswith("ssl_")}
-    if parts.scheme == "rediss" or query.get("tls") in {"1", "true"}:
-        options["ssl"] = True
-    path = [unquote(one) for one in parts.path.split("/") if one]
-    if parts.scheme == "redis+cluster":
-        return RedisCluster(startup_nodes=[new_node(*one) for one in _hosts(parts.netloc, 6379)], **options)
-    options["db"] = int(query.get("db", 0))
-    if parts.scheme == "unix":
-        return Redis(unix_socket_path=unquote(parts.path), **options)
-    if parts.scheme == "redis+sentinel":
-        for_sentinels = {name: query.get(f"sentinel_{name}") for name in ("username", "password")}
-        sentinel = new_sentinel(_hosts(parts.netloc, 26379), sentinel_kwargs=for_sentinels)
-        options["db"] = int(path[1]) if len(path) > 1 else options["db"]
-        return sentinel.master_for(path[0], **options)
-    [(host, port)] = _hosts(parts.netloc, 6379)
-    options["db"] = int(path[0]) if path else options["db"]
-    return Redis(host=host, port=port, **options)
-
-
-def _credentials(netloc: str) -> tuple[str | None, str | None]:
-    """User and password; one word alone is the password."""
-    username, colon, password = netloc.rpartition("@")[0].partition(":")
-    if not colon:
-        username, password = "", username
-    return unquote(username) or None, unquote(password) or None
-
-
-def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
-    """Each host with its port, `[::1]:6379` too."""
-    hosts = []
-    for one in (netloc.rpartition("@")[2] or "localhost").split(","):
-        host, colon, port = one.rpartition(":")
-        named = bool(colon) and port.isdigit()
-        hosts.append(((host if named else one).strip("[]"), int(port) if named else default_port))
-    return hosts
+    options: dict[str, Any] = {"username": address.username, "password": address.password}
+    if address.tls:
+        options |= {"ssl": True, **address.tls_options}
+    if address.kind == "cluster":
+        return RedisCluster(startup_nodes=[new_node(*host) for host in address.hosts], **options)
+    if address.kind == "sentinel":
+        for_sentinels = {"username": address.sentinel_username, "password": address.sentinel_password}
+        sentinel = new_sentinel(address.hosts, sentinel_kwargs=for_sentinels)
+        return sentinel.master_for(address.service, db=address.db, **options)
+    if address.path is not None:
+        return Redis(unix_socket_path=address.path, db=address.db, **options)
+    [(host, port)] = address.hosts
+    return Redis(host=host, port=port, db=address.db, **options)

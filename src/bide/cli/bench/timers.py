@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from bide.cli.bench.limits import limit_of, uncollected
-from bide.cli.bench.plan import Plan, Report, rounded
+from bide.cli.bench.plan import Plan, Report, limit_of, rounded, uncollected
+from bide.cli.bench.server import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
-_HOUR = 3_600_000
 _ROUNDS = 15
 _MOST_PER_ROUND = 1000
 OPERATIONS = ("insert", "cancel", "advance")
@@ -101,11 +100,9 @@ class CallAt:
 
 async def timers(plan: Plan) -> Report:
     """At 10^3, 10^4, 10^5 and 10^6 (or up to N) items."""
-    most = plan.count(1_000_000)
-    if most < 2:
-        raise BadInput("--n", most, "2 items at least: one to warm up, and one to measure")
-    sizes = [size for power in range(3, 10) if (size := 10**power) < most]
-    sizes.append(most)
+    sizes = plan.sizes()
+    if sizes[-1] < 2:
+        raise BadInput("--n", sizes[-1], "2 items at least: one to warm up, and one to measure")
     nanoseconds: dict[str, dict[str, dict[str, float]]] = {}
     with limit_of(plan) as limit:
         limit.measure(5)
@@ -133,7 +130,7 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     source = random.Random(size)
     batch = min(_MOST_PER_ROUND, size)
     now, faults = 0, []
-    first_times = [source.randrange(1, _HOUR) for _ in range(size)]
+    first_times = [source.randrange(1, HOUR) for _ in range(size)]
     for contestant in contestants.values():
         contestant.advance(0)
         contestant.insert(range(size), first_times)
@@ -145,7 +142,7 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
             step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
             for number in range(min(_ROUNDS + 1, size)):
                 items = list(range(size + number * batch, size + (number + 1) * batch))  # the same objects for all
-                times = [now + source.randrange(1, _HOUR) for _ in items]
+                times = [now + source.randrange(1, HOUR) for _ in items]
                 before, now = now, ordered[(number + 1) * step - 1]
                 due = sum(1 for at in ordered[number * step : (number + 2) * step + 1000] if before < at <= now)
                 shuffled = source.sample(items, batch)

@@ -1,8 +1,8 @@
-"""The worker process of a benchmark: a bide worker whose handlers only write down when they were started.
+"""The child processes of a benchmark: a bide worker whose handlers only note when they began, or bare timers.
 
 Run as a file of its own, not as a module of the package, so that it loads nothing but what a user's worker loads: what
-`idle` measures is a worker, not a command line. It is told what to do by one argument (a `Spec`, JSON) and by words on
-its standard input (`go`, `usage`, `stop`; its end means `stop`), and answers in lines of JSON.
+`idle` measures is a worker, not a command line. One argument says what to do (a `Spec` or `Timers`, JSON), words on
+standard input when (`go`, `usage`, `stop`), and it answers in lines of JSON.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -27,11 +27,11 @@ from bide.wiring import store_maker
 _REPORT_EVERY = 0.05
 _OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge", "announce", "record")
 PAYLOAD = b"x" * 100
-"""What every task of a benchmark carries, unless its workload says otherwise."""
+"""What every task of a benchmark carries."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic, and what its handler does after it has written down when it was started."""
+    """One topic, and what its handler does after it has noted when it began."""
 
     topic: str
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds for which a done task is remembered."""
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
     """What a worker process is to do."""
 
     store: str
@@ -54,13 +54,22 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     counted: bool = False
     """Only count, and write no log: for a run of so many tasks that a log would fill the memory."""
     pending: int = 0
-    """Tasks to put into the store first, due in an hour: for a store that lives in the worker's own process."""
+    """Tasks to store first, due in an hour: for a store that lives in the worker's own process."""
     history: str = "on"
-    """Whether what happens is written down for a day, as it is by default; not into a store of somebody else's."""
+    """The setting: "off" in a store of somebody else's."""
 
 
-class Start(NamedTuple):
-    """A handler was started."""
+class Timers(msgspec.Struct, frozen=True, kw_only=True, tag="timers"):
+    """`loop.call_at` alone: `count` timers, `rate` a second, each due `ahead` milliseconds after it is set."""
+
+    count: int
+    rate: float
+    ahead: int
+    loop: str = "asyncio"
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start", gc=False):
+    """A handler began."""
 
     key: str
     token: int
@@ -70,8 +79,8 @@ class Start(NamedTuple):
     """Nanoseconds since the epoch, read in the first line of the handler."""
 
 
-class Settled(NamedTuple):
-    """The store has acknowledged an outcome."""
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", gc=False):
+    """The store has accepted an outcome."""
 
     key: str
     token: int
@@ -82,66 +91,73 @@ class Log:
     """What the handlers of one process did. Flat lists, so that the garbage collector has nothing to look through."""
 
     def __init__(self, journal: str = "") -> None:
-        self.started: list[Record] = []
-        self.started_at: list[int] = []
-        self.settled: list[Record] = []
-        self.settled_at: list[int] = []
+        self.calls = 0
+        """Of the store, where they are counted."""
+        self._started: list[Record] = []
+        self._started_at: list[int] = []
+        self._settled: list[Record] = []
+        self._settled_at: list[int] = []
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if journal else None
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
-        started_at, started, seconds = self.started_at.append, self.started.append, work.seconds
+        started_at, started = self._started_at.append, self._started.append
 
         async def nothing(task: Task[bytes]) -> None:
             started_at(time.time_ns())
             started(task.record)
 
         async def sleeping(task: Task[bytes]) -> None:
-            at = time.time_ns()
-            started_at(at)
-            started(task.record)
-            if self._journal is not None:
-                os.write(self._journal, _start_line(task.record, at))
-            await asyncio.sleep(seconds)
+            await nothing(task)
+            self._note(_start(task.record, self._started_at[-1]))
+            await asyncio.sleep(work.seconds)
 
-        return sleeping if seconds or self._journal is not None else nothing
+        return sleeping if work.seconds else nothing
 
     def observe(self, record: Record, settlement: Settlement) -> None:
         """For `app.worker(observe=...)`: the store has the outcome."""
-        at = time.time_ns()
-        self.settled_at.append(at)
-        self.settled.append(record)
+        self._settled_at.append(time.time_ns())
+        self._settled.append(record)
         if self._journal is not None:
-            os.write(self._journal, _settled_line(record, at))
+            self._note(Settled(record.key, record.token, self._settled_at[-1]))
 
     @property
     def number(self) -> int:
         """Outcomes that the store has accepted."""
-        return len(self.settled)
+        return len(self._settled)
 
-    def figures(self) -> dict[str, float]:
-        """What there is to say meanwhile."""
+    def figures(self) -> dict[str, Any]:
+        """What there is to report while it works."""
         return {}
 
-    def starts(self) -> list[Start]:
+    def entries(self) -> list[Start | Settled]:
+        starts = zip(self._started, self._started_at, strict=True)
+        settles = zip(self._settled, self._settled_at, strict=True)
         return [
-            Start(record.key, record.token, record.planned_at, at)
-            for record, at in zip(self.started, self.started_at, strict=True)
+            *(_start(record, at) for record, at in starts),
+            *(Settled(record.key, record.token, at) for record, at in settles),
         ]
 
-    def settles(self) -> list[Settled]:
-        return [
-            Settled(record.key, record.token, at)
-            for record, at in zip(self.settled, self.settled_at, strict=True)
-        ]  # fmt: skip
-
     def write(self, path: str) -> None:
-        """Everything, one line each, unless it has been written at once."""
+        """Every entry, unless they have been written at once."""
         if self._journal is not None:
             os.close(self._journal)
             return
         with open(path, "wb") as file:
-            file.writelines(_start_line(*one) for one in zip(self.started, self.started_at, strict=True))
-            file.writelines(_settled_line(*one) for one in zip(self.settled, self.settled_at, strict=True))
+            file.writelines(msgspec.json.encode(entry) + b"\n" for entry in self.entries())
+
+    def _note(self, entry: Start | Settled) -> None:
+        if self._journal is not None:
+            os.write(self._journal, msgspec.json.encode(entry) + b"\n")
+
+
+def _start(record: Record, at: int) -> Start:
+    return Start(record.key, record.token, record.planned_at, at)
+
+
+def read_log(path: str) -> list[Start | Settled]:
+    """What `Log` wrote. A last line that `kill -9` cut off is left out."""
+    with open(path, "rb") as file:
+        return [msgspec.json.decode(line, type=Start | Settled) for line in file if line.endswith(b"\n")]
 
 
 class Count(Log):
@@ -149,14 +165,14 @@ class Count(Log):
 
     def __init__(self) -> None:
         super().__init__()
-        self._started = self._accepted = self._early = 0
+        self._begun = self._accepted = self._early = 0
         self._late: list[float] = []
         self._leases: list[float] = []
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
         async def counting(task: Task[bytes]) -> None:
             late = time.time_ns() / 1_000_000 - task.record.planned_at
-            self._started += 1
+            self._begun += 1
             self._early += late < 0
             self._late.append(late)
 
@@ -169,13 +185,21 @@ class Count(Log):
     def number(self) -> int:
         return self._accepted
 
-    def leased(self, took: float) -> None:
-        """A lease that gave something out."""
-        self._leases.append(took)
+    def timed(self, lease: Callable[..., Awaitable[Leased]]) -> Callable[..., Awaitable[Leased]]:
+        """`lease`, each that gives something out timed."""
 
-    def figures(self) -> dict[str, float]:
+        async def call(*args: Any, **kwargs: Any) -> Leased:
+            began = time.perf_counter_ns()
+            leased = await lease(*args, **kwargs)
+            if leased.tasks:
+                self._leases.append((time.perf_counter_ns() - began) / 1_000_000)
+            return leased
+
+        return call
+
+    def figures(self) -> dict[str, Any]:
         """Percentiles are null where there was nothing."""
-        said: dict[str, Any] = {"started": self._started, "accepted": self._accepted, "early": self._early}
+        said: dict[str, Any] = {"started": self._begun, "accepted": self._accepted, "early": self._early}
         for name, times in (("lease", sorted(self._leases)), ("late", sorted(self._late))):
             for part in (50, 99):
                 said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None
@@ -195,43 +219,15 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-def _start_line(record: Record, at: int) -> bytes:
-    return f"start {record.key} {record.token} {record.planned_at} {at}\n".encode()
-
-
-def _settled_line(record: Record, at: int) -> bytes:
-    return f"settled {record.key} {record.token} {at}\n".encode()
-
-
-def read_log(path: str) -> tuple[list[Start], list[Settled]]:
-    """What `Log` wrote. A last line that `kill -9` cut off is passed over."""
-    starts: list[Start] = []
-    settles: list[Settled] = []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            kind, key, token, *rest = line.split()
-            if kind == "start":
-                starts.append(Start(key, int(token), int(rest[0]), int(rest[1])))
-            else:
-                settles.append(Settled(key, int(token), int(rest[0])))
-    return starts, settles
-
-
-def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
-    """An app with the shipped defaults, whatever the environment says, but that it forgets at once what ended.
-
-    With `calls`, its store counts calls there.
-    """
+def make_app(spec: Spec, log: Log, *, counts_calls: bool = False) -> Bide:
+    """An app with the shipped defaults, whatever the environment says, except that it forgets at once what ended."""
     settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0)
     store = store_maker(spec.store, settings)()
-    if calls is not None:
-        for name in _OPERATIONS:
-            if hasattr(store, name):
-                setattr(store, name, _counted(getattr(store, name), calls))
     if isinstance(log, Count):
-        setattr(store, "lease", _timed(store.lease, log))  # noqa: B010 - a store's method, for this run alone
+        setattr(store, "lease", log.timed(store.lease))  # noqa: B010 - a store's method, for this run alone
+    for name in _OPERATIONS if counts_calls else ():
+        if hasattr(store, name):
+            setattr(store, name, _counted(getattr(store, name), log))
     app = Bide(store, settings=settings)
     for work in spec.works:
         keep_done = timedelta(milliseconds=work.keep_done)
@@ -239,21 +235,10 @@ def make_app(spec: Spec, log: Log, calls: list[int] | None = None) -> Bide:
     return app
 
 
-def _counted(operation: Callable[..., Awaitable[Any]], calls: list[int]) -> Callable[..., Awaitable[Any]]:
+def _counted(operation: Callable[..., Awaitable[Any]], log: Log) -> Callable[..., Awaitable[Any]]:
     def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-        calls[0] += 1
+        log.calls += 1
         return operation(*args, **kwargs)
-
-    return call
-
-
-def _timed(lease: Callable[..., Awaitable[Leased]], count: Count) -> Callable[..., Awaitable[Leased]]:
-    async def call(*args: Any, **kwargs: Any) -> Leased:
-        began = time.perf_counter_ns()
-        leased = await lease(*args, **kwargs)
-        if leased.tasks:
-            count.leased((time.perf_counter_ns() - began) / 1_000_000)
-        return leased
 
     return call
 
@@ -268,34 +253,37 @@ def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-class Ear:
-    """The words on standard input; its end is a `stop`, so that a worker never outlives the benchmark."""
+async def words() -> AsyncGenerator[str, None]:
+    """The lines on standard input; its end is a last `stop`, so that a child never outlives the benchmark."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    try:
+        while line := await reader.readline():
+            yield line.decode().strip()
+        yield "stop"
+    finally:
+        transport.close()
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._rest = b""
-        self._words: asyncio.Queue[str] = asyncio.Queue()
-        self._loop.add_reader(0, self._read)
 
-    def _read(self) -> None:
-        data = os.read(0, 4096)
-        if not data:
-            self._loop.remove_reader(0)
-            self._words.put_nowait("stop")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._words.put_nowait(line.decode())
-
-    async def word(self) -> str:
-        return await self._words.get()
+async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
+    """0, 1, ... at so many a second, whatever is done with each; what comes late is made up for at once."""
+    begun = time.monotonic()
+    for number in range(count):
+        pause = begun + number / rate - time.monotonic()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        yield number
 
 
 def say(**what: Any) -> None:
+    """One line of JSON to the parent."""
     os.write(1, msgspec.json.encode(what) + b"\n")
 
 
 class Reporter:
-    """Says how much is settled, some 20 times a second while that changes, and never when it does not."""
+    """Reports how much is settled, some 20 times a second while that changes, and never when it does not."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -314,30 +302,49 @@ class Reporter:
 
 async def _work(spec: Spec) -> None:
     log = Count() if spec.counted else Log(spec.log if spec.journal else "")
-    calls = [0]
-    app = make_app(spec, log, calls)
-    ear = Ear()
+    app, told = make_app(spec, log, counts_calls=True), words()
     async with app:
         for first in range(0, spec.pending, 1000):
             count = min(1000, spec.pending - first)
             await app.schedule_many([app.new(spec.works[0].topic, PAYLOAD, delay="1h") for _ in range(count)])
         say(ready=True)
-        word = await ear.word()
-        if word == "go":
+        if await anext(told) == "go":
             async with app.worker(observe=Reporter(log).observe) as worker:
                 say(working=True)
-                while (word := await ear.word()) != "stop":
-                    usage = {"calls": calls[0], "cpu": time.process_time_ns(), "at": time.monotonic_ns()}
+                while await anext(told) != "stop":
+                    usage = {"calls": log.calls, "cpu": time.process_time_ns(), "at": time.monotonic_ns()}
                     say(usage={**usage, **log.figures()})
                 await worker.stop(grace=0)
+    await told.aclose()
     log.write(spec.log)
-    say(ended=log.number)
+    say(settled=log.number)
+
+
+async def _set_timers(spec: Timers) -> None:
+    """The floor under every figure of `lateness`: milliseconds between when each timer was due and when it ran."""
+    loop, told, late = asyncio.get_running_loop(), words(), list[float]()
+    say(ready=True)
+    if await anext(told) != "go":
+        return
+    done = loop.create_future()
+
+    def fired(due: float) -> None:
+        late.append((loop.time() - due) * 1000)
+        if len(late) == spec.count:
+            done.set_result(None)
+
+    async for _ in paced(spec.count, spec.rate):
+        due = loop.time() + spec.ahead / 1000
+        loop.call_at(due, fired, due)
+    await done
+    say(late=late)
+    await told.aclose()
 
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    spec = msgspec.json.decode(sys.argv[1], type=Spec | Timers)
     with asyncio.Runner(loop_factory=loop_factory(spec.loop)) as runner:
-        runner.run(_work(spec))
+        runner.run(_work(spec) if isinstance(spec, Spec) else _set_timers(spec))
 
 
 if __name__ == "__main__":

@@ -16,31 +16,24 @@ from random import Random
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.notebook import Notebook
 from bide.cli.demo.payments import Payment, Payments
-from bide.cli.demo.story import Story
+from bide.cli.demo.story import Notebook, Story
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.acting import acting_as
 
-_PAUSE = 1 / 3
-"""Seconds between two orders, on average."""
 SALE = 1_500
 """Orders of a sale."""
 _CROWD = 75
 """So many of them in one transaction."""
-_SELLS_FOR = 10.0
-"""Seconds in which they are made."""
+_SELLS_FOR: Millis = 10_000
+"""In which they are made."""
 _SALE_EVERY: Millis = 5 * 60_000
-_SALE_ROUND: Millis = 10_000
-"""A sale's deadline is a whole ten seconds on the clock."""
 _AHEAD: Millis = 50_000
 """How long before the deadline a sale begins."""
 _TOLD_EVERY: Millis = 500
 """The bank tells of what was paid twice a second."""
-_WORK = 0.025
-"""Seconds that closing an order takes."""
 
 
 class Order(msgspec.Struct):
@@ -50,8 +43,6 @@ class Order(msgspec.Struct):
 
 
 class Orders(Story):
-    topics = ("order.remind", "order.close", "order.archive")
-
     def __init__(self, app: Bide, notebook: Notebook, payments: Payments) -> None:
         super().__init__(app, notebook)
         self.payments = payments
@@ -66,7 +57,7 @@ class Orders(Story):
 
         @app.handler("order.close", concurrency=8, retry="quick")
         async def close(task: Task[Order]) -> None:
-            await asyncio.sleep(_WORK)  # the stock gets its goods back
+            await asyncio.sleep(0.025)  # the stock gets its goods back
             order = task.payload
             if not order.sale:
                 await self.archive.schedule(order, key=task.key, group=task.group, delay="20m")
@@ -81,7 +72,7 @@ class Orders(Story):
         """The first sale has its numbers already, so that its last unpaid order can be told."""
         self.sale = await self.notebook.numbers(SALE)
         now = self.app.clock.now()
-        self.sale_ends = -(-(now + _AHEAD + 5_000) // _SALE_ROUND) * _SALE_ROUND
+        self.sale_ends = -(-(now + _AHEAD + 5_000) // 10_000) * 10_000  # a whole ten seconds on the clock
         async for task in self.app.find(topic="order.close", state="waiting"):
             try:
                 order = msgspec.json.decode(task.payload_bytes, type=Order)
@@ -96,7 +87,7 @@ class Orders(Story):
 
     async def play(self) -> None:
         async with asyncio.TaskGroup() as both:
-            both.create_task(self.now_and_then(_PAUSE, self._order))
+            both.create_task(self.now_and_then(1 / 3, self._order))
             both.create_task(self._sales())  # waits for a store that is away, as the other does: neither ends
 
     async def _order(self) -> None:
@@ -112,7 +103,7 @@ class Orders(Story):
                 begun = self.app.clock.now()
                 orders = [self._new(number, begun, self.sale_ends, sale=True) for number in crowd]
                 await self.patiently(partial(self._take, orders))
-                await self.until(begun + round(1000 * _SELLS_FOR / len(crowds)))
+                await self.until(begun + _SELLS_FOR * _CROWD // SALE)
             await self.patiently(self._next_sale)
 
     async def _next_sale(self) -> None:

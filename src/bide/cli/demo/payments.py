@@ -21,6 +21,7 @@ from bide.core.tasks import Task
 from bide.engine.acting import acting_as
 from bide.engine.arguments import filter_of
 
+TOPIC = "payment.notify"
 MERCHANTS = (
     "book-shop", "tea-house", "noodle-bar", "flower-stall", "bike-repair", "print-works", "cheese-corner", "shoe-maker",
     "toy-store", "garden-centre", "record-shop", "bakery",
@@ -30,8 +31,6 @@ _PERIOD: Millis = 3 * 60_000
 _ANSWERS_BADLY = 0.8
 """So many of the tries, while it is ill."""
 _ILLNESSES = ("slow", "down", "signature")
-_REDRIVEN = 12
-"""Payments that the support redrives at a time."""
 
 
 class Payment(msgspec.Struct):
@@ -45,12 +44,10 @@ class Payment(msgspec.Struct):
 
 
 class Payments(Story):
-    topics = ("payment.notify",)
-
     def define(self, app: Bide) -> None:
         ladder = Ladder("2s", "5s", "15s", "30s")
 
-        @app.handler("payment.notify", retry=ladder, timeout="500ms", concurrency=50, keep_done="10m", keep_dead="2h")
+        @app.handler(TOPIC, retry=ladder, timeout="500ms", concurrency=50, keep_done="10m", keep_dead="2h")
         async def notify(task: Task[Payment]) -> None:
             illness = illness_of(task.payload.merchant, app.clock.now())
             if illness is None or Random(f"{task.key} {task.attempt}").random() > _ANSWERS_BADLY:
@@ -74,11 +71,11 @@ class Payments(Story):
 
     async def _redrive_some(self) -> None:
         """Bo looks through the dead, the longest dead first."""
-        found = await self.app.find_page(filter_of("payment.notify", "dead", None, None, None), Page(limit=200))
+        found = await self.app.find_page(filter_of(TOPIC, "dead", None, None, None), Page(limit=200))
         now = self.app.clock.now()
         well = [one.ref for one in found.tasks if one.group is not None and illness_of(one.group, now) is None]
         with acting_as("bo"):
-            await self.app.redrive_many(well[:_REDRIVEN])
+            await self.app.redrive_many(well[:12])
 
 
 def illness_of(merchant: str, at: Millis) -> str | None:

@@ -1,4 +1,4 @@
-"""All stories of the live traffic together, beside the service that serves them."""
+"""All stories of the live traffic together, beside the service that serves them; and what the terminal says of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from bide.app import Bide
-from bide.cli.demo import words
-from bide.cli.demo.coupons import Coupons
-from bide.cli.demo.heartbeats import Heartbeats
-from bide.cli.demo.meals import Meals
-from bide.cli.demo.notebook import Notebook
-from bide.cli.demo.orders import Orders
-from bide.cli.demo.payments import Payments
-from bide.cli.demo.posts import Posts
-from bide.cli.demo.reminders import Reminders
-from bide.cli.demo.reviews import Reviews
-from bide.cli.demo.story import Story
-from bide.cli.demo.subscriptions import Subscriptions
+from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Reminders, Subscriptions
+from bide.cli.demo.orders import SALE, Orders
+from bide.cli.demo.payments import TOPIC, Payments
+from bide.cli.demo.people import Meals, Posts
+from bide.cli.demo.story import Notebook, Story, millis_of
 from bide.core.errors import StoreError
-from bide.core.instants import Millis
-from bide.engine.history import MINUTE, rows_between
+from bide.core.instants import Millis, as_datetime
+from bide.engine.history import MINUTE, Row, rows_between
 
-_log = logging.getLogger("bide.demo")
 _WRITTEN: Millis = 4_000
 """So long after a minute its row of the history is written for certain."""
 
@@ -40,7 +33,7 @@ class Town:
         payments = Payments(app, self._notebook)
         self.orders = Orders(app, self._notebook, payments)
         self.coupons = Coupons(app, self._notebook)
-        others = (Reminders, Posts, Meals, Heartbeats, Reviews, Subscriptions)
+        others = (Reminders, Posts, Meals, Subscriptions)
         self.stories: list[Story] = [
             self.orders, payments, self.coupons, *(story(app, self._notebook) for story in others)
         ]  # fmt: skip
@@ -55,8 +48,9 @@ class Town:
         """Everybody lives, while the service answers at `where`."""
         for story in self.stories:
             await story.prepare()
-        self._say(words.opening(where, self._shown_store, self.orders, self.coupons))
-        lives = [asyncio.create_task(_live(story), name=f"bide demo {type(story).__name__}") for story in self.stories]
+        self._say(self._opening(where))
+        named = {f"bide demo {type(story).__name__}": story.live() for story in self.stories}
+        lives = [asyncio.create_task(life, name=name) for name, life in named.items()]
         lives.append(asyncio.create_task(self._tell(), name="bide demo minutes"))
         try:
             yield
@@ -64,6 +58,23 @@ class Town:
             for life in lives:
                 life.cancel()
             await asyncio.gather(*lives, return_exceptions=True)
+
+    def _opening(self, where: str) -> str:
+        """Where the console is, and the three stories that it tells best."""
+        evening, last = self.coupons.evening, self.orders.last_of_the_sale
+        begins, until = (millis_of(evening + timedelta(hours=hours)) for hours in (-12, 4))
+        return f"""\
+The console is at {where}
+Live traffic of a small town, on {self._shown_store}. Ctrl-C ends it; started again it goes on.
+
+Three things to try:
+  1. Why was that order closed late? The {SALE:,} orders of a sale have to be paid by {_clock(self.orders.sale_ends)}.
+     A minute later see {where}/tasks/order.close/{last}
+  2. When is the next peak, and what does it need? {evening:%A} at {evening:%H:%M:%S} {AUDIENCE:,} coupons are due.
+     {where}/timeline?from={begins}&until={until}
+  3. The summer party begins later: move its {GUESTS} reminders by an hour, all at once.
+     {where}/tasks?group={SUMMER}
+"""
 
     async def _tell(self) -> None:
         """One line a minute, of the minute that has just passed."""
@@ -77,12 +88,28 @@ class Town:
                 self._say(f"the store does not answer: {error}")
                 continue
             if minute in rows:
-                self._say(words.of_minute(minute, rows[minute]))
+                self._say(_of_minute(minute, rows[minute]))
 
 
-async def _live(story: Story) -> None:
-    """A defect ends one story, loudly, and neither the others nor the service."""
-    try:
-        await story.live()
-    except Exception:  # noqa: BLE001 - whatever it is, its traceback is told
-        _log.exception("a defect in the demo: %s are over", type(story).__name__.lower())
+def _of_minute(minute: int, row: Row) -> str:
+    """What was delivered in a minute of the epoch, and how late the latest began."""
+    delivered = sum(past.begun for past in row.topics.values())
+    latest, topic = max(((past.lateness(1.0) or 0, topic) for topic, past in row.topics.items()), default=(0, ""))
+    length = f"{latest} ms" if latest < 1_000 else f"{latest / 1000:.1f} s"
+    worst = f"; the latest began {length} late ({topic})" if delivered else ""
+    return f"{_clock(minute * MINUTE)[:5]}  {delivered:,} delivered, {row.scheduled:,} scheduled{worst}"
+
+
+def uneventful(record: logging.LogRecord) -> bool:
+    """A filter for the terminal: without failures that are part of the show, and without who changed what.
+
+    That a merchant has answered badly is what the console is for.
+    """
+    if record.name == "bide.audit":
+        return False
+    told_of = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not (record.name == "bide.worker" and told_of == TOPIC)
+
+
+def _clock(at: Millis) -> str:
+    return f"{as_datetime(at).astimezone():%H:%M:%S}"

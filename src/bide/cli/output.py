@@ -1,10 +1,24 @@
-"""A progress bar on stderr, where a person watches; nothing otherwise."""
+"""What a command prints: JSON on stdout, and a progress bar on stderr where a person watches."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import click
+
+from bide.service.shapes import one_line
+
+
+def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:
+    """One line of JSON; in ASCII where the stream cannot take every letter."""
+    text = one_line(shape).decode()
+    if not sys.stdout.encoding.lower().startswith("utf"):
+        text = re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)  # only texts have any
+    echo(text)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
+
 from bide.core.answers import Answer
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import Record, Result, State, Topic
@@ -119,3 +121,12 @@ def _local(at: Millis) -> datetime:
         return moment.astimezone()
     except (OverflowError, OSError, ValueError):  # year 9999 east of Greenwich
         return moment
+
+
+def pretty_payload(payload: bytes) -> str | None:
+    """The payload as indented JSON; None when it is not JSON."""
+    try:
+        msgspec.json.decode(payload)
+        return msgspec.json.format(payload, indent=2).decode()
+    except (ValueError, RecursionError):
+        return None

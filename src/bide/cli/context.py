@@ -24,7 +24,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
-class Surroundings:
+class Context:
     """Filled by the options that all commands share, wherever on the line they stand."""
 
     store: str | None = None
@@ -81,12 +81,12 @@ def without_password(url: str) -> str:
 
 def _remember(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     if value is not None and option.name is not None:
-        setattr(ctx.ensure_object(Surroundings), option.name, value)
+        setattr(ctx.ensure_object(Context), option.name, value)
     return value
 
 
 def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decorated], Decorated]:
-    """The options that all commands share. The command itself asks `click.pass_obj` for its `Surroundings`."""
+    """The options that all commands share. The command itself asks `click.pass_obj` for its `Context`."""
 
     def decorate(command: Decorated) -> Decorated:
         kept: dict[str, Any] = {"callback": _remember, "expose_value": False}

@@ -8,13 +8,12 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
-import msgspec
 
 from bide.app import Bide
+from bide.cli.context import Context, WholeNumber, shared_options
 from bide.cli.exits import Exit
-from bide.cli.printing import print_json
-from bide.cli.surroundings import Surroundings, WholeNumber, shared_options
-from bide.cli.wording import WORDS, current_millis, printable
+from bide.cli.format import WORDS, current_millis, printable
+from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime, duration, instant, instant_text
 from bide.core.pause import Pause
@@ -44,7 +43,7 @@ _PAGE = 500
 @shared_options()
 @click.pass_obj
 def ls(
-    surroundings: Surroundings,
+    context: Context,
     topic: str | None,
     state: str,
     group: str | None,
@@ -76,22 +75,22 @@ def ls(
                 more = True
                 break
             number += 1
-            if surroundings.json:
+            if context.json:
                 print_json(task_shape(task.record))
                 continue
             if len(found) == _PAGE:
                 widths = _print_page(found, widths, whole=False)
                 found.clear()
             found.append(task.record)
-        if not surroundings.json:
+        if not context.json:
             if found:
                 _print_page(found, widths, whole=not widths)
-            await _say_what_else(app, surroundings, topic, state, group, nothing=not number)
+            await _say_what_else(app, context, topic, state, group, nothing=not number)
         if more:
             click.echo(f"the first {most:,} are shown; --limit or --all shows more", err=True)
         return Exit.DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool) -> Sequence[int]:
@@ -101,7 +100,7 @@ def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool
 
 
 async def _say_what_else(
-    app: Bide, surroundings: Surroundings, topic: str | None, state: str, group: str | None, *, nothing: bool
+    app: Bide, context: Context, topic: str | None, state: str, group: str | None, *, nothing: bool
 ) -> None:
     """That there is no task, and which topics have a name like this one; how many are dead, beside those that live."""
     asks_dead = state == _LIVE and group is None
@@ -115,7 +114,7 @@ async def _say_what_else(
         topics = {of for of, _ in counts}
         near = [] if topic is None or topic in topics else get_close_matches(topic, topics)
         meant = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
-        click.echo(f"{which} in {surroundings.shown_store}{meant}")
+        click.echo(f"{which} in {context.shown_store}{meant}")
     if asks_dead and (
         dead := sum(count.number for (of, its), count in counts.items() if its is State.DEAD and topic in (None, of))
     ):
@@ -127,7 +126,7 @@ async def _say_what_else(
 @click.argument("key")
 @shared_options()
 @click.pass_obj
-def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
+def show(context: Context, topic: str, key: str) -> Exit:
     """Everything about one task: its times, its payload, and its events: who did what to it, and why it failed."""
 
     async def work(app: Bide) -> Exit:
@@ -136,7 +135,7 @@ def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
         told = await story(app, topic, key)
         last = None if told is None else told.last
         why = [] if told is None else _reasons(told, (await app.paused()).get(topic))
-        if surroundings.json:
+        if context.json:
             shape = {
                 "task": None if task is None else task_shape(task.record, alone=True),
                 "details": None if task is None else detail_shape(task.record),
@@ -156,7 +155,7 @@ def show(surroundings: Surroundings, topic: str, key: str) -> Exit:
             print_events(events, of_one=True)
         return Exit.NOT_DONE if task is None else Exit.DONE
 
-    return surroundings.open(work)
+    return context.open(work)
 
 
 def _reasons(told: Story, pause: Pause | None) -> list[str]:
@@ -179,7 +178,7 @@ def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
 @click.option("--limit", type=WholeNumber(1, 100_000), default=50, show_default=True, help="At most so many.")
 @shared_options()
 @click.pass_obj
-def events(surroundings: Surroundings, topic: str | None, key: str | None, limit: int) -> Exit:
+def events(context: Context, topic: str | None, key: str | None, limit: int) -> Exit:
     """What was out of the ordinary, the newest first: of TOPIC KEY, or of all tasks.
 
     Failed deliveries, deaths, lost leases, and every change by a person. Not the happy path; the log is capped.
@@ -189,7 +188,7 @@ def events(surroundings: Surroundings, topic: str | None, key: str | None, limit
 
     async def work(app: Bide) -> Exit:
         found = await app.events(topic, key, limit=limit)
-        if surroundings.json:
+        if context.json:
             for event in found:
                 print_json(event_shape(event))
         else:
@@ -198,16 +197,7 @@ def events(surroundings: Surroundings, topic: str | None, key: str | None, limit
             print_events(found, of_one=key is not None)
         return Exit.DONE
 
-    return surroundings.open(work)
-
-
-def pretty_payload(payload: bytes) -> str | None:
-    """The payload as indented JSON; None when it is not JSON."""
-    try:
-        msgspec.json.decode(payload)
-        return msgspec.json.format(payload, indent=2).decode()
-    except (ValueError, RecursionError):
-        return None
+    return context.open(work)
 
 
 def _instant_or_length(text: str) -> int:

@@ -1,0 +1,285 @@
+"""The workloads of what waits: `idle`, the cost of a worker while nothing is due; `scale`, of a call among ever more.
+
+Each operation of `scale` is a store call for one task, timed alone; the figure is the median of many. The client's
+batcher is left out, for it would hide the cost of one call. So is the flush at each commit, on SQLite
+(`synchronous=NORMAL`) and PostgreSQL (`synchronous_commit=off`): it costs more than everything else together, whatever
+the size, and would make any growth look small. For the same reason a server's own work is measured, not how long its
+answer took: Redis counts the time that it spends on commands; of a database it is the processor time of those who serve
+the store, where they can be seen, and else a stopwatch less the time of a `SELECT 1`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median_grouped
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from bide.app import Bide
+from bide.cli.bench.plan import Plan, Report, limit_of, rounded
+from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch
+from bide.cli.bench.sql_server import POSTGRES
+from bide.cli.bench.worker import PAYLOAD, Spec, Work
+from bide.cli.bench.workers import clear, fill, stage, worker_process
+from bide.core.instants import Millis
+from bide.core.names import new_id
+from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
+from bide.ports import Listening, Notifies
+from bide.settings import Settings
+from bide.wiring import store_maker
+
+T = TypeVar("T")
+SECONDS = 10.0
+"""For which `idle` looks."""
+SETTLING = 2.0
+"""Seconds that a worker is left alone before it is measured: it has just started."""
+TOPIC, LEASED, FLOOD = "bench.scale", "bench.scale.leased", "bench.flood"
+OPERATIONS = ("schedule", "move", "cancel", "lease", "page", "next_wake")
+REPETITIONS = 400
+_WARM_UP = 5
+"""Of each operation before those that count: a connection is made for the first."""
+_BATCH = 5_000
+_FLOOD = 100_000
+_TELLING = 1.0
+"""Seconds within which whoever listens has been told."""
+
+
+async def idle(plan: Plan) -> Report:
+    """N tasks due in an hour and one worker process, with nobody else connected.
+
+    For `memory:` the tasks are in the worker's own process. The CPU time is the process's own count, of all its
+    threads, in nanoseconds: a tenth of a percent of ten seconds is one tick of what the system shows of others.
+
+    A server is measured by its own count too, first alone and then with the worker, and the first is subtracted;
+    `calls_per_s` is then how often it was asked something (a read from a client of Redis, a transaction of a database),
+    and otherwise the calls of the store. Where a server does not count its processor time, and its processes are not to
+    be seen on this machine, `server_cpu_pct` is null.
+    """
+    count, work, place = plan.count(100_000), Work(topic="bench.idle"), plan.place
+    with limit_of(plan) as limit, tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
+        limit.measure(5)
+        spec = Spec(
+            store=place.url, works=(work,), log=f"{directory}/worker.log", loop=plan.loop, history=plan.history,
+            pending=0 if place.shared else count,
+        )  # fmt: skip
+        if place.shared:
+            async with stage(plan) as (app, _):
+                await fill(app, work.topic, count, plan=plan, delay="1h")
+                if not place.owned:  # the end of the stage removes the tasks
+                    return Report(fields={**await _watch(plan, spec), **limit.fields({})})
+        return Report(fields={**await _watch(plan, spec), **limit.fields({})})
+
+
+async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
+    server = plan.place.server
+    alone = await _alone(plan, server) if server else (None, 0.0)
+    worker = await worker_process(spec)
+    try:
+        worker.tell("go")
+        await worker.said("working")
+        await asyncio.sleep(SETTLING)
+        before, load_before = await worker.ask("usage"), server.load() if server else None
+        await _pass_time(plan, "watching an idle worker")
+        load_after, resident = server.load() if server else None, _resident_megabytes(worker.pid)
+        after = await worker.ask("usage")
+    finally:
+        await worker.stop()
+    seconds = (after["at"] - before["at"]) / 1e9
+    server_cpu: float | None = 0.0
+    calls = (after["calls"] - before["calls"]) / seconds
+    if load_before and load_after:
+        busy, requests = _rates(load_before, load_after)
+        server_cpu = None if busy is None or alone[0] is None else max(0.0, busy - alone[0])
+        calls = max(0.0, requests - alone[1])
+    return {
+        "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
+        "server_cpu_pct": None if server_cpu is None else rounded(server_cpu),
+        "worker_rss_mb": rounded(resident),
+        "calls_per_s": rounded(calls),
+    }
+
+
+async def _alone(plan: Plan, server: Server) -> tuple[float | None, float]:
+    """What the server takes with nobody connected, and how much it is asked, by its replicas for example."""
+    await asyncio.sleep(SETTLING)
+    before = server.load()
+    await _pass_time(plan, "watching the server alone")
+    return _rates(before, server.load())
+
+
+def _rates(before: Load, after: Load) -> tuple[float | None, float]:
+    """Percent of a processor (None where the server does not show it), and requests a second."""
+    seconds = after.at - before.at
+    cpu = None if after.cpu is None or before.cpu is None else (after.cpu - before.cpu) / seconds * 100
+    return cpu, (after.requests - before.requests) / seconds
+
+
+async def _pass_time(plan: Plan, what: str) -> None:
+    for tenth in range(10):
+        plan.progress(what, tenth, 10)
+        await asyncio.sleep(SECONDS / 10)
+
+
+def _resident_megabytes(pid: int) -> float:
+    """0 where the system does not tell."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+async def scale(plan: Plan) -> Report:
+    """At each size, 10^3 and upward to N (10^6), and once more with a flood of a topic that nobody works on."""
+    sizes = plan.sizes()
+    most, flood = sizes[-1], min(_FLOOD, max(1, sizes[-1] // 10))
+    costs: dict[str, dict[str, float]] = {name: {} for name in OPERATIONS}
+    url = _unflushed(plan.place.url)
+    app = Bide(
+        url,
+        settings=Settings(store=url, sqlite_synchronous="normal", history=plan.history, keep_done=0, keep_cancelled=0),
+    )
+    with limit_of(plan) as limit:
+        limit.measure(5)
+        async with app:
+            growing = _Growing(app, plan)
+            if not plan.place.owned:
+                await clear(app)
+            listening = await growing.listen()
+            try:
+                for size in sizes:
+                    await growing.grow(size)
+                    for name, microseconds in (await growing.measure(size)).items():
+                        costs[name][str(size)] = microseconds
+                await growing.flood(flood)
+                for name, microseconds in (await growing.measure(most)).items():
+                    costs[name][f"{most}+{flood}_due"] = microseconds
+            finally:
+                if listening is not None:
+                    await listening.close()
+                if not plan.place.owned:
+                    await clear(app)
+        growth = {name: rounded(list(each.values())[-1] / next(iter(each.values()))) for name, each in costs.items()}
+        return Report(fields={"us": costs, "growth": growth, **limit.fields({})}, faults=growing.faults)
+
+
+def _unflushed(url: str) -> str:
+    """The URL of a PostgreSQL without a flush for each commit; a proxy that pools would not take the option."""
+    parts = urlsplit(url)
+    if parts.scheme not in POSTGRES or "pooler=" in parts.query:
+        return url
+    return f"{url}{'&' if parts.query else '?'}synchronous_commit=off"
+
+
+class _Growing:
+    """One store that grows, and the means to time single calls of it."""
+
+    def __init__(self, app: Bide, plan: Plan) -> None:
+        self._store = app.store
+        self._plan = plan
+        server = plan.place.server
+        self._server = server
+        self._watch: Watch = Stopwatch() if server is None else server.watch()
+        self._size = 0
+        self._random = random.Random(1)
+        self._heard = asyncio.Event()
+        self.faults: list[str] = []
+
+    async def listen(self) -> Listening | None:
+        """As a worker does before it leases: a store on a server may not look again for what nobody told it."""
+        if self._server is None or not isinstance(self._store, Notifies):
+            return None
+        return await self._store.listen([LEASED], lambda topic, wake: self._heard.set())
+
+    async def grow(self, size: int) -> None:
+        for first in range(self._size, size, _BATCH):
+            self._plan.progress(f"filling to {size}", first, size)
+            numbers = range(first, min(first + _BATCH, size))
+            tasks = [self._task(TOPIC, key_of(number), self._some_time()) for number in numbers]
+            await self._store.add(tasks, now=_now())
+        self._size = size
+
+    async def flood(self, count: int) -> None:
+        for first in range(0, count, _BATCH):
+            self._plan.progress("flooding", first, count)
+            numbers = range(first, min(first + _BATCH, count))
+            await self._store.add([self._task(FLOOD, key_of(number), _now()) for number in numbers], now=_now())
+
+    async def measure(self, size: int) -> dict[str, float]:
+        """Microseconds of each operation, the median over all repetitions; operations take turns."""
+        store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
+        self._heard.clear()
+        await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
+        if self._server is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._heard.wait(), _TELLING)
+            await asyncio.sleep(_TELLING / 10)  # the rest of what it was told
+        held: list[Settlement] = []
+        until = _now() + HOUR
+        for number in range(times):
+            if number % 50 == 0:
+                self._plan.progress(f"measuring at {size}", number, times)
+            fresh = self._task(TOPIC, key_of(-1 - number), self._some_time())
+            move = Move(TOPIC, key_of(self._random.randrange(size)), At(self._some_time()))
+            cancel = Cancel(TOPIC, fresh.key)
+            where = Filter(topic=TOPIC, state=State.WAITING, wake_from=self._half_way())
+            added = await self._timed(taken["schedule"], store.add([fresh], now=_now()))
+            moved = await self._timed(taken["move"], store.change([move], now=_now()))
+            cancelled = await self._timed(taken["cancel"], store.change([cancel], now=_now()))
+            leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=_now(), until=until, holder="b"))
+            found = await self._timed(taken["page"], store.find(where, Page(limit=100)))
+            held += [Settlement(LEASED, task.key, task.token, Verdict.DONE) for task in leased.tasks]
+            if not (added[0].ok and moved[0].ok and cancelled[0].ok and found.tasks):
+                self.faults.append(f"at {size} tasks an operation did not do what it was asked")
+        for _ in range(times):  # by itself: opening a store for each would disturb what is measured next
+            if not (await self._ask(taken["next_wake"], until)).next_wake:
+                self.faults.append(f"at {size} tasks nothing was said to wake next")
+                break
+        if len(held) != times or not all(await store.settle(held, now=_now())):
+            self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
+        return {name: rounded(median_grouped(each[_WARM_UP:], self._watch.step)) for name, each in taken.items()}
+
+    async def _timed(self, times: list[float], call: Coroutine[Any, Any, T]) -> T:
+        self._watch.start()
+        answer = await call
+        times.append(self._watch.stop())
+        return answer
+
+    def _task(self, topic: str, key: str, due: int) -> NewTask:
+        return NewTask(topic, key, new_id(), At(due), PAYLOAD)
+
+    async def _ask(self, times: list[float], until: Millis) -> Leased:
+        """What wakes next. A store on a server may remember what it was told, so one is asked that knows nothing."""
+        asking = {TOPIC: 0}
+        if self._server is None or not self._server.remembers_heads:
+            return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
+        fresh = store_maker(self._plan.place.url, Settings())()
+        await fresh.open()
+        try:
+            return await self._timed(times, fresh.lease(asking, now=_now(), until=until, holder="b"))
+        finally:
+            await fresh.close()
+
+    def _half_way(self) -> Millis:
+        """Anywhere in the first half of that hour: at every size there is a full page behind it."""
+        return _now() + HOUR + self._random.randrange(HOUR // 2)
+
+    def _some_time(self) -> int:
+        """Anywhere in the hour that begins in an hour."""
+        return _now() + HOUR + self._random.randrange(HOUR)
+
+
+def key_of(number: int) -> str:
+    """A key that falls anywhere in an index, and need not be remembered."""
+    return blake2b(number.to_bytes(8, "big", signed=True), digest_size=16).hexdigest()
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

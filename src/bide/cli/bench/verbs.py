@@ -1,0 +1,355 @@
+"""The workloads of those who call: `schedule` registers, `change` moves and cancels, `churn` does all for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bide.app import Bide
+from bide.cli.bench.plan import BATCH, Plan, Report, in_batches, limit_of, per_second, random_keys, rounded
+from bide.cli.bench.server import HOUR
+from bide.cli.bench.worker import PAYLOAD, Work
+from bide.cli.bench.workers import Workers, fill, stage, wait_settled, workers_of
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.instants import as_datetime
+from bide.core.records import Ref
+
+CALLERS = 256
+GROUP, GROUP_SIZE = "bench-group", 1000
+_LONGEST_SINGLE = 0.5
+"""Seconds of one round that go to single calls, which wait for the disk one after another."""
+SOON = (1_000, 5_000)
+"""Milliseconds, from and to, of what `churn` has due within seconds."""
+_MINUTE = 60.0
+_TICK = 0.05
+_MOST = 10_000
+"""Tasks of one tick of `churn`: what could not be done in time is made up for, but not all at once."""
+
+Call = Callable[[], Coroutine[Any, Any, Answer]]
+Timed = tuple[int, float]
+"""How many, in how many seconds."""
+
+
+def _note(answers: Sequence[Answer], faults: list[str]) -> None:
+    refused = [answer.result.value for answer in answers if not answer.ok]
+    if refused and len(faults) < 10:
+        faults.append(f"{len(refused)} calls were not done; the first answer: {refused[0]}")
+
+
+async def _in_a_crowd(calls: Sequence[Call], faults: list[str]) -> Timed:
+    """Each by itself, from 256 concurrent callers."""
+    ahead = iter(calls)
+
+    async def caller() -> None:
+        for call in ahead:
+            _note([await call()], faults)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return len(calls), time.perf_counter() - began
+
+
+async def _in_bulk(
+    call: Callable[[Sequence[Any]], Coroutine[Any, Any, Sequence[Answer]]], items: Sequence[Any], faults: list[str]
+) -> Timed:
+    """1000 in each call."""
+    began = time.perf_counter()
+    for some in in_batches(items):
+        _note(await call(some), faults)
+    return len(items), time.perf_counter() - began
+
+
+async def _one_by_one(calls: Sequence[Call], faults: list[str]) -> Timed:
+    """One awaited call after another, as many as half a second allows."""
+    began, done = time.perf_counter(), 0
+    for call in calls:
+        _note([await call()], faults)
+        done += 1
+        if time.perf_counter() - began > _LONGEST_SINGLE:
+            break
+    return done, time.perf_counter() - began
+
+
+async def schedule(plan: Plan) -> Report:
+    """N tasks in each of the three ways, in rounds that take turns with each other and with the raw limit."""
+    topic, count, place = "bench.schedule", plan.count(300_000), plan.place
+    rounds = max(1, min(20, count // BATCH))
+    size = -(-count // rounds)
+    timed: dict[str, list[Timed]] = {name: [] for name in ("single", "concurrent", "bulk")}
+    stored: list[str] = []
+    faults: list[str] = []
+    before, grown, resident = place.size(), Growth(place.size), Growth(resident_bytes)
+    with limit_of(plan) as limit:
+        async with stage(plan) as (app, _):
+
+            async def many(keys: Sequence[str]) -> Sequence[Answer]:
+                return await app.schedule_many([app.new(topic, PAYLOAD, key=key, delay="1h") for key in keys])
+
+            def calls(keys: Sequence[str]) -> list[Call]:
+                return [partial(app.schedule, topic, PAYLOAD, key=key, delay="1h") for key in keys]
+
+            for number in range(rounds):
+                plan.progress("scheduling", number, rounds)
+                limit.measure(max(1, size // BATCH))
+                keys = random_keys(3 * size)
+                with grown.counted(), resident.counted():
+                    timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
+                limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
+                with grown.counted():
+                    timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
+                    timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
+                stored += keys[: 2 * size + timed["single"][-1][0]]
+            plan.progress("checking", rounds, rounds)
+            missing = 0
+            for some in in_batches(stored):
+                found = await app.get_many([(topic, key) for key in some])
+                missing += sum(task is None or task.payload_bytes != PAYLOAD for task in found)
+            if missing:
+                faults.append(f"{missing} acknowledged tasks are not in the store")
+            of_file = place.size() - before
+        if place.owned:  # only after the close has everything been written to its place
+            of_file = place.size() - before
+        per_task = resident.bytes / (size * rounds)
+        if place.shared:
+            per_task = (of_file if place.server is None else grown.bytes) / len(stored)
+        figures = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
+        return Report(fields={**figures, "bytes_per_task": round(per_task), **limit.fields(figures)}, faults=faults)
+
+
+class Growth:
+    """The sum of what is more after each part: on a server the raw limit grows beside ours."""
+
+    def __init__(self, size: Callable[[], int]) -> None:
+        self.bytes = 0
+        self._size = size
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        before = self._size()
+        yield
+        self.bytes += self._size() - before
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is in use; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+async def change(plan: Plan) -> Report:
+    """Of N pending, move half and cancel half by single calls, then the same in bulk, then shift a group."""
+    topic, count, faults = "bench.change", plan.count(20_000), list[str]()
+    with limit_of(plan) as limit:
+        async with stage(plan) as (app, _):
+            keys = await fill(app, topic, count, plan=plan, delay="1h")
+            half = count // 2
+            moved, cancelled = ([Ref(topic, key) for key in some] for some in (keys[:half], keys[half:]))
+            base = time.time_ns() // 1_000_000 + 2 * HOUR
+            timed: dict[str, list[Timed]] = {name: [] for name in ("move", "cancel", "bulk_move", "bulk_cancel")}
+            rounds = max(1, min(10, half // BATCH))
+            parts = [slice(half * number // rounds, half * (number + 1) // rounds) for number in range(rounds)]
+            moves = [(ref, as_datetime(base + number)) for number, ref in enumerate(moved)]
+            for part in parts:
+                plan.progress("moving and cancelling", part.start, half)
+                limit.measure()
+                calls: list[Call] = [partial(app.reschedule, *ref, at=at) for ref, at in moves[part]]
+                timed["move"].append(await _in_a_crowd(calls, faults))
+                calls = [partial(app.cancel, *ref) for ref in cancelled[part]]
+                timed["cancel"].append(await _in_a_crowd(calls, faults))
+            faults += await _misplaced(app, moved, base)
+            moves = [(ref, as_datetime(base + HOUR + number)) for number, ref in enumerate(moved)]
+            for part in parts:
+                plan.progress("moving in bulk", part.start, half)
+                limit.measure()
+                timed["bulk_move"].append(await _in_bulk(app.reschedule_many, moves[part], faults))
+            faults += await _misplaced(app, moved, base + HOUR)
+            for part in parts:
+                timed["bulk_cancel"].append(await _in_bulk(app.cancel_many, moved[part], faults))
+            shift_ms = await _shift(app, topic, faults)
+            left_behind = len([task async for task in app.find(topic=topic)])
+        rates = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
+        figures = {**rates, "shift_ms": shift_ms, "left_behind": left_behind}
+        return Report(fields={**figures, **limit.fields(figures)}, faults=faults)
+
+
+async def _shift(app: Bide, topic: str, faults: list[str]) -> float:
+    """Milliseconds to move a group of 1000 by ten minutes. Each must have moved by just that."""
+    tasks = [app.new(topic, PAYLOAD, key=key, group=GROUP, delay="1h") for key in random_keys(GROUP_SIZE)]
+    before = {task.record.key: task.record.due_at for task in await app.schedule_many(tasks) if task.record}
+    began = time.perf_counter()
+    answers = await app.shift(group=GROUP, by="-10m")
+    took = time.perf_counter() - began
+    _note(answers, faults)
+    after = {answer.record.key: answer.record.due_at for answer in answers if answer.record}
+    if after != {key: due_at - 600_000 for key, due_at in before.items()}:
+        faults.append("a shift did not move each task of its group by its length")
+    _note(await app.cancel_group(GROUP), faults)
+    return rounded(took * 1000)
+
+
+async def _misplaced(app: Bide, refs: Sequence[Ref], first: int) -> list[str]:
+    """Each must wake when its move said: the first at `first`, each of the others a millisecond later."""
+    found = await app.get_many(refs)
+    wrong = sum(task is None or task.record.wake_at != first + number for number, task in enumerate(found))
+    return [f"{wrong} tasks do not wake when their move said"] if wrong else []
+
+
+async def churn(plan: Plan) -> Report:
+    """R tasks a second for some time, N others waiting all along: what long use does to a store.
+
+    Of each ten tasks that are scheduled five are due within seconds, and five in an hour or two, beside the N that wait
+    already; of those that wait, taken at random, two are moved to within seconds and three are cancelled. So seven of
+    ten are delivered and completed, by a worker process, and every place of every index is written and emptied again.
+
+    Each minute a line says how long a lease took that gave something out (p50 and p99, as the worker sees it, the round
+    trip included), how late handlers began, and how large the store is; the end is compared with the first of them.
+    With a snapshot each line is of one phase: before it is held, while it is, and after it, when vacuum catches up.
+    """
+    with limit_of(plan) as limit:
+        limit.measure(5)
+        work = Work(topic="bench.churn")
+        async with stage(plan, work, counted=True) as (app, log):
+            waiting = await fill(app, work.topic, plan.count(100_000), plan=plan, delay="90m")
+            async with workers_of(plan, app, log, [work], counted=True) as workers:
+                await workers.go()
+                run = _Churn(plan, app, workers, work.topic, waiting)
+                await run.go()
+                await wait_settled(workers, run.ahead, plan=plan, within=SOON[1] / 1000 + 30, what="the last")
+                early = sum(int(one["early"]) for one in await workers.figures())
+                await workers.stop()
+                accepted = workers.settled
+            left = len([True async for _ in app.find(topic=work.topic)])
+        fields = {
+            "course": run.course(),
+            "growth": run.growth(),
+            "lost": max(0, run.ahead - accepted),
+            "duplicated": max(0, accepted - run.ahead),
+            "early": early,
+            "left_behind": abs(left - len(run.waiting)),
+        }
+        return Report(fields={**fields, **limit.fields({})}, faults=run.faults)
+
+
+class _Churn:
+    """Some minutes of it."""
+
+    def __init__(self, plan: Plan, app: Bide, workers: Workers, topic: str, waiting: list[str]) -> None:
+        self.waiting = waiting
+        """Keys of what is far off."""
+        self.ahead = 0
+        """How many are to be completed, of those so far."""
+        self.faults: list[str] = []
+        self._plan = plan
+        self._app = app
+        self._workers = workers
+        self._topic = topic
+        self._random = random.Random(1)
+        self._scheduled = 0
+        self._told = (0.0, 0, 0)
+        """Seconds, scheduled and completed until the last line."""
+        self._lines: list[Mapping[str, Any]] = []
+
+    async def go(self) -> None:
+        plan, seconds = self._plan, self._plan.seconds
+        every = min(_MINUTE, seconds / (6 if plan.snapshot else 4))
+        begun = time.monotonic()
+        with ExitStack() as held:
+            holds = False
+            while (passed := time.monotonic() - begun) < seconds:
+                plan.progress("churning", round(passed), round(seconds))
+                inside = plan.snapshot and seconds / 3 <= passed < seconds * 2 / 3
+                if inside != holds:
+                    if passed - self._told[0] > every / 2:
+                        await self._tell(passed, snapshot=holds)
+                    held.close()
+                    holds = inside
+                    if inside:
+                        held.enter_context(self._snapshot())
+                await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
+                if passed - self._told[0] >= every and seconds - passed > every / 2:
+                    await self._tell(passed, snapshot=holds)
+                await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
+            await self._tell(seconds, snapshot=holds)
+
+    def _snapshot(self) -> AbstractContextManager[None]:
+        place = self._plan.place
+        if place.server is None:
+            raise BadInput("--snapshot", place.kind, "a database server: PostgreSQL, MySQL")
+        return place.server.snapshot()
+
+    async def _tick(self, count: int) -> None:
+        if count <= 0:
+            return
+        app, topic = self._app, self._topic
+        soon, far = random_keys(self._share(count, 5)), random_keys(self._share(count, 5))
+        tasks = [app.new(topic, PAYLOAD, key=key, delay=self._soon()) for key in soon]
+        tasks += [app.new(topic, PAYLOAD, key=key, delay=f"{HOUR + self._random.randrange(HOUR)}ms") for key in far]
+        moved = [(self._taken(), self._soon()) for _ in range(min(len(self.waiting), self._share(count, 2)))]
+        cancelled = [self._taken() for _ in range(min(len(self.waiting), self._share(count, 3)))]
+        self._scheduled += count
+        _note(await app.schedule_many(tasks), self.faults)
+        _note(await app.reschedule_many(moved), self.faults)
+        _note(await app.cancel_many(cancelled), self.faults)
+        self.waiting += far
+        self.ahead += len(soon) + len(moved)
+
+    def _share(self, count: int, tenths: int) -> int:
+        """So many of ten, right over time."""
+        return (self._scheduled + count) * tenths // 10 - self._scheduled * tenths // 10
+
+    def _soon(self) -> str:
+        return f"{self._random.randint(*SOON)}ms"
+
+    def _taken(self) -> Ref:
+        """One of what waits, any of them."""
+        place = self._random.randrange(len(self.waiting))
+        self.waiting[place], self.waiting[-1] = self.waiting[-1], self.waiting[place]
+        return Ref(self._topic, self.waiting.pop())
+
+    async def _tell(self, passed: float, *, snapshot: bool) -> None:
+        """One line."""
+        said = await self._workers.figures()
+        (before, scheduled, completed), now = self._told, sum(int(one["accepted"]) for one in said)
+        lasted = max(passed - before, _TICK)
+        line: dict[str, Any] = {
+            "seconds": rounded(passed),
+            "scheduled_per_s": rounded((self._scheduled - scheduled) / lasted),
+            "completed_per_s": rounded((now - completed) / lasted),
+        }
+        for name in ("lease_p50_ms", "lease_p99_ms", "late_p50_ms", "late_p99_ms"):
+            worst = max((one[name] for one in said if one[name] is not None), default=None)
+            line[name] = None if worst is None else rounded(worst)
+        line |= {"snapshot": snapshot, **self._plan.place.health()}
+        self._told = passed, self._scheduled, now
+        self._lines.append(line)
+        self._plan.tell(line)
+
+    def course(self) -> dict[str, Mapping[str, Any]]:
+        """The first line and the last; with a snapshot also the last while it was held, and the first after it."""
+        lines = self._lines
+        held = [number for number, line in enumerate(lines) if line["snapshot"]]
+        found = {"start": lines[0]}
+        if held:
+            found["held"] = lines[held[-1]]
+            if held[-1] + 1 < len(lines) - 1:
+                found["after"] = lines[held[-1] + 1]
+        return {**found, "end": lines[-1]}
+
+    def growth(self) -> dict[str, float]:
+        """The last line over the first, where there is something to divide by."""
+        first, last = self._lines[0], self._lines[-1]
+        return {
+            name: rounded(last[name] / first[name])
+            for name in first
+            if name.endswith(("_ms", "bytes")) and first[name] and last[name] is not None
+        }

@@ -1,0 +1,114 @@
+"""What lies far ahead: a mass message tomorrow, reminders of events, and subscriptions that renew themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from functools import partial
+
+import msgspec
+
+from bide.app import Bide
+from bide.cli.demo.story import Story, millis_of
+from bide.core.instants import as_datetime
+from bide.core.outcomes import Done
+from bide.core.records import NewTask
+from bide.core.tasks import Task
+from bide.engine.acting import acting_as
+
+AUDIENCE = 41_000
+SUMMER, GUESTS = "event-summer", 500
+"""The group that somebody has to move by an hour when the party begins later."""
+EVENTS = {SUMMER: (GUESTS, 3, 19), "event-chess": (40, 1, 18), "event-run": (90, 4, 7), "event-market": (180, 5, 21)}
+"""By group: the guests, how many days ahead it is, and the hour at which it begins."""
+SUBSCRIBERS = 20_000
+_DAYS = 30
+
+
+class Customer(msgspec.Struct):
+    number: int
+    about: str
+
+
+class Coupons(Story):
+    """41,000 customers are reminded of their coupon tomorrow at 20:00:00, all in one second."""
+
+    def define(self, app: Bide) -> None:
+        @app.handler("coupon.remind", concurrency=500, keep_done="0s", keep_cancelled="15m")
+        async def remind(task: Task[Customer]) -> None:
+            """A message to the customer."""
+
+        self.remind = remind
+
+    async def prepare(self) -> None:
+        """The evening is tomorrow's, or that for which an earlier run has made them."""
+        made = await self.notebook.made_until("coupons")
+        self.evening = self.at(1, 20) if made is None else as_datetime(made).astimezone()
+
+    async def play(self) -> None:
+        """When one has passed, the next day's is made."""
+        while True:
+            await self.fill("coupons", partial(self._all, self.evening), until=self.evening)
+            await self.until(millis_of(self.evening + timedelta(minutes=1)))
+            await self.prepare()
+
+    def _all(self, at: datetime) -> Iterator[NewTask]:
+        for number in range(AUDIENCE):
+            key = f"{at:%m%d}-{number:05}"
+            yield self.remind.new(Customer(number, "SUMMER"), key=key, at=at, on_conflict="keep")
+
+
+class Reminders(Story):
+    """Two hours before an event everybody who comes is told. A group each, which moves as one."""
+
+    def define(self, app: Bide) -> None:
+        @app.handler("event.remind")
+        async def remind(task: Task[Customer]) -> None:
+            """A message to the guest."""
+
+        self.remind = remind
+
+    async def play(self) -> None:
+        """Each event is held again, as many days after it as it was ahead at first."""
+        while True:
+            begins = {group: self.at(days, hour) for group, (_, days, hour) in EVENTS.items()}
+            for group, at in begins.items():
+                await self.fill(group, partial(self._all, group, at), until=at)
+            await self.until(millis_of(min(begins.values())))
+
+    def _all(self, group: str, at: datetime) -> Iterator[NewTask]:
+        told = at - timedelta(hours=2)
+        for guest in range(EVENTS[group][0]):
+            key = f"{group}-{at:%m%d}-{guest:03}"
+            yield self.remind.new(Customer(guest, group), key=key, group=group, at=told, on_conflict="keep")
+
+
+class Subscriptions(Story):
+    """Each renews itself every 30 days, at a time of day at which people subscribe."""
+
+    def define(self, app: Bide) -> None:
+        @app.handler("subscription.renew")
+        async def renew(task: Task[Customer]) -> Done:
+            return Done(again_in=f"{_DAYS}d")
+
+        self.renew = renew
+
+    async def play(self) -> None:
+        await self.fill("subscriptions", self._all)
+        await self.now_and_then(60, self._one_more_week)
+
+    def _all(self) -> Iterator[NewTask]:
+        number = 0
+        for day in range(_DAYS):
+            a_day = SUBSCRIBERS * (day + 1) // _DAYS - number
+            for at in sorted(self.waking_hours(day + 1) for _ in range(a_day)):  # in order: an index grows at its end
+                customer = Customer(number, self.chance.choice(("month", "family", "student")))
+                yield self.renew.new(customer, key=f"customer-{number:05}", at=at, on_conflict="keep")
+                number += 1
+
+    async def _one_more_week(self) -> None:
+        """Bo gives somebody a week for free."""
+        found = await self.one_of("subscription.renew")
+        if found is not None:
+            with acting_as("bo"):
+                await self.app.reschedule(*found.record.ref, delay="7d")
