@@ -18,7 +18,7 @@ WELCOME = wire.encode(wire.Welcome(service=wire.SERVICE, wire=wire.WIRE, session
 
 
 def told(answer: bytes, failed: dict[int, wire.Failure] | None = None) -> Reply:
-    return Reply(200, wire.CONTENT_TYPE, wire.encode(wire.Told(NOW * 1000, msgspec.Raw(answer), failed or {})))
+    return Reply(200, wire.CONTENT_TYPE, wire.encode(wire.Success(NOW * 1000, msgspec.Raw(answer), failed or {})))
 
 
 async def store_told(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> HttpStore:

@@ -110,7 +110,7 @@ def _reply(draw: Draw, operation: str) -> Reply:
             inner = draw.bytes(inner) if draw.chance(0.9) else b"\x91" * 5_000 + b"\x01"
         failed = {draw.of(0, 1, -1, 99): wire.Failure("corrupt", "why")} if draw.chance(0.1) else {}
         try:
-            body = wire.encode(wire.Told(NOW * 1000, msgspec.Raw(inner or b"\xc0"), failed))
+            body = wire.encode(wire.Success(NOW * 1000, msgspec.Raw(inner or b"\xc0"), failed))
         except msgspec.MsgspecError:
             body = inner
     if draw.chance(0.3):

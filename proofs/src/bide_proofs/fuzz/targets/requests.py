@@ -22,6 +22,7 @@ from bide.app import Bide
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, Page, Record, Ref, Settlement, Verdict
 from bide.ports import wire
+from bide.ports.remote import OPERATIONS
 from bide.ports.wire import Call
 from bide.service.config import ServeConfig
 from bide.service.contract import CALLS
@@ -168,16 +169,17 @@ def store_call(draw: Draw, token: int) -> tuple[str, bytes]:
     """One of bide's own clients', damaged or not."""
     ref, now = Ref("t", "a"), 1_800_000_000_000
     asked: dict[str, Any] = {
-        "add": [NewTask("t", draw.of("n", "a"), new_id(), In(5))],
-        "change": [Move("t", "a", At(now)), Cancel("t", "b")],
-        "settle": [Settlement("t", "held", token, draw.of(*Verdict), In(5))], "get": [ref, Ref("u", "x")],
-        "tally": [0, now],
-        "extend": wire.ExtendAsk([Lease("t", "held", token)], 5_000), "lease": wire.LeaseAsk({"t": 1}, 5_000, "w"),
-        "purge": 10, "record": [], "find": wire.FindAsk(Filter(topic="t"), Page(limit=2)), "time": None, "paused": None,
+        "add": wire.Batch([NewTask("t", draw.of("n", "a"), new_id(), In(5))]),
+        "change": wire.Batch([Move("t", "a", At(now)), Cancel("t", "b")]),
+        "settle": wire.Batch([Settlement("t", "held", token, draw.of(*Verdict), In(5))]), "get": [ref, Ref("u", "x")],
+        "tally": wire.TallyRequest([0, now], None),
+        "extend": wire.Batch([Lease("t", "held", token)], 5_000), "lease": wire.LeaseRequest({"t": 1}, 5_000, "w"),
+        "purge": 10, "record": [], "find": wire.FindRequest(Filter(topic="t"), Page(limit=2)), "time": None,
+        "paused": None,
         "minutes": (29_999_990, 30_000_000),
-        "announce": wire.AnnounceAsk("w", ["t"], 5_000), "events": wire.EventsAsk(ref, 10),
-        "pause": wire.PauseAsk("t", None),
-        "resume": wire.PauseAsk("t", "x"), "listen": ["t"],
+        "announce": wire.AnnounceRequest("w", ["t"], 5_000), "events": wire.EventsRequest(ref, 10),
+        "pause": wire.PauseRequest("t", None),
+        "resume": wire.PauseRequest("t", "x"), "listen": ["t"],
     }  # fmt: skip
     operation = draw.choice([*asked, "open"])
     if operation == "open":
@@ -273,7 +275,9 @@ class Fuzzed:
         kind = draw.random()
         if kind < 0.2:
             operation, body = store_call(draw, token)
-            if operation in wire.ONCE and body[1:3] == b"\xa1?":  # where the session is to be said
+            if (
+                operation in OPERATIONS and OPERATIONS[operation].once and body[1:3] == b"\xa1?"
+            ):  # where the session is to be said
                 body = body[:1] + msgspec.msgpack.encode(await self.session()) + body[3:]
             path = f"/v1/store/{operation if draw.chance(0.95) else draw.changed(operation)}"
             headers = {b"content-type": wire.CONTENT_TYPE.encode()}
@@ -347,7 +351,7 @@ def well_formed(answered: Answered, method: str, path: bytes) -> None:
             with suppress(msgspec.ValidationError):
                 wire.read_welcome(answered.body)
                 return
-            wire.read_told(answered.body)
+            wire.read_success(answered.body)
         else:
             failure = wire.read_failure(answered.body)
             check(failure.kind and (failure.text or failure.field), "what is wrong")

@@ -207,7 +207,7 @@ def tidings(draw: Draw) -> None:
         data = draw.bytes(sound, 60)
         draw.note(data)
         with suppress(ValueError):
-            heard.append(wire.read_tiding(data))
+            heard.append(wire.read_wake(data))
     check(data != sound or heard == [("t", FIRST_INSTANT)], f"heard {heard}")
     for topic, wake in heard:
         listeners.tell(topic, wake)

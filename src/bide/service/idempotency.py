@@ -1,10 +1,10 @@
-"""Answers that may be asked for again: what each client's last calls were told, for as long as it may send them again.
+"""Idempotency: the answers to each client's last calls, for as long as it may send those calls again.
 
 A client begins a session, and numbers its writing calls in it, for each operation by itself. The answer to the last
-number is kept, so a call whose answer was lost is sent again and told the same; one that is still under way is waited
-for. A number that is lower was passed over, and is refused: what was delayed on the way from before a change cannot
-undo it. A session that is not known here is refused before anything is done, so a call from before a restart, or from
-before a client was forgotten, does nothing either.
+number is kept, so a call whose answer was lost is sent again and answered the same; one that is still under way is
+waited for. A number that is lower was passed over, and is refused: a call that was delayed on the way from before a
+change cannot undo it. A session that is not known here is refused before anything is done, so a call from before a
+restart, or from before a client was forgotten, does nothing either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_BYTES = 64 << 20
 
 
 class Answered(NamedTuple):
-    """What goes back: an HTTP status, the body and its headers."""
+    """An answer to a call: an HTTP status, the body and its headers."""
 
     status: int
     body: bytes
@@ -45,7 +45,7 @@ class PassedOver(Exception):
 
 
 class _Lane:
-    """One operation of one session."""
+    """One operation of one session: its last number, and the work that answers it."""
 
     __slots__ = ("number", "who", "work")
 
@@ -66,7 +66,7 @@ class Session:
         self.lanes: dict[str, _Lane] = {}
 
 
-class Repeats:
+class Sessions:
     """All sessions of this instance. Belongs to one event loop."""
 
     def __init__(
@@ -80,32 +80,30 @@ class Repeats:
         self._prefix = f"{secrets.token_urlsafe(6)}."
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
-        """Answers, the oldest first: when each was given, and where it is remembered."""
+        """Answers, the oldest first: when each was given, and the lane that it belongs to."""
         self._bytes = 0
         self._sessions_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
+        """Both by caller, without those who have none."""
         self._under_way: set[asyncio.Task[Answered]] = set()
         self._most_bytes = most_bytes
         self._most_sessions = most_sessions
 
     def begin(self, who: str, *, writes: bool = True) -> str:
-        """A new session, for this caller alone; nothing is kept of that of one who only reads."""
+        """A new session, for this caller alone; nothing is kept for one who only reads."""
         self._forget()
         name = self._prefix + secrets.token_urlsafe(16)
         if not writes:
             return name
         while len(self._sessions) >= self._most_sessions:
-            [(greedy, _)] = self._sessions_of.most_common(1)
+            greedy = _greediest(self._sessions_of)
             self._end(next(name for name, session in self._sessions.items() if session.who == greedy))
         self._sessions[name] = Session(who, self._clock())
         self._sessions_of[who] += 1
         return name
 
     def _end(self, name: str) -> None:
-        who = self._sessions.pop(name).who
-        self._sessions_of[who] -= 1
-        if not self._sessions_of[who]:
-            del self._sessions_of[who]
+        _less(self._sessions_of, self._sessions.pop(name).who, 1)
 
     def began(self, name: str) -> bool:
         """Whether a session of this name began here."""
@@ -121,18 +119,17 @@ class Repeats:
         return session
 
     async def once(self, session: Session, operation: str, number: int, work: Work) -> Answered:
-        """The answer to this number: of `work`, which is done now, or of whoever asked first.
+        """The answer to this number: of `work`, which is done now, or of the call that came first.
 
         The work goes on when its caller has gone. Raises PassedOver.
         """
-        lane = session.lanes.get(operation)
-        if lane is None:
-            lane = session.lanes[operation] = _Lane(session.who)
+        lane = session.lanes.setdefault(operation, _Lane(session.who))
         if number < lane.number or (number == lane.number and lane.work is None):
             raise PassedOver
         if number > lane.number:
             before, lane.number = lane.work, number
-            self._drop(before)
+            if before is not None:
+                self._drop(before)
             lane.work = asyncio.get_running_loop().create_task(self._run(before, work), name=f"bide {operation} call")
             self._under_way.add(lane.work)
             lane.work.add_done_callback(partial(self._keep, lane))
@@ -150,26 +147,26 @@ class Repeats:
         self._under_way.discard(done)
         if lane.work is done and not done.cancelled() and done.exception() is None:
             self._kept[done] = (self._clock(), lane)
-            self._bytes += len(done.result().body)
-            self._bytes_of[lane.who] += len(done.result().body)
+            size = len(done.result().body)
+            self._bytes += size
+            self._bytes_of[lane.who] += size
 
-    def _drop(self, done: asyncio.Task[Answered] | None) -> None:
-        kept = None if done is None else self._kept.pop(done, None)
-        if done is not None and kept is not None:
-            self._bytes -= len(done.result().body)
-            self._bytes_of[kept[1].who] -= len(done.result().body)
-            if not self._bytes_of[kept[1].who]:
-                del self._bytes_of[kept[1].who]
+    def _drop(self, done: asyncio.Task[Answered]) -> None:
+        kept = self._kept.pop(done, None)
+        if kept is not None:
+            size = len(done.result().body)
+            self._bytes -= size
+            _less(self._bytes_of, kept[1].who, size)
 
     def _forget(self) -> None:
-        """What is older than it need be."""
+        """Drop the answers and sessions that are older than they need be, or too many."""
         now = self._clock()
         while self._kept:
             oldest, (given, lane) = next(iter(self._kept.items()))
             if now - given < ANSWER_LASTS:
                 if self._bytes <= self._most_bytes:
                     break
-                [(greedy, _)] = self._bytes_of.most_common(1)
+                greedy = _greediest(self._bytes_of)
                 oldest, lane = next((done, lane) for done, (_, lane) in self._kept.items() if lane.who == greedy)
             self._drop(oldest)
             if lane.work is oldest:
@@ -181,6 +178,18 @@ class Repeats:
             self._end(name)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the work that is under way."""
         if self._under_way:
             await asyncio.wait(self._under_way)
+
+
+def _greediest(counts: Counter[str]) -> str:
+    """The caller who has most."""
+    [(who, _)] = counts.most_common(1)
+    return who
+
+
+def _less(counts: Counter[str], who: str, number: int) -> None:
+    counts[who] -= number
+    if not counts[who]:
+        del counts[who]
