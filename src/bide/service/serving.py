@@ -23,9 +23,8 @@ from bide.engine.worker import Worker
 from bide.service.access import Access, check_start, is_loopback
 from bide.service.audit import Rates, audit
 from bide.service.config import PER_TASK, ServeConfig
-from bide.service.console.pages import Console
-from bide.service.console.shared import Shared
-from bide.service.console.site import Site
+from bide.service.console.page_request import Shared
+from bide.service.console.router import Site
 from bide.service.consuming import Consuming
 from bide.service.health import Health
 from bide.service.metrics import Metrics
@@ -149,12 +148,12 @@ class Serving:
             may_note=Rates().take,
         )
         health = Health(app)
-        console = Console(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
-        stack.push_async_callback(console.close)
+        site = Site(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
+        stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
             app, access, consuming, self._following, stores, counts=self.metrics,
-            pages=pages_of(health, self.metrics), open_pages=OPEN, site=Site(app, access, console.routes()),
+            pages=pages_of(health, self.metrics), open_pages=OPEN, site=site,
             proxies=self._proxies,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from bide.engine.presence import Channel
 from bide.engine.throughput import Flow
 from bide.ports import COUNTED
 from bide.service.callers import Verb
-from bide.service.console.overview_page import bars, grade, said, said_of_wake_ups
+from bide.service.console.overview import bars, grade, said, said_of_wake_ups
 from bide.service.console.phrases import Phrases, translations
 from bide.service.health import Level
 

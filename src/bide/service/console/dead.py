@@ -11,11 +11,9 @@ from bide.core.texts import error_parts
 from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.engine.looks import Look
 from bide.service.callers import Verb
-from bide.service.console.actions_form import check_somewhere
+from bide.service.console.actions import check_somewhere
+from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address
-from bide.service.console.shared import Shared
-from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
 from bide.service.replies import Reply
 
 _EVERY = 1.0

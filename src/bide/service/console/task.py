@@ -20,12 +20,10 @@ from bide.engine.looks import Look
 from bide.engine.pauses import Pause
 from bide.engine.story import Story, story
 from bide.service.callers import Verb
-from bide.service.console.payloads import shown
+from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.reasons import meaning, reasons
 from bide.service.console.rendering import address, task_address
-from bide.service.console.shared import Shared
-from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
+from bide.service.console.sanitize import shown
 from bide.service.replies import Reply
 
 _SAID: Mapping[str, str] = {
