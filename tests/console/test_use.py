@@ -20,8 +20,7 @@ from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
 from bide.engine.kept import Kept
-from bide.service.access import FRESH
-from bide.service.tokens import Tokens
+from bide.service.access import FRESH, Tokens
 
 HOUR = timedelta(hours=1)
 

@@ -15,8 +15,8 @@ from bide.cli.wording import moment_words, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
+from bide.service.access import Token, Tokens, check_id, verbs_of
 from bide.service.callers import ALL_VERBS, Verb, check_pattern
-from bide.service.tokens import Token, Tokens, check_id, verbs_of
 
 _COMMANDS = ("add", "ls", "revoke")
 

@@ -15,8 +15,7 @@ from bide.service import asks
 from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE
 from bide.service.callers import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
-from bide.service.problems import bad_input
-from bide.service.replies import Reply, reply
+from bide.service.replies import Reply, bad_input, reply
 from bide.service.requests import Request
 from bide.service.shapes import task_shape
 from bide.service.verbs import asked

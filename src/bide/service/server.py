@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Protocol
 
-from starlette.types import Receive, Scope, Send
-
 from bide.core.errors import BideError, OutcomeUnknown, StoreError
 from bide.core.names import check_topic
 from bide.engine.acting import acting_as
@@ -24,12 +22,20 @@ from bide.service.audit import audit, refused, unknown
 from bide.service.callers import AccessRefused, Caller, Verb
 from bide.service.console.router import Site
 from bide.service.consuming import Consuming
-from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH
-from bide.service.openapi import document
-from bide.service.origins import Networks
-from bide.service.problems import CONTENT_TYPE, Problem, of_error
-from bide.service.replies import Reply
-from bide.service.requests import BODY_LIMIT, BODY_PATIENCE, OPEN_LIMIT, Gone, Request, segment
+from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH, document
+from bide.service.replies import CONTENT_TYPE, Problem, Reply, of_error
+from bide.service.requests import (
+    BODY_LIMIT,
+    BODY_PATIENCE,
+    OPEN_LIMIT,
+    Gone,
+    Networks,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    segment,
+)
 from bide.service.store_calls import StoreCalls
 from bide.service.streaming import AdmitsEvent, Following
 from bide.service.verbs import Verbs

@@ -28,7 +28,7 @@ from bide.ports.remote import SHORTEST_LEASE
 from bide.ports.wire import Batch, FlatTally
 from bide.service.audit import Rates
 from bide.service.callers import Caller, Verb
-from bide.service.pausing import pause_by, resume_by
+from bide.service.verbs import pause_by, resume_by
 
 _PRESENCE: Millis = 60_000
 """How long a worker is taken to live after it last announced itself, at most."""

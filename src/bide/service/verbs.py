@@ -1,7 +1,8 @@
-"""The calls of whoever puts in, changes and looks: from what was sent to the engine's verbs, and back."""
+"""The calls of whoever puts in, changes and reads tasks: from the request to the engine's verbs, and back."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
@@ -10,9 +11,9 @@ import msgspec
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
-from bide.core.instants import instant_text
+from bide.core.instants import as_datetime, instant_text
 from bide.core.names import check_topic
-from bide.core.records import Move, NewTask, Page, Result, Topic
+from bide.core.records import Count, Move, NewTask, Page, Result, State, Topic
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
@@ -20,11 +21,62 @@ from bide.service import asks
 from bide.service.asks import payload, retries
 from bide.service.callers import Caller, Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
-from bide.service.pausing import pause_by, resume_by, topics_of
-from bide.service.problems import bad_input, of_error
-from bide.service.replies import Reply, encode, etag, reply, reply_to, shape_for
+from bide.service.replies import Reply, bad_input, encode, etag, of_error, reply, reply_to, shape_for
 from bide.service.requests import Request
-from bide.service.shapes import AnswerShape, task_shape
+from bide.service.shapes import AnswerShape, CountShape, TopicShape, paused_shape, task_shape
+
+_audit = logging.getLogger("bide.audit")
+_NONE = Count(0)
+
+
+async def pause_by(client: Client, topic: Topic, who: str) -> bool:
+    """Whether it was not paused before. Raises BadInput, StoreError."""
+    changed = await client.pause(topic, who=who)
+    _note(who, "pause", topic, "paused" if changed else "paused already")
+    return changed
+
+
+async def resume_by(client: Client, topic: Topic, who: str) -> bool:
+    """Whether it was paused. Raises BadInput, StoreError."""
+    changed = await client.resume(topic, who=who)
+    _note(who, "resume", topic, "resumed" if changed else "not paused")
+    return changed
+
+
+def _note(who: str, verb: str, topic: Topic, answer: str) -> None:
+    _audit.info(
+        "%s: %s %s: %s", who, verb, topic, answer,
+        extra={"who": who, "verb": verb, "topic": topic, "key": None, "answer": answer},
+    )  # fmt: skip
+
+
+async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
+    """Every topic that has tasks or is paused, or this one, with its counts. O(topics). Raises StoreError."""
+    now = client.clock.now()
+    asked = None if only is None else [only]
+    tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
+    pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
+    names = sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys())
+
+    def count(topic: Topic, state: State) -> CountShape:
+        return _count(tally.counts.get((topic, state), _NONE))
+
+    found: list[TopicShape] = []
+    for topic in names:
+        pause = pauses.get(topic)
+        found.append(
+            TopicShape(
+                topic, count(topic, State.WAITING), count(topic, State.LEASED), count(topic, State.DONE),
+                count(topic, State.CANCELLED), count(topic, State.DEAD),
+                _count(tally.forecast.get(topic, [_NONE])[0]), None if pause is None else paused_shape(pause),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _count(count: Count) -> CountShape:
+    return CountShape(count.number, count.exact)
+
 
 _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {

@@ -40,10 +40,8 @@ from bide.service.console.sanitize import inert, isolated
 from bide.service.console.tasks import TasksPage
 from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
-from bide.service.origins import refuse_foreign_page
-from bide.service.problems import Problem
-from bide.service.replies import Reply
-from bide.service.requests import OPEN_LIMIT, Gone, Request, segment
+from bide.service.replies import Problem, Reply
+from bide.service.requests import OPEN_LIMIT, Gone, Request, refuse_foreign_page, segment
 from bide.service.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
 
 Door = Callable[[Request], Awaitable[Reply]]

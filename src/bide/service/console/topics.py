@@ -22,8 +22,8 @@ from bide.engine.verdicts import TopicPolicy
 from bide.service.callers import Verb
 from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
-from bide.service.pausing import pause_by, resume_by
 from bide.service.replies import Reply
+from bide.service.verbs import pause_by, resume_by
 
 WIDTH, HEIGHT = 960, 100
 _UNIT = 100

@@ -12,10 +12,9 @@ from tests.service.test_access import make
 
 from bide.core.instants import Millis
 from bide.engine.kept import Kept
-from bide.service.access import FRESH
+from bide.service.access import FRESH, Tokens
 from bide.service.callers import Verb
 from bide.service.sessions import COOKIE
-from bide.service.tokens import Tokens
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000
