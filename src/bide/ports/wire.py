@@ -168,7 +168,6 @@ read_welcome = msgspec.msgpack.Decoder(Welcome).decode
 read_call = msgspec.msgpack.Decoder(Call).decode
 read_success = msgspec.msgpack.Decoder(Success).decode
 read_failure = msgspec.msgpack.Decoder(Failure).decode
-read_topics = msgspec.msgpack.Decoder(list[Topic]).decode
 encode_wake = msgspec.json.Encoder().encode
 read_wake = msgspec.json.Decoder(tuple[Topic, Millis]).decode
 

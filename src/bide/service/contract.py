@@ -103,7 +103,7 @@ _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 
 CALLS: tuple[Call, ...] = (
     Call(
-        name="schedule", method="PUT", path=TASK_PATH, summary="Register something to happen at a time",
+        name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
         ask=asks.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
         "retry, deadline, headers",
         answers={201: ("A task that was not there before", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
@@ -111,33 +111,33 @@ CALLS: tuple[Call, ...] = (
         headers={"If-None-Match": "`*`: only if there is no such task; the same as on_conflict=refuse"},
     ),
     Call(
-        name="get", method="GET", path=TASK_PATH, summary="One task as it is now",
+        name="get", method="GET", path=TASK_PATH, summary="Get a task",
         answers={200: ("The task", TaskShape), 304: ("It is as `If-None-Match` says", None), 404: _NOT_FOUND},
         headers={"If-None-Match": "The ETag that was seen"},
     ),
     Call(
-        name="reschedule", method="PATCH", path=TASK_PATH, summary="Another time for a waiting task",
+        name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
         ask=asks.Move, accepted="a JSON object: at or delay, deadline, if_token", answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
-        name="cancel", method="DELETE", path=TASK_PATH, summary="It shall not happen",
+        name="cancel", method="DELETE", path=TASK_PATH, summary="Cancel a task",
         answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
-        name="schedule_many", method="POST", path="/v1/schedule", summary="Register many",
+        name="schedule_many", method="POST", path="/v1/schedule", summary="Schedule tasks",
         ask=_batch(asks.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one", answers=_ITEMS,
     ),
     Call(
-        name="reschedule_many", method="POST", path="/v1/reschedule", summary="Another time for many",
+        name="reschedule_many", method="POST", path="/v1/reschedule", summary="Reschedule tasks",
         ask=_batch(asks.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
         answers=_ITEMS,
     ),
     Call(
-        name="fire_many", method="POST", path="/v1/fire", summary="Let them happen now",
+        name="fire_many", method="POST", path="/v1/fire", summary="Fire tasks now",
         ask=_batch(asks.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
     ),
     Call(
-        name="cancel_many", method="POST", path="/v1/cancel", summary="They shall not happen: these, or a group",
+        name="cancel_many", method="POST", path="/v1/cancel", summary="Cancel tasks, listed or by group",
         ask=_batch(asks.Ref) | asks.CancelGroup,
         accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
     ),
@@ -290,7 +290,7 @@ def _refine(components: dict[str, Any]) -> None:
 def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": call.name, "summary": call.summary, "responses": {}}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _path_schema()}
+        {"name": name, "in": "path", "required": True, "schema": _NAME}
         for name in ("topic", "key")
         if f"{{{name}}}" in call.path
     ]
@@ -321,10 +321,6 @@ def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
         answer = operation["responses"].setdefault(str(status), {"description": sentence, "content": {}})
         answer["content"] |= problem
     return operation
-
-
-def _path_schema() -> dict[str, Any]:
-    return {"type": "string", "minLength": 1, "maxLength": 200, "pattern": asks.NAME_PATTERN}
 
 
 def _header(call: Call, name: str) -> dict[str, Any]:

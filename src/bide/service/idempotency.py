@@ -13,9 +13,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from bide.ports.wire import CALL_LASTS
 
@@ -38,6 +38,7 @@ class Answered(NamedTuple):
 
 
 Work = Callable[[], Coroutine[Any, Any, Answered]]
+Key = TypeVar("Key")
 
 
 class PassedOver(Exception):
@@ -58,12 +59,47 @@ class _Lane:
 class Session:
     """One client's."""
 
-    __slots__ = ("lanes", "used", "who")
+    __slots__ = ("lanes", "who")
 
-    def __init__(self, who: str, now: float) -> None:
+    def __init__(self, who: str) -> None:
         self.who = who
-        self.used = now
         self.lanes: dict[str, _Lane] = {}
+
+
+class _ByAge(Generic[Key]):
+    """Things of callers, the one that was used longest ago first; each has its owner and a weight."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Key, tuple[str, int, float]] = OrderedDict()
+        self._weights: Counter[str] = Counter()
+        self.weight = 0
+
+    def put(self, one: Key, who: str, weight: int, now: float) -> None:
+        """It is used now."""
+        self.drop(one)
+        self._all[one] = (who, weight, now)
+        self._weights[who] += weight
+        self.weight += weight
+
+    def drop(self, one: Key) -> None:
+        who, weight, _ = self._all.pop(one, ("", 0, 0.0))
+        self._weights[who] -= weight
+        self.weight -= weight
+        if not self._weights[who]:
+            del self._weights[who]
+
+    def surplus(self, before: float, most: int) -> Iterator[Key]:
+        """Drops and yields those last used until then; while the others weigh more than `most`, the oldest of the
+        caller who has most."""
+        while self._all:
+            one, (_, _, used) = next(iter(self._all.items()))
+            if used > before:
+                if self.weight <= most:
+                    break
+                [(greedy, _)] = self._weights.most_common(1)
+                one = next(one for one, (who, _, _) in self._all.items() if who == greedy)
+            self.drop(one)
+            yield one
 
 
 class Sessions:
@@ -78,32 +114,24 @@ class Sessions:
     ) -> None:
         self._clock = clock
         self._prefix = f"{secrets.token_urlsafe(6)}."
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._kept: OrderedDict[asyncio.Task[Answered], tuple[float, _Lane]] = OrderedDict()
-        """Answers, the oldest first: when each was given, and the lane that it belongs to."""
-        self._bytes = 0
-        self._sessions_of: Counter[str] = Counter()
-        self._bytes_of: Counter[str] = Counter()
-        """Both by caller, without those who have none."""
+        self._sessions: dict[str, Session] = {}
+        self._names: _ByAge[str] = _ByAge()
+        self._answers: _ByAge[_Lane] = _ByAge()
+        """The lanes whose answer is kept."""
         self._under_way: set[asyncio.Task[Answered]] = set()
         self._most_bytes = most_bytes
         self._most_sessions = most_sessions
 
     def begin(self, who: str, *, writes: bool = True) -> str:
         """A new session, for this caller alone; nothing is kept for one who only reads."""
-        self._forget()
-        name = self._prefix + secrets.token_urlsafe(16)
-        if not writes:
-            return name
-        while len(self._sessions) >= self._most_sessions:
-            greedy = _greediest(self._sessions_of)
-            self._end(next(name for name, session in self._sessions.items() if session.who == greedy))
-        self._sessions[name] = Session(who, self._clock())
-        self._sessions_of[who] += 1
+        now, name = self._clock(), self._prefix + secrets.token_urlsafe(16)
+        for old in self._names.surplus(now - SESSION_LASTS, self._most_sessions - writes):
+            del self._sessions[old]
+        self._forget_answers(now)
+        if writes:
+            self._sessions[name] = Session(who)
+            self._names.put(name, who, 1, now)
         return name
-
-    def _end(self, name: str) -> None:
-        _less(self._sessions_of, self._sessions.pop(name).who, 1)
 
     def began(self, name: str) -> bool:
         """Whether a session of this name began here."""
@@ -114,8 +142,7 @@ class Sessions:
         session = self._sessions.get(name)
         if session is None or session.who != who:
             return None
-        session.used = self._clock()
-        self._sessions.move_to_end(name)
+        self._names.put(name, who, 1, self._clock())
         return session
 
     async def once(self, session: Session, operation: str, number: int, work: Work) -> Answered:
@@ -127,13 +154,12 @@ class Sessions:
         if number < lane.number or (number == lane.number and lane.work is None):
             raise PassedOver
         if number > lane.number:
-            before, lane.number = lane.work, number
-            if before is not None:
-                self._drop(before)
-            lane.work = asyncio.get_running_loop().create_task(self._run(before, work), name=f"bide {operation} call")
-            self._under_way.add(lane.work)
-            lane.work.add_done_callback(partial(self._keep, lane))
-            self._forget()
+            self._answers.drop(lane)
+            task = asyncio.get_running_loop().create_task(self._run(lane.work, work), name=f"bide {operation} call")
+            lane.number, lane.work = number, task
+            self._under_way.add(task)
+            task.add_done_callback(partial(self._keep, lane))
+            self._forget_answers(self._clock())
         assert lane.work is not None
         return await asyncio.shield(lane.work)
 
@@ -146,50 +172,13 @@ class Sessions:
     def _keep(self, lane: _Lane, done: asyncio.Task[Answered]) -> None:
         self._under_way.discard(done)
         if lane.work is done and not done.cancelled() and done.exception() is None:
-            self._kept[done] = (self._clock(), lane)
-            size = len(done.result().body)
-            self._bytes += size
-            self._bytes_of[lane.who] += size
+            self._answers.put(lane, lane.who, len(done.result().body), self._clock())
 
-    def _drop(self, done: asyncio.Task[Answered]) -> None:
-        kept = self._kept.pop(done, None)
-        if kept is not None:
-            size = len(done.result().body)
-            self._bytes -= size
-            _less(self._bytes_of, kept[1].who, size)
-
-    def _forget(self) -> None:
-        """Drop the answers and sessions that are older than they need be, or too many."""
-        now = self._clock()
-        while self._kept:
-            oldest, (given, lane) = next(iter(self._kept.items()))
-            if now - given < ANSWER_LASTS:
-                if self._bytes <= self._most_bytes:
-                    break
-                greedy = _greediest(self._bytes_of)
-                oldest, lane = next((done, lane) for done, (_, lane) in self._kept.items() if lane.who == greedy)
-            self._drop(oldest)
-            if lane.work is oldest:
-                lane.work = None
-        while self._sessions:
-            name, session = next(iter(self._sessions.items()))
-            if now - session.used < SESSION_LASTS:
-                break
-            self._end(name)
+    def _forget_answers(self, now: float) -> None:
+        for lane in self._answers.surplus(now - ANSWER_LASTS, self._most_bytes):
+            lane.work = None
 
     async def close(self) -> None:
         """Wait for the work that is under way."""
         if self._under_way:
             await asyncio.wait(self._under_way)
-
-
-def _greediest(counts: Counter[str]) -> str:
-    """The caller who has most."""
-    [(who, _)] = counts.most_common(1)
-    return who
-
-
-def _less(counts: Counter[str], who: str, number: int) -> None:
-    counts[who] -= number
-    if not counts[who]:
-        del counts[who]

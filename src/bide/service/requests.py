@@ -38,9 +38,6 @@ class Foreign(AccessRefused):
     title = "Forbidden"
     code = None
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.detail,)
-
 
 def refuse_foreign_page(*, host: str | None, origin: str | None, site: str | None) -> None:
     """Raises Foreign where a page of another origin sent this. The arguments are Host, Origin and Sec-Fetch-Site.

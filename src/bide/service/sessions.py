@@ -51,9 +51,6 @@ class Forged(AccessRefused):
     title = "Forbidden"
     code = None
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.detail,)
-
 
 class Session(NamedTuple):
     """Somebody who has logged in."""

@@ -69,7 +69,9 @@ class StoreCalls:
         self._trusting = trusting
         self._bounds = Bounds(client.terms.payload_limit, trusting)
         self._sessions = Sessions()
-        self._streams = _Streams()
+        self._ending = False
+        self._streams: set[asyncio.Event] = set()
+        """Of each open stream what wakes it."""
         self._operations = StoreOperations(client, trusting=trusting, held_back=held_back)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
@@ -113,8 +115,10 @@ class StoreCalls:
         return topics
 
     def let_go(self) -> None:
-        """End the streams, so that their connections end; their listeners subscribe again, here or elsewhere."""
-        self._streams.end()
+        """End the streams, also those to come; their listeners subscribe again, here or elsewhere."""
+        self._ending = True
+        for news in self._streams:
+            news.set()
 
     async def close(self) -> None:
         """End the streams, and wait for the calls that are under way."""
@@ -209,10 +213,10 @@ class StoreCalls:
 
         store = self._client.store
         listening = await store.listen(topics, heard) if isinstance(store, Notifies) else None
-        self._streams.open.add(news)
+        self._streams.add(news)
         try:
             yield b"\n"
-            while not self._streams.ending:
+            while not self._ending:
                 try:
                     async with asyncio.timeout(wire.HEARTBEAT):
                         await news.wait()
@@ -225,23 +229,9 @@ class StoreCalls:
                 if lines:
                     yield lines
         finally:
-            self._streams.open.discard(news)
+            self._streams.discard(news)
             if listening is not None:
                 await listening.close()
-
-
-class _Streams:
-    """The open streams, so that they can be ended together."""
-
-    def __init__(self) -> None:
-        self.ending = False
-        self.open: set[asyncio.Event] = set()
-
-    def end(self) -> None:
-        """Each ends as soon as it is looked at; those that come are ended at once."""
-        self.ending = True
-        for news in self.open:
-            news.set()
 
 
 def _permit(caller: Caller, needs: Needs) -> None:

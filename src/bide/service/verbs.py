@@ -13,7 +13,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import as_datetime, instant_text
 from bide.core.names import check_topic
-from bide.core.records import Count, Move, NewTask, Page, Result, State, Topic
+from bide.core.records import Change, Count, Move, NewTask, Page, Redrive, Result, State, Topic
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
@@ -192,16 +192,12 @@ class Verbs:
         return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
-        batch: list[asks.MoveItem] = asked(request, "reschedule_many")
-        request.caller.check_all(Verb.RESCHEDULE, [ask.topic for ask in batch])
-        moves = _each(batch, self._move)
-        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, self._move)
 
     async def fire_many(self, request: Request) -> Reply:
-        batch: list[asks.Ref] = asked(request, "fire_many")
-        request.caller.check_all(Verb.FIRE, [ask.topic for ask in batch])
-        moves = _each(batch, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token))
-        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._changed(
+            request, "fire_many", Verb.FIRE, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token)
+        )
 
     async def cancel_many(self, request: Request) -> Reply:
         ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
@@ -216,25 +212,12 @@ class Verbs:
         return await self._answered(request, self._client.change_many(cancels))
 
     async def redrive_many(self, request: Request) -> Reply:
-        batch: list[asks.RedriveItem] = asked(request, "redrive_many")
-        request.caller.check_all(Verb.REDRIVE, [ask.topic for ask in batch])
-        redrives = _each(
-            batch,
-            lambda ask: new_redrive(
-                ask.topic,
-                ask.key,
-                delay="0s" if ask.delay is None else ask.delay,
-                if_token=ask.if_token,
-                clock=self._client.clock,
-            ),
-        )
-        return await self._answered(request, self._client.change_many(redrives), paused=self._client.known_pauses)
+        return await self._changed(request, "redrive_many", Verb.REDRIVE, self._redrive)
 
     async def shift(self, request: Request) -> Reply:
         ask: asks.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
-        by = ask.by
-        shifted = self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
+        shifted = self._client.shift(ask.group, ask.by, topic=ask.topic, deadlines=ask.deadlines)
         return await self._answered(request, shifted, paused=self._client.known_pauses)
 
     async def find(self, request: Request) -> Reply:
@@ -262,6 +245,17 @@ class Verbs:
             ask.topic, ask.key, delay=ask.delay, at=ask.at,
             deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
         )  # fmt: skip
+
+    def _redrive(self, ask: asks.RedriveItem) -> Redrive:
+        delay = "0s" if ask.delay is None else ask.delay
+        return new_redrive(ask.topic, ask.key, delay=delay, if_token=ask.if_token, clock=self._client.clock)
+
+    async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:
+        """A batch of changes, each made from what was sent."""
+        batch: list[Any] = asked(request, call)
+        request.caller.check_all(verb, [ask.topic for ask in batch])
+        changes = _each(batch, make)
+        return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
     async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
         """The token on which the change depends, and the results that fail a condition of the headers.

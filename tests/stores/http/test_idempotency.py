@@ -88,8 +88,7 @@ async def test_answers_are_forgotten_when_they_are_old_or_too_many() -> None:
     with pytest.raises(PassedOver):
         await sessions.once(two, "add", 1, work_of(0, done))
     assert done == [700, 700, 1]
-    assert sessions._bytes == 0
-    assert not sessions._kept
+    assert sessions._answers.weight == 0
 
 
 async def test_sessions_are_forgotten_when_they_are_silent_or_too_many() -> None:
@@ -120,5 +119,5 @@ async def test_a_caller_pushes_out_its_own_sessions_and_answers_alone() -> None:
     await sessions.once(session, "add", 1, work_of(0, done))
     assert done.count(100) == 1, "the answer is still known"
     assert len(sessions._sessions) <= 10
-    assert sessions._bytes <= 1_200
+    assert sessions._answers.weight <= 1_200
     assert sessions.session(sessions.begin("reader", writes=False), "reader") is None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import new_id
 from bide.core.records import Result, State, Token
-from bide.engine.bulk import MOST_PACE, Bulk, BulkVerb, May, Seen, change_one, preview, wake_after
+from bide.engine.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
 from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.engine.bulk_store import Bulks
 from bide.engine.pauses import Pauses
@@ -27,6 +27,16 @@ VERBS = {
     BulkVerb.REDRIVE: Verb.REDRIVE,
 }
 """What one must be allowed to do for each."""
+_POSSIBLE: Mapping[str, tuple[BulkVerb, ...]] = {
+    "": tuple(BulkVerb),
+    "due": (BulkVerb.MOVE, BulkVerb.SHIFT, BulkVerb.CANCEL),
+    State.WAITING: (BulkVerb.MOVE, BulkVerb.SHIFT, BulkVerb.FIRE, BulkVerb.CANCEL),
+    State.LEASED: (BulkVerb.CANCEL,),
+    State.DONE: (),
+    State.CANCELLED: (),
+    State.DEAD: (BulkVerb.REDRIVE,),
+}
+"""What can be done to tasks of a state; `due` and no state are what the list of tasks can be narrowed to, too."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FIELDS = ("topic", "state", "group", "wake_from", "wake_before")
 Field = tuple[str, str]
@@ -37,7 +47,7 @@ def read_bulk(visit: Visit) -> Bulk:
     verb = _verb(visit)
     scope = visit.given("scope", "chosen")
     if scope == "chosen":
-        seen = tuple(Seen(*one) for one in chosen(visit))
+        seen = tuple(chosen(visit))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
         for topic in {one.ref.topic for one in seen}:
@@ -66,6 +76,13 @@ def check_somewhere(visit: Visit, verb: Verb) -> None:
     """Raises Forbidden where they may do it to no topic at all; which ones, is asked for each task."""
     if verb not in visit.caller.verbs or not visit.caller.topics:
         visit.check(verb, None)
+
+
+def possible(visit: Visit, state: str, topics: Sequence[str]) -> frozenset[str]:
+    """What they may do to tasks of this state, of any of these topics."""
+    return frozenset(
+        verb for verb in _POSSIBLE.get(state, ()) if any(visit.may(VERBS[verb], topic) for topic in topics)
+    )
 
 
 def may_of(visit: Visit, verb: BulkVerb) -> May:

@@ -12,8 +12,9 @@ from bide.app import Bide
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime
 from bide.core.names import check_name, check_topic
-from bide.core.records import Filter, Ref, State, Token, Topic
+from bide.core.records import Filter, Ref, State, Topic
 from bide.engine.arguments import STATES, filter_of
+from bide.engine.bulk import Seen
 from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
@@ -160,23 +161,16 @@ MOST_CHOSEN = 1_000
 """Tasks that one form may name."""
 
 
-class Chosen(NamedTuple):
-    """A task as somebody saw it."""
-
-    ref: Ref
-    token: Token
-
-
-def read_ref(text: str) -> Chosen:
+def read_ref(text: str) -> Seen:
     """Raises BadInput."""
     name, at, token = text.rpartition("@")
     topic, slash, key = name.partition("/")
     if not at or not slash or not token.isascii() or not token.isdigit() or len(token) > 19:
         raise BadInput("ref", text, "topic/key@token, percent-encoded, as the console's own forms have it")
-    return Chosen(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
+    return Seen(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
 
 
-def chosen(visit: Visit) -> list[Chosen]:
+def chosen(visit: Visit) -> list[Seen]:
     """The tasks that a form names. Raises BadInput."""
     texts = visit.all_given("ref")
     if len(texts) > MOST_CHOSEN:

@@ -26,11 +26,13 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.engine.client import Client
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause, Pauses
+from bide.engine.peaks import summed
 from bide.service.callers import Verb
+from bide.service.console.actions import possible
 from bide.service.console.page_request import DUE, Answer, Route, Shared, Visit, filter_given
 from bide.service.console.rendering import address
 from bide.service.console.sanitize import inert_line, isolated
-from bide.service.console.task import TaskPage, possible
+from bide.service.console.task import TaskPage
 from bide.service.replies import Reply
 
 LIMITS = (50, 200, 1_000)
@@ -199,16 +201,6 @@ FIELDS = ("topic", "key", "group", "state", "wake_from", "wake_before", "limit")
 _MOST_COUNTED = 100
 """Topics up to which what waits within a time is counted."""
 _MOST_NAMED = 200
-_VERBS: Mapping[str, tuple[str, ...]] = {
-    "": ("move", "shift", "fire", "cancel", "redrive"),
-    "due": ("move", "shift", "cancel"),
-    State.WAITING: ("move", "shift", "fire", "cancel"),
-    State.LEASED: ("cancel",),
-    State.DONE: (),
-    State.CANCELLED: (),
-    State.DEAD: ("redrive",),
-}
-"""What makes sense for tasks of this state."""
 
 
 class TasksPage:
@@ -268,7 +260,7 @@ class TasksPage:
             following=address("/tasks", **held, cursor=found.cursor) if found.cursor else "",
             all_address=address("/tasks", **held, cursor=asked.cursor, chosen="all"),
             all_chosen=visit.given("chosen") == "all",
-            verbs=possible(visit, _VERBS[given["state"].strip()], shown),
+            verbs=possible(visit, given["state"].strip(), shown),
             matching=_fields_of(visit, asked),
             keep=self._app.terms.retention_of(asked.where.topic or ""),
             alike=_alike(given["topic"], topics),
@@ -285,13 +277,13 @@ class TasksPage:
         wanted = [where.topic] if where.topic is not None else topics
         if where.wake_from is None and where.wake_before is None:
             states = State if where.state is None else (where.state,)
-            return _sum([tally.counts.get((topic, state)) for topic in wanted for state in states])
+            return summed(tally.counts.get((topic, state), Count(0)) for topic in wanted for state in states)
         if not waits(asked) or len({topic for topic, _ in tally.counts}) > _MOST_COUNTED:
             return None
         last = LAST_INSTANT if where.wake_before is None else where.wake_before
         edges = (where.wake_from or 0, max(last, where.wake_from or 0))
         forecast = (await self._app.tally([as_datetime(edge) for edge in edges])).forecast
-        return _sum([count for topic in wanted for count in forecast.get(topic, ())])
+        return summed(count for topic in wanted for count in forecast.get(topic, ()))
 
 
 _NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
@@ -325,11 +317,6 @@ def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
 def _readable(visit: Visit, tally: Tally) -> list[Topic]:
     """The topics that there are and that they may read."""
     return sorted({topic for topic, _ in tally.counts if visit.may(Verb.READ, topic)})
-
-
-def _sum(counts: Sequence[Count | None]) -> Count:
-    known = [count for count in counts if count is not None]
-    return Count(sum(count.number for count in known), all(count.exact for count in known))
 
 
 def _fields_of(visit: Visit, asked: Search) -> Mapping[str, str]:
