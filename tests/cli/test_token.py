@@ -10,7 +10,7 @@ import pytest
 
 from bide import Bide
 from bide.service.access import USUAL, Access, Unauthorized, parse
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

@@ -6,7 +6,7 @@ import pytest
 from msgspec import json
 
 from bide.core.records import Record, State
-from bide.service.shapes import one_line, task_shape
+from bide.service.schemas import one_line, task_shape
 from bide.testing.clock import FIRST_INSTANT
 from bide_proofs.fuzz.drawing import Draw
 from bide_proofs.fuzz.targets.stored import a_record, worked_on

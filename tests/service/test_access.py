@@ -42,7 +42,7 @@ from bide.service.access import (
     parse,
     verbs_of,
 )
-from bide.service.callers import check_pattern, pattern_of
+from bide.service.authz import check_pattern, pattern_of
 from bide.service.requests import Foreign
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore

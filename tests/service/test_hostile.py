@@ -19,7 +19,7 @@ from tests.service.test_access import make
 
 from bide.core.records import Filter, Page
 from bide.ports import wire
-from bide.service.callers import ALL_VERBS, Verb
+from bide.service.authz import ALL_VERBS, Verb
 from bide.service.sessions import COOKIE
 
 MINE, OTHERS = "b.mail", ("a.pay", "b", "b.mai", "b.mail2", "zz.pay", "bide:settings")

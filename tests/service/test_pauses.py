@@ -17,7 +17,7 @@ from bide import BadInput, Bide, SetupError, Task
 from bide.engine import pauses
 from bide.engine.kept import Kept
 from bide.service.access import Tokens
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 
 
 def pause_of(topic: str) -> str:

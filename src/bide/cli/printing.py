@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import click
 
-from bide.service.shapes import one_line
+from bide.service.schemas import one_line
 
 
 def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:

@@ -32,7 +32,7 @@ from bide.core.instants import Millis
 from bide.core.names import check_name
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.callers import (
+from bide.service.authz import (
     ALL_VERBS,
     ANONYMOUS,
     AccessRefused,

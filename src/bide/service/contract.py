@@ -9,10 +9,18 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bide._version import __version__
-from bide.service import asks
-from bide.service.asks import INSTANT_PATTERN, MOST_AT_ONCE, NAME_PATTERN
+from bide.service import schemas
 from bide.service.replies import CONTENT_TYPE, ProblemShape
-from bide.service.shapes import AnswerShape, InstantText, OnlyTrue, TaskShape, TopicShape
+from bide.service.schemas import (
+    INSTANT_PATTERN,
+    MOST_AT_ONCE,
+    NAME_PATTERN,
+    AnswerShape,
+    InstantText,
+    OnlyTrue,
+    TaskShape,
+    TopicShape,
+)
 
 TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
 PAUSE_PATH = "/v1/topics/{topic}/pause"
@@ -104,7 +112,7 @@ _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 CALLS: tuple[Call, ...] = (
     Call(
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
-        ask=asks.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
+        ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
         "retry, deadline, headers",
         answers={201: ("A task that was not there before", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
                  412: ("`If-None-Match: *` was sent, and it is there", AnswerShape)},
@@ -117,37 +125,39 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
-        ask=asks.Move, accepted="a JSON object: at or delay, deadline, if_token", answers=_CHANGED, headers=_IF_MATCH,
-    ),
-    Call(
-        name="cancel", method="DELETE", path=TASK_PATH, summary="Cancel a task",
+        ask=schemas.Move, accepted="a JSON object: at or delay, deadline, if_token",
         answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
+        name="cancel", method="DELETE", path=TASK_PATH, summary="Cancel a task", answers=_CHANGED, headers=_IF_MATCH,
+    ),
+    Call(
         name="schedule_many", method="POST", path="/v1/schedule", summary="Schedule tasks",
-        ask=_batch(asks.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one", answers=_ITEMS,
+        ask=_batch(schemas.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one",
+        answers=_ITEMS,
     ),
     Call(
         name="reschedule_many", method="POST", path="/v1/reschedule", summary="Reschedule tasks",
-        ask=_batch(asks.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
+        ask=_batch(schemas.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
         answers=_ITEMS,
     ),
     Call(
         name="fire_many", method="POST", path="/v1/fire", summary="Fire tasks now",
-        ask=_batch(asks.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
+        ask=_batch(schemas.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
     ),
     Call(
         name="cancel_many", method="POST", path="/v1/cancel", summary="Cancel tasks, listed or by group",
-        ask=_batch(asks.Ref) | asks.CancelGroup,
+        ask=_batch(schemas.Ref) | schemas.CancelGroup,
         accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
     ),
     Call(
         name="redrive_many", method="POST", path="/v1/redrive", summary="Send dead tasks again, as new lives",
-        ask=_batch(asks.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token", answers=_ITEMS,
+        ask=_batch(schemas.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token",
+        answers=_ITEMS,
     ),
     Call(
         name="shift", method="POST", path="/v1/shift", summary="Move the waiting tasks of a group by a length",
-        ask=asks.Shift, accepted="a JSON object: group, by, topic, deadlines",
+        ask=schemas.Shift, accepted="a JSON object: group, by, topic, deadlines",
         answers={200: ("An answer for each task that was found live", list[ItemShape])},
     ),
     Call(
@@ -179,17 +189,17 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",
-        ask=asks.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
+        ask=schemas.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
         answers={200: ("What is yours now; maybe nothing", LeasedShape)},
     ),
     Call(
         name="settle", method="POST", path="/v1/settle", summary="How deliveries ended",
-        ask=_batch(asks.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
+        ask=_batch(schemas.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
         answers={200: ("Whether each was recorded", SettledShape)},
     ),
     Call(
         name="extend", method="POST", path="/v1/extend", summary="Keep leases for longer",
-        ask=asks.Extend, accepted="a JSON object: leases, lease_for",
+        ask=schemas.Extend, accepted="a JSON object: leases, lease_for",
         answers={200: ("Whether each was extended", ExtendedShape)},
     ),
     Call(
@@ -272,11 +282,11 @@ def contents() -> dict[str, Any]:
 
 def _refine(components: dict[str, Any]) -> None:
     """What types cannot say: which fields go together."""
-    for name in (asks.Schedule.__name__, asks.ScheduleItem.__name__):
+    for name in (schemas.Schedule.__name__, schemas.ScheduleItem.__name__):
         components[name] |= {**_ONE_DUE, **_NOT_BOTH_PAYLOADS}
-    for name in (asks.Move.__name__, asks.MoveItem.__name__):
+    for name in (schemas.Move.__name__, schemas.MoveItem.__name__):
         components[name] |= _ONE_DUE
-    components[asks.Settle.__name__] |= _SETTLED
+    components[schemas.Settle.__name__] |= _SETTLED
     components[TaskShape.__name__] |= _EITHER
     components[ItemShape.__name__] |= {
         "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],

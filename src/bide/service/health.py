@@ -23,7 +23,7 @@ from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.ports import Clock, HasSchema, Parted, Store, TellsTime
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.replies import Reply
 from bide.service.requests import Request
 

@@ -24,8 +24,8 @@ from bide.core.errors import (
     StoreMismatch,
 )
 from bide.core.records import Result, Topic
-from bide.service.callers import Caller
-from bide.service.shapes import AnswerShape, answer_shape
+from bide.service.authz import Caller
+from bide.service.schemas import AnswerShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
 _AWAY, _FULL = "1", "5"
@@ -123,7 +123,7 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
 
 
 def _fields_of(kind: Any) -> set[str]:
-    """The names of all fields of a type of `asks`, also of those within."""
+    """The names of all fields of a type of `schemas`, also of those within."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
         return {one.encode_name for one in fields}.union(*(_fields_of(one.type) for one in fields))

@@ -21,7 +21,7 @@ import msgspec
 
 from bide.core.errors import BadInput
 from bide.core.names import check_name, check_topic
-from bide.service.callers import AccessRefused, Caller
+from bide.service.authz import AccessRefused, Caller
 from bide.service.replies import Problem, bad_body, bad_input, too_large
 
 _OWN = frozenset({"same-origin", "none"})

@@ -19,7 +19,7 @@ from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
 from bide.service.audit import audit, refused, unknown
-from bide.service.callers import AccessRefused, Caller, Verb
+from bide.service.authz import AccessRefused, Caller, Verb
 from bide.service.console.router import Site
 from bide.service.consuming import Consuming
 from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH, document

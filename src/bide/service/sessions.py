@@ -28,7 +28,7 @@ from bide.engine.client import Client
 from bide.engine.kept import Kept
 from bide.service.access import FRESH, Access, hash_of, parse
 from bide.service.audit import Bucket
-from bide.service.callers import ANONYMOUS, AccessRefused, Caller, Unauthorized
+from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized
 from bide.service.requests import host_name, is_loopback_name, refuse_foreign_page
 
 COOKIE = "bide_session"

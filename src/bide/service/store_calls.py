@@ -32,7 +32,7 @@ from bide.engine.pauses import HeldBack
 from bide.ports import Notifies, remote, wire
 from bide.ports.remote import OPERATIONS, Bounds, Needs, Operation
 from bide.ports.wire import Batch, Call, Failure
-from bide.service.callers import ALL_VERBS, AccessRefused, Caller, Verb
+from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
 from bide.service.idempotency import Answered, PassedOver, Sessions
 from bide.service.store_operations import StoreOperations
 

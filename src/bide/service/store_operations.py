@@ -27,7 +27,7 @@ from bide.ports import KeepsEvents, Shares, wire
 from bide.ports.remote import SHORTEST_LEASE
 from bide.ports.wire import Batch, FlatTally
 from bide.service.audit import Rates
-from bide.service.callers import Caller, Verb
+from bide.service.authz import Caller, Verb
 from bide.service.verbs import pause_by, resume_by
 
 _PRESENCE: Millis = 60_000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
@@ -17,13 +20,12 @@ from bide.core.records import Change, Count, Move, NewTask, Page, Redrive, Resul
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
-from bide.service import asks
-from bide.service.asks import payload, retries
-from bide.service.callers import Caller, Verb
+from bide.service import schemas
+from bide.service.authz import Caller, Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
 from bide.service.replies import Reply, bad_input, encode, etag, of_error, reply, reply_to, shape_for
 from bide.service.requests import Request
-from bide.service.shapes import AnswerShape, CountShape, TopicShape, paused_shape, task_shape
+from bide.service.schemas import AnswerShape, CountShape, TopicShape, paused_shape, retries, task_shape
 
 _audit = logging.getLogger("bide.audit")
 _NONE = Count(0)
@@ -138,7 +140,7 @@ class Verbs:
     async def schedule(self, request: Request) -> Reply:
         topic, key = request.ref
         request.caller.check(Verb.SCHEDULE, topic)
-        ask: asks.Schedule = asked(request, "schedule")
+        ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
             raise bad_input(BadInput("if-match", request.header(b"if-match"), "nothing here; PATCH and DELETE take it"))
@@ -166,7 +168,7 @@ class Verbs:
     async def reschedule(self, request: Request) -> Reply:
         topic, key = request.ref
         request.caller.check(Verb.RESCHEDULE, topic)
-        ask: asks.Move = asked(request, "reschedule")
+        ask: schemas.Move = asked(request, "reschedule")
         token, condition = await self._condition(request, ask.if_token)
         answer = await self._client.reschedule(
             topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline,
@@ -186,7 +188,7 @@ class Verbs:
     # --- many
 
     async def schedule_many(self, request: Request) -> Reply:
-        batch: list[asks.ScheduleItem] = asked(request, "schedule_many")
+        batch: list[schemas.ScheduleItem] = asked(request, "schedule_many")
         request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
         tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
         return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
@@ -200,8 +202,8 @@ class Verbs:
         )
 
     async def cancel_many(self, request: Request) -> Reply:
-        ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
-        if isinstance(ask, asks.CancelGroup):
+        ask: list[schemas.Ref] | schemas.CancelGroup = asked(request, "cancel_many")
+        if isinstance(ask, schemas.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
             return await self._answered(request, self._client.cancel_group(ask.group, topic=ask.topic))
         request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
@@ -215,7 +217,7 @@ class Verbs:
         return await self._changed(request, "redrive_many", Verb.REDRIVE, self._redrive)
 
     async def shift(self, request: Request) -> Reply:
-        ask: asks.Shift = asked(request, "shift")
+        ask: schemas.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
         shifted = self._client.shift(ask.group, ask.by, topic=ask.topic, deadlines=ask.deadlines)
         return await self._answered(request, shifted, paused=self._client.known_pauses)
@@ -232,21 +234,21 @@ class Verbs:
 
     # --- inside
 
-    def _new(self, topic: str, key: str | None, ask: asks.Schedule) -> NewTask:
+    def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
         """The task that is asked for. Raises BadInput."""
         return self._client.new(
-            topic, payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
+            topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers,
         )  # fmt: skip
 
-    def _move(self, ask: asks.MoveItem) -> Move:
+    def _move(self, ask: schemas.MoveItem) -> Move:
         return new_move(
             ask.topic, ask.key, delay=ask.delay, at=ask.at,
             deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
         )  # fmt: skip
 
-    def _redrive(self, ask: asks.RedriveItem) -> Redrive:
+    def _redrive(self, ask: schemas.RedriveItem) -> Redrive:
         delay = "0s" if ask.delay is None else ask.delay
         return new_redrive(ask.topic, ask.key, delay=delay, if_token=ask.if_token, clock=self._client.clock)
 
@@ -285,6 +287,18 @@ class Verbs:
         except PartlyFailed as partly:
             answers = partly.answers
         return reply([_item(request.caller, answer, paused) for answer in answers])
+
+
+def _payload(ask: schemas.Schedule) -> bytes:
+    """The bytes of the payload; null where none is given. Raises BadInput."""
+    if ask.payload_base64 is UNSET:
+        return b"null" if ask.payload is UNSET else bytes(ask.payload)
+    if ask.payload is not UNSET:
+        raise BadInput("payload, payload_base64", "both", "one of the two")
+    try:
+        return base64.b64decode(ask.payload_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
 def _seen(given: str | None, tag: str) -> bool:

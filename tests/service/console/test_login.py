@@ -13,7 +13,7 @@ from tests.service.test_access import make
 from bide.core.instants import Millis
 from bide.engine.kept import Kept
 from bide.service.access import FRESH, Tokens
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.sessions import COOKIE
 from bide.testing import ManualClock
 

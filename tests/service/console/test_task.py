@@ -19,7 +19,7 @@ from bide import Bide, Ladder
 from bide.core.instants import as_datetime
 from bide.core.records import Ref, Settlement, Verdict
 from bide.engine.pauses import Pauses
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.console.sanitize import MOST_SHOWN, dump, pretty, shown
 from bide.testing import ManualClock
 

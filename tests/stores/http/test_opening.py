@@ -19,7 +19,7 @@ from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Cancel, Filter, In, Lease, Move, NewTask, Page, Ref, State
 from bide.ports import wire
 from bide.ports.remote import OPERATIONS
-from bide.service.callers import Caller, Verb
+from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore, calls
 from bide.stores.http.link import NotAllowed, base_of
 from bide.stores.memory import MemoryStore

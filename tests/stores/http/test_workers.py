@@ -13,7 +13,7 @@ from tests.waiting import pause, until
 from bide import Bide, Retry, Task
 from bide.core.records import In, Ref, State
 from bide.ports import wire
-from bide.service.callers import Caller, Verb
+from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy

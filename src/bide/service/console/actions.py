@@ -14,7 +14,7 @@ from bide.engine.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview
 from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.engine.bulk_store import Bulks
 from bide.engine.pauses import Pauses
-from bide.service.callers import Forbidden, Verb
+from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import Answer, Route, Shared, Visit, chosen, filter_given, inside
 from bide.service.console.rendering import address, task_address
 from bide.service.replies import Reply

@@ -11,7 +11,7 @@ from bide.core.texts import error_parts
 from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.engine.looks import Look
 from bide.engine.peaks import summed
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.console.actions import check_somewhere
 from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address

@@ -19,9 +19,9 @@ from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.service.access import Access
-from bide.service.callers import Caller, Verb
+from bide.service.authz import Caller, Verb
 from bide.service.config import ServeConfig
-from bide.service.console.phrases import LANGUAGES, Phrases, language_of, zone_of
+from bide.service.console.i18n import LANGUAGES, Phrases, language_of, zone_of
 from bide.service.console.rendering import render
 from bide.service.health import Health
 from bide.service.replies import Reply

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from bide.core.instants import Millis
 from bide.core.records import Record
 from bide.core.texts import error_parts
-from bide.service.console.phrases import Phrases
+from bide.service.console.i18n import Phrases
 from bide.service.console.sanitize import inert, inert_line
 from bide.service.replies import Reply
 

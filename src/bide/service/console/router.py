@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, quote
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, StoreError, StoreFull
 from bide.engine.acting import acting_as
 from bide.service.audit import audit, refused
-from bide.service.callers import AccessRefused, Forbidden, Unauthorized
+from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
 from bide.service.console.dead import DeadPage
 from bide.service.console.overview import OverviewPage

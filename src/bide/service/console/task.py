@@ -19,10 +19,10 @@ from bide.engine.history import MINUTE
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause
 from bide.engine.story import Story, story
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.console.actions import possible
+from bide.service.console.lateness import meaning, reasons
 from bide.service.console.page_request import Answer, Route, Shared, Visit
-from bide.service.console.reasons import meaning, reasons
 from bide.service.console.rendering import address, task_address
 from bide.service.console.sanitize import shown
 from bide.service.replies import Reply

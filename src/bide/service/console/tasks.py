@@ -27,7 +27,7 @@ from bide.engine.client import Client
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause, Pauses
 from bide.engine.peaks import summed
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.page_request import DUE, Answer, Route, Shared, Visit, filter_given
 from bide.service.console.rendering import address

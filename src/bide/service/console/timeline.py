@@ -15,9 +15,9 @@ from bide.engine.forecast import Forecast, Seen, Wanted
 from bide.engine.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
 from bide.engine.passed import Fastest, Passed, Past
 from bide.engine.peaks import Bar, Peak, outlook, summed
-from bide.service.callers import Verb
+from bide.service.authz import Verb
+from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Answer, Route, Shared, Visit
-from bide.service.console.phrases import Phrases
 from bide.service.console.rendering import address
 from bide.service.console.sanitize import inert_line
 from bide.service.replies import Reply

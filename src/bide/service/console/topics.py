@@ -19,7 +19,7 @@ from bide.engine.history import Past
 from bide.engine.told_routes import Told, ToldRoute, told_of_policy
 from bide.engine.topics import QUARTER, Quarter, Topics, TopicSeen, TopicStory
 from bide.engine.verdicts import TopicPolicy
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
 from bide.service.replies import Reply

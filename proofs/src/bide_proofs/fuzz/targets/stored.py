@@ -30,7 +30,7 @@ from bide.engine.running import inherited_headers, set_running
 from bide.engine.terms import Retention
 from bide.engine.verdicts import TopicPolicy, settlement, unfit
 from bide.ports import wire
-from bide.service.shapes import detail_shape, one_line, task_shape
+from bide.service.schemas import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers
 from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Hearing
