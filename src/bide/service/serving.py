@@ -38,7 +38,7 @@ from bide.service.console.page_request import Shared
 from bide.service.console.router import Site
 from bide.service.consuming import Consuming
 from bide.service.heads import BoundedHeads
-from bide.service.health import OPEN, Health, pages_of
+from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.requests import BODY_LIMIT, networks_of
 from bide.service.server import Service
@@ -161,8 +161,7 @@ class Serving:
         stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
-            app, access, consuming, self._following, stores, counts=self.metrics,
-            pages=pages_of(health, self.metrics.exposition), open_pages=OPEN, site=site,
+            app, access, consuming, self._following, stores, health=health, metrics=self.metrics, site=site,
             proxies=self._proxies,
         )  # fmt: skip
 

@@ -155,7 +155,7 @@ async def _as_if_later(one: Running) -> None:
     """What is known of the tokens is as old as it may get."""
     assert one.serving.service is not None
     access = one.serving.service._access
-    access._read_at -= FRESH  # type: ignore[attr-defined]
+    access._read_at -= FRESH
 
 
 @pytest.mark.parametrize(
