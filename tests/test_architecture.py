@@ -88,7 +88,7 @@ OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
     "sinks": {"msgspec", "aiohttp", "opentelemetry"},
     "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg", "asyncmy"},
-    "service": {"msgspec", "starlette", "uvicorn", "prometheus_client", "opentelemetry", "jinja2", "markupsafe"},
+    "service": {"msgspec", "uvicorn", "prometheus_client", "opentelemetry", "jinja2", "markupsafe"},
 }
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
 

@@ -21,8 +21,7 @@ from tests.test_docs import ROOT, load_runner, text_of
 from tests.waiting import PATIENCE, wait_until
 
 from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
-from bide.service.contract import CALLS
-from bide.service.openapi import contents
+from bide.service.contract import CALLS, contents
 
 DOCUMENT = ROOT / "docs" / "http.md"
 SHOWN = "localhost:8420"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bide import Bide
-from bide.service.access import Access, Unauthorized
-from bide.service.callers import Verb
-from bide.service.tokens import USUAL, parse
+from bide.service.access import USUAL, Access, Unauthorized, parse
+from bide.service.authz import Verb
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

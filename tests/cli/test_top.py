@@ -29,7 +29,7 @@ from bide.engine.history import History
 from bide.engine.overview import Overview
 from bide.engine.overview_looks import Overviews
 from bide.engine.pauses import Pauses
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.health import Check, Level
 
 if TYPE_CHECKING:

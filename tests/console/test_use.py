@@ -20,8 +20,7 @@ from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
 from bide.engine.kept import Kept
-from bide.service.access import FRESH
-from bide.service.tokens import Tokens
+from bide.service.access import FRESH, Tokens
 
 HOUR = timedelta(hours=1)
 
@@ -275,7 +274,7 @@ def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Vi
 async def _as_if_later(one: Running) -> None:
     """What is known of the tokens is as old as it may get."""
     assert one.serving.service is not None
-    one.serving.service._access._read_at -= FRESH  # type: ignore[attr-defined]
+    one.serving.service._access._read_at -= FRESH
 
 
 # --- the timeline

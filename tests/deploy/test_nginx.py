@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.stores.certificates import certify
 
-from bide.service.asks import LONGEST_WAIT
+from bide.service.schemas import LONGEST_WAIT
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from bide.core.tasks import Task
 from bide.engine.running import inherited_headers, set_running
 from bide.engine.terms import Retention
 from bide.engine.verdicts import TopicPolicy, settlement, unfit
-from bide.service.shapes import detail_shape, one_line, task_shape
+from bide.service.schemas import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers
 from bide.testing.clock import FIRST_INSTANT as NOW
 from bide.testing.clock import ManualClock

@@ -122,7 +122,7 @@ FAILURES = st.builds(
 
 def told(answer: bytes, failed: dict[int, wire.Failure] | None = None) -> bytes:
     try:
-        return wire.encode(wire.Told(NOW * 1000, msgspec.Raw(answer or b"\xc0"), failed or {}))
+        return wire.encode(wire.Success(NOW * 1000, msgspec.Raw(answer or b"\xc0"), failed or {}))
     except msgspec.MsgspecError:
         return answer
 

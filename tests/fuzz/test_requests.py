@@ -68,14 +68,15 @@ BODIES: dict[str, Any] = {
 }  # fmt: skip
 """What each call takes, by its name."""
 STORE_CALLS: dict[str, Any] = {
-    "add": [NewTask("t", "n", new_id(), In(5)), NewTask("t", "a", new_id(), In(5))],
-    "change": [Move("t", "a", At(NOW)), Cancel("t", "b")], "get": [Ref("t", "a"), Ref("u", "x")], "tally": [0, NOW],
-    "settle": [Settlement("t", "held", TOKEN, Verdict.RETRY, In(5))],
-    "extend": wire.ExtendAsk([Lease("t", "held", TOKEN)], 5_000),
-    "lease": wire.LeaseAsk({"t": 1}, 5_000, "w"), "purge": 10, "record": [], "time": None, "paused": None,
-    "find": wire.FindAsk(Filter(topic="t"), Page(limit=2)), "minutes": (29_999_990, 30_000_000),
-    "announce": wire.AnnounceAsk("w", ["t"], 5_000), "events": wire.EventsAsk(Ref("t", "a"), 10),
-    "pause": wire.PauseAsk("t", None), "resume": wire.PauseAsk("t", "x"), "listen": ["t"],
+    "add": wire.Batch([NewTask("t", "n", new_id(), In(5)), NewTask("t", "a", new_id(), In(5))]),
+    "change": wire.Batch([Move("t", "a", At(NOW)), Cancel("t", "b")]), "get": [Ref("t", "a"), Ref("u", "x")],
+    "tally": wire.TallyRequest([0, NOW], None),
+    "settle": wire.Batch([Settlement("t", "held", TOKEN, Verdict.RETRY, In(5))]),
+    "extend": wire.Batch([Lease("t", "held", TOKEN)], 5_000),
+    "lease": wire.LeaseRequest({"t": 1}, 5_000, "w"), "purge": 10, "record": [], "time": None, "paused": None,
+    "find": wire.FindRequest(Filter(topic="t"), Page(limit=2)), "minutes": (29_999_990, 30_000_000),
+    "announce": wire.AnnounceRequest("w", ["t"], 5_000), "events": wire.EventsRequest(Ref("t", "a"), 10),
+    "pause": wire.PauseRequest("t", None), "resume": wire.PauseRequest("t", "x"), "listen": ["t"],
     "open": wire.Hello(wire.WIRE, "server"),
 }  # fmt: skip
 """What bide's own clients ask."""
@@ -314,7 +315,7 @@ def well_formed(answered: Answered, request: Request) -> None:
         try:
             wire.read_welcome(answered.body)
         except msgspec.ValidationError:
-            wire.read_told(answered.body)
+            wire.read_success(answered.body)
     elif answered.kind == wire.CONTENT_TYPE:
         failure = wire.read_failure(answered.body)
         assert failure.kind

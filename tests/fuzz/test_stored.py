@@ -28,7 +28,7 @@ from bide.core.payloads import decode_json, encode_payload
 from bide.core.records import At, NewTask, Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.ports import wire
-from bide.service.shapes import one_line, task_shape
+from bide.service.schemas import one_line, task_shape
 from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Hearing
 from bide.stores.redis.bodies import flags_of, record_of, seed_of
@@ -163,7 +163,7 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
         hearing._take(None, 1, "c", data.decode("utf-8", "replace"))
     else:
         with suppress(ValueError):
-            heard.append(wire.read_tiding(data))
+            heard.append(wire.read_wake(data))
     return heard
 
 

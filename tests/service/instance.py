@@ -12,8 +12,7 @@ from tests.service.prompt_server import PromptServer
 
 from bide import Bide
 from bide.service.config import ServeConfig
-from bide.service.running import under_uvicorn
-from bide.service.serving import Serving
+from bide.service.serving import Serving, under_uvicorn
 
 
 class Instance:

@@ -26,18 +26,24 @@ from bide.service.access import (
     AGE,
     ALL_VERBS,
     FRESH,
+    LONGEST_TOKEN,
     SOON,
+    USUAL,
     Access,
     Caller,
     Forbidden,
+    Token,
+    Tokens,
     Unauthorized,
     Verb,
     check_start,
+    hash_of,
     is_loopback,
+    parse,
+    verbs_of,
 )
-from bide.service.callers import check_pattern, pattern_of
-from bide.service.origins import Foreign
-from bide.service.tokens import LONGEST_TOKEN, USUAL, Token, Tokens, hash_of, parse, verbs_of
+from bide.service.authz import check_pattern, pattern_of
+from bide.service.requests import Foreign
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual

@@ -10,7 +10,7 @@ import pytest
 from bide import Bide
 from bide.engine.acting import acting_as
 from bide.service.audit import Refusals, audit, network_of, unknown
-from bide.service.callers import AccessRefused, Forbidden, Unauthorized, Verb
+from bide.service.authz import AccessRefused, Forbidden, Unauthorized, Verb
 
 PARTS = ("who", "verb", "topic", "key", "id", "was", "wake_at", "answer")
 

@@ -22,7 +22,7 @@ from bide.core.errors import BadInput
 from bide.engine.history import rows_between
 from bide.service import heads, server
 from bide.service.config import ServeConfig
-from bide.service.origins import networks_of
+from bide.service.requests import networks_of
 from bide.service.serving import Serving
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from tests.service.calling import fresh_store, running
 
-from bide.service.contract import CALLS
-from bide.service.openapi import contents
+from bide.service.contract import CALLS, contents
 
 CASES = os.environ.get("CASES")
 _SHORT = ["--max-examples", "4"]

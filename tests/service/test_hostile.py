@@ -19,7 +19,7 @@ from tests.service.test_access import make
 
 from bide.core.records import Filter, Page
 from bide.ports import wire
-from bide.service.callers import ALL_VERBS, Verb
+from bide.service.authz import ALL_VERBS, Verb
 from bide.service.sessions import COOKIE
 
 MINE, OTHERS = "b.mail", ("a.pay", "b", "b.mai", "b.mail2", "zz.pay", "bide:settings")
@@ -40,7 +40,7 @@ class Ground(NamedTuple):
 
     def find(self, where: dict[str, str], cursor: str) -> bytes:
         """As bide's own clients ask."""
-        ask = wire.FindAsk(Filter(**where), Page(limit=50, cursor=cursor))  # type: ignore[arg-type]
+        ask = wire.FindRequest(Filter(**where), Page(limit=50, cursor=cursor))  # type: ignore[arg-type]
         call = wire.Call("", 0, None, msgspec.Raw(msgspec.msgpack.encode(ask)))
         reply = self.api("POST", "/v1/store/find", body=msgspec.msgpack.encode(call))
         assert reply.status in (200, 422), reply

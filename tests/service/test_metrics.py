@@ -20,8 +20,7 @@ from bide.engine.settling import Settling
 from bide.engine.verdicts import TopicPolicy
 from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Shares, Store, TellsTime
 from bide.service.metrics import Metrics
-from bide.service.metrics.families import Few, Series
-from bide.service.metrics.store_calls import OPERATIONS, time_calls
+from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop, run_virtual

@@ -21,7 +21,7 @@ from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.kept import Kept
 from bide.service.access import FRESH, SOON, Access, Unauthorized
-from bide.service.origins import Foreign, is_loopback_name, refuse_foreign_name, refuse_foreign_page
+from bide.service.requests import Foreign, is_loopback_name, refuse_foreign_name, refuse_foreign_page
 from bide.service.sessions import COOKIE, LASTS, Forged, Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop

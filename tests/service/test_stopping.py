@@ -20,7 +20,7 @@ from tests.sinks.receiver import receiving
 from tests.waiting import PATIENCE
 
 from bide import Bide
-from bide.service import running
+from bide.service import serving
 from bide.service.config import ServeConfig
 
 BIG = "x" * 200_000
@@ -67,7 +67,7 @@ async def test_it_listens_when_it_says_where_it_is() -> None:
     log.addHandler(caller)
     log.setLevel(logging.INFO)
     try:
-        await running.serve(
+        await serving.serve(
             Bide("memory:"), ServeConfig(), host="127.0.0.1", port=0, insecure=False, shown_store="memory:",
             begin=lambda drain, grace: draining.append(drain),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from bide.cli.output import print_json, progress_bar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, PartlyFailed
 from bide.core.records import NewTask, Result
-from bide.service.shapes import answer_shape
+from bide.service.schemas import answer_shape
 
 PAGE = 1_000
 """Lines of one transaction: large enough to cost one fsync per thousand, small enough to show progress."""

@@ -17,7 +17,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.pause import Pause
 from bide.core.records import Topic
-from bide.service.shapes import answer_shape
+from bide.service.schemas import answer_shape
 
 if_token = click.option(
     "--if-token",

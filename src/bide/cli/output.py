@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from bide.service.shapes import one_line
+from bide.service.schemas import one_line
 
 
 def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:

@@ -19,7 +19,7 @@ from bide.core.instants import as_datetime, duration, instant, instant_text
 from bide.core.pause import Pause
 from bide.core.records import Count, Record, Result, State
 from bide.engine.story import Attempt, Story, story
-from bide.service.shapes import detail_shape, event_shape, task_shape
+from bide.service.schemas import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"
 _MOST = 1_000_000_000
@@ -160,8 +160,8 @@ def show(context: Context, topic: str, key: str) -> Exit:
 
 def _reasons(told: Story, pause: Pause | None) -> list[str]:
     """Why it was late, in the console's sentences."""
-    from bide.service.console.phrases import Phrases
-    from bide.service.console.reasons import reasons
+    from bide.service.console.i18n import Phrases
+    from bide.service.console.lateness import reasons
 
     zone = datetime.now().astimezone().tzinfo or UTC
     return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), told, pause)]

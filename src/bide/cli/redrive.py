@@ -15,7 +15,7 @@ from bide.cli.output import print_json, progress_bar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.records import Ref, Result, State
-from bide.service.shapes import answer_shape
+from bide.service.schemas import answer_shape
 
 _PAGE = 500
 

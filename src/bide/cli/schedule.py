@@ -17,7 +17,7 @@ from bide.cli.pause import pauses_about
 from bide.core.errors import BadInput, BadPayload
 from bide.core.records import OnConflict
 from bide.core.retry import PRESETS
-from bide.service.shapes import answer_shape
+from bide.service.schemas import answer_shape
 
 _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard input; with --bytes anything"
 

@@ -15,7 +15,7 @@ from bide.cli.stopping import Stopping, run_loop
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
-_EXTRA = ("jinja2", "markupsafe", "prometheus_client", "starlette", "uvicorn")
+_EXTRA = ("jinja2", "markupsafe", "prometheus_client", "uvicorn")
 _LEVELS = ("debug", "info", "warning", "error")
 _DEMO_STORE = "sqlite:///bide-console-demo.db"
 _DEMO_KEEPS = 20_000
@@ -63,16 +63,16 @@ def serve(
     in the same process, on bide-console-demo.db in this directory, or on --store, if that is empty.
     """
     try:
-        from bide.service import logs, running
+        from bide.service import logs, serving
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         raise MissingExtra("serve", "bide serve") from error
-    config = running.config_of(path, webhooks, allow)
+    config = serving.config_of(path, webhooks, allow)
     handler = logs.setup(log_level or ("warning" if demo else "info"), json=log_format == "json")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
     store = context.store
-    company: running.Beside | None = None
+    company: serving.Beside | None = None
     if demo:
         from bide.cli.demo.town import Town, uneventful
 
@@ -85,11 +85,11 @@ def serve(
             logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo says itself where it is
     else:
         app = Bide(settings=Settings.from_env(store=store))
-    serving = running.serve(
+    running = serving.serve(
         app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company,
         begin=Stopping().begin,
     )  # fmt: skip
-    run_loop(serving, uvloop=uvloop)
+    run_loop(running, uvloop=uvloop)
     return Exit.DONE
 
 

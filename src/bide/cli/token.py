@@ -15,8 +15,8 @@ from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
-from bide.service.callers import ALL_VERBS, Verb, check_pattern
-from bide.service.tokens import Token, Tokens, check_id, verbs_of
+from bide.service.access import Token, Tokens, check_id, verbs_of
+from bide.service.authz import ALL_VERBS, Verb, check_pattern
 
 _COMMANDS = ("add", "ls", "revoke")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from bide.core.answers import Answer
 from bide.core.instants import instant_text
 from bide.core.records import Record, Result
-from bide.service.callers import AccessRefused, Forbidden
+from bide.service.authz import AccessRefused, Forbidden
 
 _log = logging.getLogger("bide.audit")
 _CHANGED = frozenset({Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN})

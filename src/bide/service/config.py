@@ -35,7 +35,7 @@ from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.retry import RetryPolicy, policy
 from bide.engine.retention import MOST
-from bide.service.asks import Terms, retries
+from bide.service.schemas import Terms, retries
 
 PER_TASK = "per-task"
 MOST_CONNECTIONS = 4_096

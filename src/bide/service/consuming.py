@@ -11,14 +11,13 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import Lease
 from bide.engine.desk import Desk
 from bide.engine.settling import Settling
-from bide.service import asks
-from bide.service.asks import LONGEST_LEASE, LONGEST_WAIT, SHORTEST_LEASE
-from bide.service.callers import Verb
+from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
+from bide.service import schemas
+from bide.service.authz import Verb
 from bide.service.contract import ExtendedShape, LeasedShape, SettledShape
-from bide.service.problems import bad_input
-from bide.service.replies import Reply, reply
+from bide.service.replies import Reply, bad_input, reply
 from bide.service.requests import Request
-from bide.service.shapes import task_shape
+from bide.service.schemas import LONGEST_WAIT, task_shape
 from bide.service.verbs import asked
 
 _OUTCOMES = ("done", "retry", "defer", "dead")
@@ -35,10 +34,10 @@ class Consuming:
 
     async def lease(self, request: Request) -> Reply:
         """Waits at the desk, and leaves it when the client goes, or may no longer."""
-        ask: asks.LeaseAsk = asked(request, "lease")
+        ask: schemas.LeaseAsk = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
-        wait = _bounded(ask.wait, "wait", 0, LONGEST_WAIT) / 1_000
+        wait = _bounded(ask.wait, "wait", 0, 1_000 * LONGEST_WAIT) / 1_000
         lease_for = self._length(ask.lease_for)
         holder = f"{request.caller.name}@{self._instance}"
         leasing = self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait)
@@ -49,7 +48,7 @@ class Consuming:
         )
 
     async def settle(self, request: Request) -> Reply:
-        batch: list[asks.Settle] = asked(request, "settle")
+        batch: list[schemas.Settle] = asked(request, "settle")
         request.caller.check_all(Verb.WORK, [ask.topic for ask in batch])
         ended = []
         for place, ask in enumerate(batch):
@@ -60,7 +59,7 @@ class Consuming:
         return reply(SettledShape(await self._settling.settle(ended, who=request.caller.name)))
 
     async def extend(self, request: Request) -> Reply:
-        ask: asks.Extend = asked(request, "extend")
+        ask: schemas.Extend = asked(request, "extend")
         request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
         leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
         return reply(ExtendedShape(await self._settling.extend(leases, self._length(ask.lease_for))))
@@ -69,14 +68,14 @@ class Consuming:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
 
 
-def _bounded(given: str, field: str, least: int, most: int) -> Millis:
+def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:
     millis = duration(given, field=field)
-    if not 1_000 * least <= millis <= 1_000 * most:
-        raise BadInput(field, given, f"from {least} to {most} seconds")
+    if not least <= millis <= most:
+        raise BadInput(field, given, f"from {least // 1_000} to {most // 1_000} seconds")
     return millis
 
 
-def _outcome(ask: asks.Settle) -> Outcome:
+def _outcome(ask: schemas.Settle) -> Outcome:
     """Raises BadInput."""
     at, delay = ask.at, ask.delay
     if ask.outcome == "done":

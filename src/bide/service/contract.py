@@ -1,16 +1,26 @@
-"""The calls of the service, version 1: the table that the server routes by, and the OpenAPI document is made from."""
+"""The table of calls over HTTP, and the OpenAPI document that is made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from bide.service import asks
-from bide.service.asks import INSTANT_PATTERN, MOST_AT_ONCE, NAME_PATTERN
-from bide.service.problems import ProblemShape
-from bide.service.shapes import AnswerShape, InstantText, OnlyTrue, TaskShape, TopicShape
+from bide._version import __version__
+from bide.service import schemas
+from bide.service.replies import CONTENT_TYPE, ProblemShape
+from bide.service.schemas import (
+    INSTANT_PATTERN,
+    MOST_AT_ONCE,
+    NAME_PATTERN,
+    AnswerShape,
+    InstantText,
+    OnlyTrue,
+    TaskShape,
+    TopicShape,
+)
 
 TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
 PAUSE_PATH = "/v1/topics/{topic}/pause"
@@ -101,51 +111,53 @@ _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 
 CALLS: tuple[Call, ...] = (
     Call(
-        name="schedule", method="PUT", path=TASK_PATH, summary="Register something to happen at a time",
-        ask=asks.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
+        name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
+        ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
         "retry, deadline, headers",
         answers={201: ("A task that was not there before", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
                  412: ("`If-None-Match: *` was sent, and it is there", AnswerShape)},
         headers={"If-None-Match": "`*`: only if there is no such task; the same as on_conflict=refuse"},
     ),
     Call(
-        name="get", method="GET", path=TASK_PATH, summary="One task as it is now",
+        name="get", method="GET", path=TASK_PATH, summary="Get a task",
         answers={200: ("The task", TaskShape), 304: ("It is as `If-None-Match` says", None), 404: _NOT_FOUND},
         headers={"If-None-Match": "The ETag that was seen"},
     ),
     Call(
-        name="reschedule", method="PATCH", path=TASK_PATH, summary="Another time for a waiting task",
-        ask=asks.Move, accepted="a JSON object: at or delay, deadline, if_token", answers=_CHANGED, headers=_IF_MATCH,
-    ),
-    Call(
-        name="cancel", method="DELETE", path=TASK_PATH, summary="It shall not happen",
+        name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
+        ask=schemas.Move, accepted="a JSON object: at or delay, deadline, if_token",
         answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
-        name="schedule_many", method="POST", path="/v1/schedule", summary="Register many",
-        ask=_batch(asks.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one", answers=_ITEMS,
+        name="cancel", method="DELETE", path=TASK_PATH, summary="Cancel a task", answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
-        name="reschedule_many", method="POST", path="/v1/reschedule", summary="Another time for many",
-        ask=_batch(asks.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
+        name="schedule_many", method="POST", path="/v1/schedule", summary="Schedule tasks",
+        ask=_batch(schemas.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one",
         answers=_ITEMS,
     ),
     Call(
-        name="fire_many", method="POST", path="/v1/fire", summary="Let them happen now",
-        ask=_batch(asks.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
+        name="reschedule_many", method="POST", path="/v1/reschedule", summary="Reschedule tasks",
+        ask=_batch(schemas.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
+        answers=_ITEMS,
     ),
     Call(
-        name="cancel_many", method="POST", path="/v1/cancel", summary="They shall not happen: these, or a group",
-        ask=_batch(asks.Ref) | asks.CancelGroup,
+        name="fire_many", method="POST", path="/v1/fire", summary="Fire tasks now",
+        ask=_batch(schemas.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
+    ),
+    Call(
+        name="cancel_many", method="POST", path="/v1/cancel", summary="Cancel tasks, listed or by group",
+        ask=_batch(schemas.Ref) | schemas.CancelGroup,
         accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
     ),
     Call(
         name="redrive_many", method="POST", path="/v1/redrive", summary="Send dead tasks again, as new lives",
-        ask=_batch(asks.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token", answers=_ITEMS,
+        ask=_batch(schemas.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token",
+        answers=_ITEMS,
     ),
     Call(
         name="shift", method="POST", path="/v1/shift", summary="Move the waiting tasks of a group by a length",
-        ask=asks.Shift, accepted="a JSON object: group, by, topic, deadlines",
+        ask=schemas.Shift, accepted="a JSON object: group, by, topic, deadlines",
         answers={200: ("An answer for each task that was found live", list[ItemShape])},
     ),
     Call(
@@ -177,17 +189,17 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",
-        ask=asks.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
+        ask=schemas.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
         answers={200: ("What is yours now; maybe nothing", LeasedShape)},
     ),
     Call(
         name="settle", method="POST", path="/v1/settle", summary="How deliveries ended",
-        ask=_batch(asks.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
+        ask=_batch(schemas.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
         answers={200: ("Whether each was recorded", SettledShape)},
     ),
     Call(
         name="extend", method="POST", path="/v1/extend", summary="Keep leases for longer",
-        ask=asks.Extend, accepted="a JSON object: leases, lease_for",
+        ask=schemas.Extend, accepted="a JSON object: leases, lease_for",
         answers={200: ("Whether each was extended", ExtendedShape)},
     ),
     Call(
@@ -198,3 +210,130 @@ CALLS: tuple[Call, ...] = (
     ),
 )  # fmt: skip
 """Every call of version 1 but those about the service itself."""
+
+
+_REF = "#/components/schemas/{name}"
+_PROBLEMS = {
+    400: "The request cannot be read",
+    401: "It is not known who calls",
+    403: "The token does not allow this",
+    405: "Not with this method",
+    408: "The body came too slowly",
+    413: "The body is too large",
+    415: "Only JSON is taken",
+    422: "A value is not accepted: `field` names it, `accepted` says what would be",
+    501: "The store that the service rests on cannot do this",
+    503: "The store is away; nothing was done",
+    504: "The answer of the store was lost; it was done once or not at all",
+    507: "The store is full; nothing was done",
+}
+_ONE_DUE = {
+    "oneOf": [
+        {"required": [name], "properties": {name: {"type": kinds}}}
+        for name, kinds in (("at", ["string"]), ("delay", ["string", "number"]))
+    ]
+}
+_NO = {"type": "null"}
+_AT, _DELAY = {"at": {"type": "string"}}, {"delay": {"type": ["string", "number"]}}
+_SETTLED = {
+    "anyOf": [
+        {"properties": {"outcome": {"enum": ["done", "retry"]}, "at": _NO}},
+        {"properties": {"outcome": {"enum": ["done", "retry"]}, "delay": _NO}},
+        {"properties": {"outcome": {"const": "defer"}, "at": _NO, **_DELAY}, "required": ["delay"]},
+        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, **_AT}, "required": ["at"]},
+        {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
+    ]
+}
+_NOT_BOTH_PAYLOADS = {"not": {"required": ["payload", "payload_base64"]}}
+_EITHER = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]}
+
+
+def document() -> bytes:
+    """The document as JSON."""
+    return msgspec.json.encode(contents())
+
+
+def contents() -> dict[str, Any]:
+    """The document."""
+    bodies = [call.ask for call in CALLS if call.ask is not None]
+    shapes = [shape for call in CALLS for _, shape in call.answers.values() if shape not in (None, "text/event-stream")]
+    schemas, components = msgspec.json.schema_components([*bodies, *shapes, ProblemShape], ref_template=_REF)
+    by_type = dict(zip([id(one) for one in (*bodies, *shapes)], schemas, strict=False))
+    _refine(components)
+    paths: dict[str, dict[str, Any]] = {}
+    for call in CALLS:
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "bide",
+            "version": __version__,
+            "summary": "Register something to happen at a time; until then fire it now, move it, or cancel it.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"token": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "From `bide token add`"}},
+        },
+    }
+
+
+def _refine(components: dict[str, Any]) -> None:
+    """What types cannot say: which fields go together."""
+    for name in (schemas.Schedule.__name__, schemas.ScheduleItem.__name__):
+        components[name] |= {**_ONE_DUE, **_NOT_BOTH_PAYLOADS}
+    for name in (schemas.Move.__name__, schemas.MoveItem.__name__):
+        components[name] |= _ONE_DUE
+    components[schemas.Settle.__name__] |= _SETTLED
+    components[TaskShape.__name__] |= _EITHER
+    components[ItemShape.__name__] |= {
+        "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],
+    }
+    for component in components.values():
+        for name in component.get("properties", {}):
+            if name in ("payload", "payload_base64") and "required" in component:
+                component["required"] = [one for one in component["required"] if not one.startswith("payload")]
+
+
+def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": call.name, "summary": call.summary, "responses": {}}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _NAME}
+        for name in ("topic", "key")
+        if f"{{{name}}}" in call.path
+    ]
+    for name, (sentence, schema) in call.query.items():
+        parameters.append({"name": name, "in": "query", "description": sentence, "schema": schema})
+    for name, sentence in call.headers.items():
+        parameters.append(
+            {"name": name, "in": "header", "description": sentence, "schema": {"type": "string", **_header(call, name)}}
+        )
+    if parameters:
+        operation["parameters"] = parameters
+    if call.ask is not None:
+        operation["requestBody"] = {
+            "required": True, "description": call.accepted,
+            "content": {"application/json": {"schema": by_type[id(call.ask)]}},
+        }  # fmt: skip
+    for status, (sentence, shape) in call.answers.items():
+        answer: dict[str, Any] = {"description": sentence}
+        if shape == "text/event-stream":
+            answer["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        elif shape is not None:
+            answer["content"] = {"application/json": {"schema": by_type[id(shape)]}}
+        if status in (200, 201, 304) and call.path.endswith("{key}"):
+            answer["headers"] = {"ETag": {"description": "The task's token", "schema": {"type": "string"}}}
+        operation["responses"][str(status)] = answer
+    for status, sentence in _PROBLEMS.items():
+        problem = {CONTENT_TYPE: {"schema": {"$ref": _REF.format(name="ProblemShape")}}}
+        answer = operation["responses"].setdefault(str(status), {"description": sentence, "content": {}})
+        answer["content"] |= problem
+    return operation
+
+
+def _header(call: Call, name: str) -> dict[str, Any]:
+    if name == "If-None-Match" and call.method == "PUT":
+        return {"enum": ["*"]}
+    return {}

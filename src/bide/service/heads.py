@@ -13,7 +13,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bide.service.problems import CONTENT_TYPE, Problem
+from bide.service.replies import CONTENT_TYPE, Problem
 
 MOST_BYTES = 65_536
 """That a request line and the headers may have together."""

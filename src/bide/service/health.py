@@ -1,9 +1,9 @@
-"""Whether this process can do its work now: what /readyz answers. That the process lives, any answer shows (/healthz).
+"""Health and readiness of this process, and the pages about the service itself: /healthz, /readyz and /metrics.
 
-Ready means: requests may be sent here. So what is asked is what requests need, and no more: that the store answers,
-that its schema is the one this code wants, and that this machine's clock is not absurd. A store of several parts is
-there as long as one of them answers: the callers of the others get an error each, and sending everybody away would help
-nobody.
+Ready means: requests may be sent here. So the checks are what requests need, and no more: that the store answers, that
+its schema is the one this code wants, and that this machine's clock is not absurd. A store of several parts is there as
+long as one of them answers: the callers of the others get an error each, and sending everybody away would help nobody.
+That the process lives, any answer shows.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from bide.core.errors import SetupError, StoreError
@@ -22,6 +23,9 @@ from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
 from bide.ports import Clock, HasSchema, Parted, Store, TellsTime
+from bide.service.authz import Verb
+from bide.service.replies import Reply
+from bide.service.requests import Request
 
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"
@@ -188,3 +192,29 @@ async def _compare_clocks(store: TellsTime, wall: Clock) -> Check:
         return Check("clock", Level.OK, "within a second of the store's")
     what = f"this machine's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the store's"
     return Check("clock", Level.WARNING if abs(off) <= MOST_SKEW else Level.FAILED, what)
+
+
+OPEN = frozenset({"/healthz", "/readyz"})
+"""For everybody: they say nothing about tasks."""
+
+_encode = msgspec.json.encode
+
+
+def pages_of(
+    health: Health, exposition: Callable[[], Awaitable[tuple[bytes, str]]]
+) -> Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]:
+    """By method and path."""
+
+    async def live(request: Request) -> Reply:
+        return Reply(200, b'{"status":"ok"}')
+
+    async def ready(request: Request) -> Reply:
+        found = await health.ready()
+        return Reply(found.status, _encode(found.document()), headers={"cache-control": "no-store"})
+
+    async def measured(request: Request) -> Reply:
+        request.caller.check(Verb.METRICS, None)
+        body, content_type = await exposition()
+        return Reply(200, body, content_type)
+
+    return {("GET", "/healthz"): live, ("GET", "/readyz"): ready, ("GET", "/metrics"): measured}

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from typing import Protocol
-
-from starlette.types import Receive, Scope, Send
 
 from bide.core.errors import BideError, OutcomeUnknown, StoreError
 from bide.core.names import check_topic
@@ -20,16 +17,27 @@ from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
+from bide.service.access import Access
 from bide.service.audit import audit, refused, unknown
-from bide.service.callers import AccessRefused, Caller, Verb
-from bide.service.console.site import Site
+from bide.service.authz import AccessRefused, Verb
+from bide.service.console.router import Site
 from bide.service.consuming import Consuming
-from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH
-from bide.service.openapi import document
-from bide.service.origins import Networks
-from bide.service.problems import CONTENT_TYPE, Problem, of_error
-from bide.service.replies import Reply
-from bide.service.requests import BODY_LIMIT, BODY_PATIENCE, OPEN_LIMIT, Gone, Request, segment
+from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH, document
+from bide.service.health import OPEN, Health, pages_of
+from bide.service.metrics import Metrics
+from bide.service.replies import CONTENT_TYPE, Problem, Reply, of_error
+from bide.service.requests import (
+    BODY_LIMIT,
+    BODY_PATIENCE,
+    OPEN_LIMIT,
+    Gone,
+    Networks,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    segment,
+)
 from bide.service.store_calls import StoreCalls
 from bide.service.streaming import AdmitsEvent, Following
 from bide.service.verbs import Verbs
@@ -53,51 +61,23 @@ class Streamed:
         self.content_type = content_type
 
 
-class Callers(Protocol):
-    """Finds out who calls; see `access.Access`."""
-
-    async def caller_behind(self, headers: Mapping[bytes, bytes]) -> Caller: ...
-
-    @property
-    def lasts(self) -> float: ...
-
-
-class Counts(Protocol):
-    """Is told of every request: the call's name, the status, and the seconds that it took."""
-
-    def request(self, call: str, status: int, seconds: float) -> None: ...
-
-
 Page = Callable[[Request], Awaitable[Reply | Streamed]]
 
 
 class Service:
-    """The application. `pages` are the calls beside the contract, by method and path: health, metrics, console."""
+    """The application: the calls of the contract, those of bide's own clients, the pages about itself, the console."""
 
     def __init__(
-        self,
-        client: Client,
-        access: Callers,
-        consuming: Consuming,
-        following: Following,
-        stores: StoreCalls,
-        *,
-        counts: Counts | None = None,
-        pages: Mapping[tuple[str, str], Page] | None = None,
-        open_pages: frozenset[str] = frozenset(),
-        site: Site | None = None,
-        body_limit: int = BODY_LIMIT,
-        body_patience: float = BODY_PATIENCE,
-        proxies: Networks = (),
-    ) -> None:
+        self, client: Client, access: Access, consuming: Consuming, following: Following, stores: StoreCalls,
+        *, health: Health, metrics: Metrics, site: Site, proxies: Networks = (),
+    ) -> None:  # fmt: skip
         self._client = client
         self._access = access
         self._following = following
         self._stores = stores
-        self._counts = counts
+        self._metrics = metrics
         self._site = site
-        self._body_limit = body_limit
-        self._body_patience = body_patience
+        self._body_limit, self._body_patience = BODY_LIMIT, BODY_PATIENCE
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
@@ -110,10 +90,10 @@ class Service:
         self._calls: dict[bytes, dict[str, tuple[str, Page]]] = {}
         for call in CALLS:
             self._calls.setdefault(call.path.encode(), {})[call.method] = (call.name, answers[call.name])
-        for (method, path), page in (pages or {}).items():
+        for (method, path), page in pages_of(health, metrics.exposition).items():
             self._calls.setdefault(path.encode(), {})[method] = (path, page)
         self._calls[b"/openapi.json"] = {"GET": ("openapi", self._document)}
-        self._open = {*open_pages, "/openapi.json"}
+        self._open = {*OPEN, "/openapi.json"}
         self._of_task = self._calls.pop(TASK_PATH.encode())
         self._of_topic = self._calls.pop(PAUSE_PATH.encode())
         self._of_store: dict[str, tuple[str, Page]] = {"POST": ("store", self._store)}
@@ -147,8 +127,7 @@ class Service:
         if isinstance(reply, Reply):
             await _send(reply, send, head=request.method == "HEAD")
         request.body = b""  # the request itself is there until the garbage collector comes by
-        if self._counts is not None:
-            self._counts.request(name, status, self._loop.time() - started)
+        self._metrics.request(name, status, self._loop.time() - started)
         if isinstance(reply, Streamed):
             await self._stream(reply, request, send)
 
@@ -175,7 +154,7 @@ class Service:
                 request.segments = (segment(parts[3], "topic"),)
                 calls = self._of_topic
             elif len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
-                if self._site is not None and parts[1:2] != [b"v1"]:
+                if parts[1:2] != [b"v1"]:
                     page = self._site.find(request)
                     if page is not None:
                         return "console", page, True

@@ -26,11 +26,10 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.access import FRESH, Access
+from bide.service.access import FRESH, Access, hash_of, parse
 from bide.service.audit import Bucket
-from bide.service.callers import ANONYMOUS, AccessRefused, Caller, Unauthorized
-from bide.service.origins import host_name, is_loopback_name, refuse_foreign_page
-from bide.service.tokens import hash_of, parse
+from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized
+from bide.service.requests import host_name, is_loopback_name, refuse_foreign_page
 
 COOKIE = "bide_session"
 CSRF_HEADER = "x-csrf-token"
@@ -51,9 +50,6 @@ class Forged(AccessRefused):
     status = 403
     title = "Forbidden"
     code = None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.detail,)
 
 
 class Session(NamedTuple):

@@ -1,387 +1,221 @@
-"""What each of the store calls does: reads what was asked, looks at all of it and at who asks, and says how to do it.
+"""The operations of a remote store, on the store of an open client. One method for each row of `ports.remote`.
 
-Nothing that comes in is trusted: every field is checked, every topic by what the caller may do, and the clock is that
-of the service's own store. Who may what:
-
-add SCHEDULE; a move RESCHEDULE, or FIRE where it is due at once and keeps its deadline; a cancel CANCEL, a redrive
-REDRIVE; get and find READ (find without a topic over all topics); tally shows the topics that one may READ; minutes
-READ over all topics; lease, extend, settle, announce, listen and record WORK (changes are noted here, as they are
-made); events EVENTS; pause and resume ADMIN (see `store_pauses`). Purge forgets only what has passed its time; a
-caller without WORK on all topics is told that there was nothing to forget.
+Each gets a request that was checked, its caller, who has the access that it needs, and the time. An item of a batch
+that failed is answered by its error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
-from bide.core.events import EventKind
+from bide.core.errors import BadInput, PartlyFailed
+from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.names import check_name
-from bide.core.records import (
-    Cancel,
-    Change,
-    Filter,
-    Found,
-    In,
-    Lease,
-    Move,
-    NewTask,
-    Page,
-    Record,
-    Settlement,
-    Tally,
-)
+from bide.core.names import LONGEST_NAME
+from bide.core.pause import Pause
+from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
-from bide.engine.history import rows_between
+from bide.engine.history import Row, rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
-from bide.service import store_checks as checks
+from bide.ports.remote import SHORTEST_LEASE
+from bide.ports.wire import Batch, FlatTally
 from bide.service.audit import Rates
-from bide.service.callers import Caller, Verb
-from bide.service.store_items import Reply, each, merged, seen, sifted
-from bide.service.store_pauses import StorePauses, held_by, in_the_name_of
+from bide.service.authz import Caller, Verb
+from bide.service.verbs import pause_by, resume_by
 
 _PRESENCE: Millis = 60_000
-"""How long a worker is taken to live after it last said so, at most."""
+"""How long a worker is taken to live after it last announced itself, at most."""
 _MOST_HOLDERS = 10_000
 _PAGE_BYTES = 8 << 20
 """Of payloads and errors, in one page: a page that would have more is read again with a lower limit."""
-
-Act = Callable[[Millis], Coroutine[Any, Any, Reply]]
-"""Does what was asked, which has been found to be in order; told what time it is."""
-Prepare = Callable[[Raw, Caller, Millis], Act]
-"""Raises BadInput, AccessRefused, and what msgspec raises."""
+_LOOK_AGAIN: Millis = 2_000
+"""After how long a client looks again that has nothing to wait for but paused topics."""
 
 
-class Operations:
-    """All of them, on the store of an open client."""
+class StoreOperations:
+    """`held_back` is what is known to be paused; `trusting` is for tests of the messages alone."""
 
-    def __init__(self, client: Client, *, trusting: bool, held_back: HeldBack | None = None) -> None:
+    def __init__(self, client: Client, *, trusting: bool, held_back: HeldBack | None) -> None:
         self._client = client
+        self._store = client.store
         self._trusting = trusting
-        self._pauses = StorePauses(client, held_back)
+        self._held_back = held_back
         self._session = Session(client.store, client.clock, None)
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
-        """Who announced here, and until when they are taken to live."""
+        """The workers that announced themselves here, and until when they are taken to live."""
         self._rates = Rates()
-        self.all: Mapping[str, Prepare] = {
-            "add": self._add,
-            "change": self._change,
-            "settle": self._settle,
-            "extend": self._extend,
-            "lease": self._lease,
-            "purge": self._purge,
-            "record": self._record,
-            "get": self._get,
-            "find": self._find,
-            "tally": self._tally,
-            "announce": self._announce,
-            "events": self._events,
-            "time": self._time,
-            "pause": partial(self._pausing, self._pauses.pause),
-            "resume": partial(self._pausing, self._pauses.resume),
-            "paused": self._paused,
-            "minutes": self._minutes,
-        }
 
     async def close(self) -> None:
-        """What was noted is written."""
+        """Write the events that were noted."""
         await self._session.recorder.close()
 
     # --- clients
 
-    def _add(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        tasks = wire.read_tasks(asked)
-        limit, options = self._client.terms.payload_limit, not self._trusting
-
-        def check(tasks: Sequence[NewTask]) -> None:
-            checks.check_tasks(tasks, limit, options=options)
-            caller.check_all(Verb.SCHEDULE, {task.topic for task in tasks})
-
-        good, wrong = sifted(tasks, check)
-
-        async def act(now: Millis) -> Reply:
-            self._client.history.scheduled(len(good))
-            if len(good) == 1 and not self._trusting:
-                return merged(seen(caller, ([await self._session.add(good[0])], {})), wrong)
-            added = await each(self._client.store.add(good, now=now), self._note_adds)
-            return merged(seen(caller, added), wrong)
-
-        return act
-
-    def _change(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        changes = wire.read_changes(asked)
-
-        def check(changes: Sequence[Change]) -> None:
-            checks.check_changes(changes)
-            for verb, topic in {(_needed(change), change.topic) for change in changes}:
-                caller.check(verb, topic)
-
-        good, wrong = sifted(changes, check)
-
-        async def act(now: Millis) -> Reply:
-            if len(good) == 1 and not self._trusting:
-                return merged(seen(caller, ([await self._session.change(good[0])], {})), wrong)
-            changing = self._client.store.change(good, now=now)
-            changed = await each(changing, lambda answers: self._note_changes(good, answers))
-            return merged(seen(caller, changed), wrong)
-
-        return act
-
-    def _note_adds(self, answers: Sequence[object]) -> None:
+    async def add(self, batch: Batch[NewTask], caller: Caller, now: Millis) -> Sequence[object]:
+        self._client.history.scheduled(len(batch.items))
+        if len(batch.items) == 1 and not self._trusting:
+            return [await self._session.add(batch.items[0])]
+        answers = await _each(self._store.add(batch.items, now=now))
         self._session.note("schedule", [one for one in answers if isinstance(one, Answer)], bulk=True)
+        return answers
 
-    def _note_changes(self, changes: Sequence[Change], answers: Sequence[object]) -> None:
-        """By verb, as they were asked for."""
+    async def change(self, batch: Batch[Change], caller: Caller, now: Millis) -> Sequence[object]:
+        if len(batch.items) == 1 and not self._trusting:
+            return [await self._session.change(batch.items[0])]
+        answers = await _each(self._store.change(batch.items, now=now))
         by_verb: dict[str, list[Answer]] = {}
-        for change, answer in zip(changes, answers, strict=True):
+        for change, answer in zip(batch.items, answers, strict=True):
             if isinstance(answer, Answer):
                 by_verb.setdefault(verb_of(change), []).append(answer)
         for verb, its in by_verb.items():
             self._session.note(verb, its)
+        return answers
 
-    def _get(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        refs = wire.read_refs(asked)
-        checks.check_refs(refs)
-        caller.check_all(Verb.READ, {ref.topic for ref in refs})
+    async def get(self, refs: list[Ref], caller: Caller, now: Millis) -> list[Record | None]:
+        """As many from the first on as fit into one answer; the client asks for the others."""
+        found = await self._store.get(refs[: wire.LONGEST_PAGE])
+        records = [one if one is not None and caller.visible([one]) else None for one in found]
+        return records[: _that_fit(records)]
 
-        async def act(now: Millis) -> Reply:
-            """As many from the first on as fit into one answer; the client asks for the others."""
-            found = await self._client.store.get(refs[: wire.LONGEST_PAGE])
-            records = [one if one is not None and caller.visible([one]) else None for one in found]
-            return records[: _that_fit(records)], {}
-
-        return act
-
-    def _find(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_find(asked)
-        where, page = ask.where, ask.page
-        checks.check_filter(where)
-        if page.limit < 0 or (page.cursor is not None and len(page.cursor) > 4096):
-            raise BadInput("page", page.limit, "a limit of at least 0, and the cursor of the page before")
-        caller.check(Verb.READ, where.topic)
-
-        async def act(now: Millis) -> Reply:
-            found = await self._page(where, Page(limit=min(page.limit, wire.LONGEST_PAGE), cursor=page.cursor))
-            return Found(caller.visible(found.tasks), found.cursor), {}
-
-        return act
-
-    async def _page(self, where: Filter, page: Page) -> Found:
+    async def find(self, request: wire.FindRequest, caller: Caller, now: Millis) -> Found:
         """A page that fits into one answer; it may have fewer tasks than its limit."""
+        page = replace(request.page, limit=min(request.page.limit, wire.LONGEST_PAGE))
         while True:
-            found = await self._client.store.find(where, page)
+            found = await self._store.find(request.where, page)
             fit = _that_fit(found.tasks)
             if fit == len(found.tasks):
-                return found
+                return Found(caller.visible(found.tasks), found.cursor)
             page = Page(limit=fit, cursor=page.cursor)
 
-    def _tally(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_tally_ask(asked)
-        edges, topics = ask.edges, ask.topics
-        if edges is not None:
-            checks.check_count("edges", edges)
-            for edge in edges:
-                checks.check_edge("edges", edge)
-        if topics is not None:
-            checks.check_count("topics", topics)
-            checks.check_topics(topics)
-        if Verb.READ not in caller.verbs:
-            caller.check(Verb.READ, None)
-
-        async def act(now: Millis) -> Reply:
-            found = await self._client.store.tally(edges, topics=topics)
-            may = {topic: caller.may(Verb.READ, topic) for topic in {*found.forecast, *(of for of, _ in found.counts)}}
-            counts = {of: count for of, count in found.counts.items() if may[of[0]]}
-            forecast = {topic: its for topic, its in found.forecast.items() if may[topic]}
-            return wire.flat(Tally(counts, forecast)), {}
-
-        return act
+    async def tally(self, request: wire.TallyRequest, caller: Caller, now: Millis) -> FlatTally:
+        found = await self._store.tally(request.edges, topics=request.topics)
+        may = {topic: caller.may(Verb.READ, topic) for topic in {*found.forecast, *(of for of, _ in found.counts)}}
+        counts = {of: count for of, count in found.counts.items() if may[of[0]]}
+        return FlatTally.of(Tally(counts, {topic: its for topic, its in found.forecast.items() if may[topic]}))
 
     # --- workers
 
-    def _lease(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_lease(asked)
-        checks.check_wants(ask.wants)
-        lasts = ask.lasts if self._trusting else checks.lease_length(ask.lasts)
-        holder = check_name("holder", ask.holder) if self._trusting else held_by(caller, ask.holder)
-        caller.check_all(Verb.WORK, ask.wants)
+    async def lease(self, request: wire.LeaseRequest, caller: Caller, now: Millis) -> Leased:
+        """Without what is paused; where nothing else waits, the client is told to look again."""
+        wants: Mapping[Topic, int] = request.wants
+        until, holder = self._until(now, request.lasts), self._holder(caller, request.holder)
+        held: dict[Topic, int] = {}
+        if self._held_back is not None:
+            await self._held_back.first()
+            held = {topic: 0 for topic in wants if topic in self._held_back.topics}
+            wants = {topic: want for topic, want in wants.items() if topic not in held}
+        leased = Leased([], None, now)
+        if wants or not held:
+            leased = await self._store.lease(wants, now=now, until=until, holder=holder)
+        if held and leased.next_wake is None:
+            waits = await self._store.lease(held, now=now, until=until, holder=holder)
+            if waits.next_wake is not None:  # so it is not empty, and it would be asked again and again if told more
+                leased = replace(leased, next_wake=max(waits.next_wake, waits.now + _LOOK_AGAIN))
+        for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
+            self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
+        return leased
 
-        async def act(now: Millis) -> Reply:
-            until = _until(now, lasts)
-            leased = await self._pauses.lease(ask.wants, now=now, until=until, holder=holder)
-            for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
-                self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
-            return leased, {}
+    async def extend(self, batch: Batch[Lease], caller: Caller, now: Millis) -> Sequence[object]:
+        return await _each(self._store.extend(batch.items, now=now, until=self._until(now, batch.lasts)))
 
-        return act
+    async def settle(self, batch: Batch[Settlement], caller: Caller, now: Millis) -> Sequence[object]:
+        accepted = await _each(self._store.settle(batch.items, now=now))
+        for one, ok in zip(batch.items, accepted, strict=True):
+            if ok is True:
+                self._client.history.ended(one.topic, one.verdict)
+        return accepted
 
-    def _extend(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_extend(asked)
-        lasts = ask.lasts if self._trusting else checks.lease_length(ask.lasts)
+    async def purge(self, limit: int, caller: Caller, now: Millis) -> int:
+        """Forgets only what has passed its time; a caller who may not work on all topics is told that there is none."""
+        if not caller.may(Verb.WORK, None):
+            return 0
+        return await self._store.purge(now=now, limit=min(max(limit, 0), wire.MOST))
 
-        def check(leases: Sequence[Lease]) -> None:
-            checks.check_leases(leases)
-            caller.check_all(Verb.WORK, {lease.topic for lease in leases})
+    async def announce(self, request: wire.AnnounceRequest, caller: Caller, now: Millis) -> dict[str, list[Topic]]:
+        store = self._store
+        if not isinstance(store, Shares):
+            return {}
+        holder = self._holder(caller, request.holder)
+        until = min(now + (request.lasts if self._trusting else min(request.lasts, _PRESENCE)), LAST_INSTANT)
+        if request.topics and holder not in self._holders and len(self._holders) >= _MOST_HOLDERS:
+            raise BadInput("holder", request.holder, f"one of at most {_MOST_HOLDERS} workers at once")
+        live = await store.announce(holder, request.topics, until, now=now)
+        if request.topics:
+            self._holders[holder] = until
+        else:
+            self._holders.pop(holder, None)
+        for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
+            del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
+            live = await store.announce(gone, [], now, now=now)
+        seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
+        return {holder: its for holder, its in seen.items() if its}
 
-        good, wrong = sifted(ask.leases, check)
+    def _until(self, now: Millis, lasts: Millis) -> Millis:
+        """The end of a lease: as over the calls for other languages, it lasts at least a second."""
+        return min(now + (lasts if self._trusting else max(lasts, SHORTEST_LEASE)), LAST_INSTANT)
 
-        async def act(now: Millis) -> Reply:
-            return merged(await each(self._client.store.extend(good, now=now, until=_until(now, lasts))), wrong)
+    def _holder(self, caller: Caller, holder: str) -> str:
+        """The name of a worker, behind the caller's, so that nobody is taken for a worker of another's."""
+        if self._trusting:
+            return holder
+        return f"{caller.name[:64]}@{holder}".encode()[:LONGEST_NAME].decode(errors="ignore")
 
-        return act
+    # --- pauses, the history, the log, and the time
 
-    def _settle(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        outcomes = wire.read_settlements(asked)
+    async def pause(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
+        return await pause_by(self._client, request.topic, _on_behalf(caller, request.who))
 
-        def check(outcomes: Sequence[Settlement]) -> None:
-            checks.check_settlements(outcomes)
-            caller.check_all(Verb.WORK, {one.topic for one in outcomes})
+    async def resume(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
+        return await resume_by(self._client, request.topic, _on_behalf(caller, request.who))
 
-        good, wrong = sifted(outcomes, check)
+    async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
+        """Of the topics with which the caller may do anything at all."""
+        found = await self._client.paused()
+        return [one for one in found.values() if any(caller.may(verb, one.topic) for verb in caller.verbs)]
 
-        async def act(now: Millis) -> Reply:
-            accepted, failed = await each(self._client.store.settle(good, now=now))
-            for one, ok in zip(good, accepted, strict=True):
-                if ok is True:
-                    self._client.history.ended(one.topic, one.verdict)
-            return merged((accepted, failed), wrong)
+    async def minutes(self, minutes: tuple[int, int], caller: Caller, now: Millis) -> dict[int, Row]:
+        return await rows_between(self._store, self._client.clock, *minutes)
 
-        return act
-
-    def _purge(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        limit = min(max(wire.read_number(asked), 0), wire.MOST)
-        may = caller.may(Verb.WORK, None)
-
-        async def act(now: Millis) -> Reply:
-            return await self._client.store.purge(now=now, limit=limit) if may else 0, {}
-
-        return act
-
-    def _announce(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_announce(asked)
-        holder = check_name("holder", ask.holder) if self._trusting else held_by(caller, ask.holder)
-        checks.check_count("topics", ask.topics)
-        checks.check_topics(ask.topics)
-        checks.check_lasts(ask.lasts)
-        caller.check_all(Verb.WORK, ask.topics)
-        if not ask.topics and Verb.WORK not in caller.verbs:
-            caller.check(Verb.WORK, None)
-
-        async def act(now: Millis) -> Reply:
-            store = self._client.store
-            if not isinstance(store, Shares):
-                return {}, {}
-            until = _until(now, ask.lasts if self._trusting else min(ask.lasts, _PRESENCE))
-            if ask.topics and holder not in self._holders and len(self._holders) >= _MOST_HOLDERS:
-                raise BadInput("holder", ask.holder, f"one of at most {_MOST_HOLDERS} workers at once")
-            live = await store.announce(holder, ask.topics, until, now=now)
-            if ask.topics:
-                self._holders[holder] = until
-            else:
-                self._holders.pop(holder, None)
-            for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
-                del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
-                live = await store.announce(gone, [], now, now=now)
-            seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
-            return {holder: its for holder, its in seen.items() if its}, {}
-
-        return act
-
-    # --- what is paused
-
-    def _pausing(
-        self, do: Callable[[wire.PauseAsk, Caller], Awaitable[bool]], asked: Raw, caller: Caller, now: Millis
-    ) -> Act:
-        ask = wire.read_pause_ask(asked)
-        self._pauses.check(ask, caller)
-
-        async def act(now: Millis) -> Reply:
-            return await do(ask, caller), {}
-
-        return act
-
-    def _paused(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        async def act(now: Millis) -> Reply:
-            return await self._pauses.paused(caller), {}
-
-        return act
-
-    # --- the history, the log, and the time
-
-    def _minutes(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        first, last = checks.check_minutes(*wire.read_minutes(asked))
-        caller.check(Verb.READ, None)  # what was scheduled is counted over all topics
-
-        async def act(now: Millis) -> Reply:
-            return await rows_between(self._client.store, self._client.clock, first, last), {}
-
-        return act
-
-    def _record(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        events = wire.read_events(asked)
-        checks.check_events(events)
-        caller.check_all(Verb.WORK, {event.topic for event in events})
-        if not self._trusting:  # changes are noted here as they are made, and by nobody else
+    async def record(self, events: list[Event], caller: Caller, now: Millis) -> None:
+        """Changes are noted here as they are made, and by nobody else; others only so many."""
+        if not self._trusting:
             fresh = [event for event in events if event.kind is not EventKind.CHANGE]
-            who, most = partial(in_the_name_of, caller), self._rates.take(caller.id, len(fresh))
-            events = [replace(one, who=who(one.who), at=now) for one in fresh[:most]]
+            most = self._rates.take(caller.id, len(fresh))
+            events = [replace(one, who=_on_behalf(caller, one.who), at=now) for one in fresh[:most]]
+        if isinstance(self._store, KeepsEvents) and events:
+            await self._store.record(events)
 
-        async def act(now: Millis) -> Reply:
-            store = self._client.store
-            if isinstance(store, KeepsEvents) and events:
-                await store.record(events)
-            return None, {}
+    async def events(self, request: wire.EventsRequest, caller: Caller, now: Millis) -> list[Event]:
+        if not isinstance(self._store, KeepsEvents):
+            return []
+        await self._client.recorder.flush()
+        await self._session.recorder.flush()
+        found = await self._store.events(request.ref, limit=min(max(request.limit, 0), wire.MOST))
+        return [event for event in found if caller.may(Verb.EVENTS, event.topic)]
 
-        return act
-
-    def _events(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        ask = wire.read_events_ask(asked)
-        if ask.ref is not None:
-            checks.check_refs([ask.ref])
-        caller.check(Verb.EVENTS, None if ask.ref is None else ask.ref.topic)
-
-        async def act(now: Millis) -> Reply:
-            store = self._client.store
-            if not isinstance(store, KeepsEvents):
-                return [], {}
-            await self._client.recorder.flush()
-            await self._session.recorder.flush()
-            found = await store.events(ask.ref, limit=min(max(ask.limit, 0), wire.MOST))
-            return [event for event in found if caller.may(Verb.EVENTS, event.topic)], {}
-
-        return act
-
-    def _time(self, asked: Raw, caller: Caller, now: Millis) -> Act:
-        async def act(now: Millis) -> Reply:
-            return None, {}
-
-        return act
+    async def time(self, request: None, caller: Caller, now: Millis) -> None:
+        """Every answer has the time in it."""
 
 
-def _until(now: Millis, lasts: Millis) -> Millis:
-    return min(now + lasts, LAST_INSTANT)
+async def _each(verb: Awaitable[Sequence[object]]) -> Sequence[object]:
+    """The answers of a batch, with the errors of one that partly failed in their places."""
+    try:
+        return await verb
+    except PartlyFailed as partly:
+        return partly.answers
 
 
-def _needed(change: Change) -> Verb:
-    """What one must be allowed to do for this change. To move to another time is not to fire, whatever it says."""
-    if isinstance(change, Cancel):
-        return Verb.CANCEL
-    if isinstance(change, Move):
-        fires = change.verb == "fire_now" and change.due == In(0) and change.deadline is None
-        return Verb.FIRE if fires else Verb.RESCHEDULE
-    return Verb.REDRIVE
+def _on_behalf(caller: Caller, who: str | None) -> str:
+    """The name that is recorded: the caller, whoever else they say that it was."""
+    return caller.name if who is None else f"{caller.name}/{who}"
 
 
 def _that_fit(records: Iterable[Record | None]) -> int:

@@ -17,8 +17,8 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.events import Event
 from bide.engine.client import Client
-from bide.service.callers import Caller, Verb
-from bide.service.shapes import event_shape
+from bide.service.authz import Caller, Verb
+from bide.service.schemas import event_shape
 
 _EVERY = 0.5
 """Seconds between two looks at the log, while somebody listens."""

@@ -1,30 +1,84 @@
-"""The calls of whoever puts in, changes and looks: from what was sent to the engine's verbs, and back."""
+"""The calls of whoever puts in, changes and reads tasks: from the request to the engine's verbs, and back."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
-from bide.core.instants import instant_text
+from bide.core.instants import as_datetime, instant_text
 from bide.core.names import check_topic
-from bide.core.records import Move, NewTask, Page, Result, Topic
+from bide.core.records import Change, Count, Move, NewTask, Page, Redrive, Result, State, Topic
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
-from bide.service import asks
-from bide.service.asks import payload, retries
-from bide.service.callers import Caller, Verb
+from bide.service import schemas
+from bide.service.authz import Caller, Verb
 from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
-from bide.service.pausing import pause_by, resume_by, topics_of
-from bide.service.problems import bad_input, of_error
-from bide.service.replies import Reply, encode, etag, reply, reply_to, shape_for
+from bide.service.replies import Reply, bad_input, encode, etag, of_error, reply, reply_to, shape_for
 from bide.service.requests import Request
-from bide.service.shapes import AnswerShape, task_shape
+from bide.service.schemas import AnswerShape, CountShape, TopicShape, paused_shape, retries, task_shape
+
+_audit = logging.getLogger("bide.audit")
+_NONE = Count(0)
+
+
+async def pause_by(client: Client, topic: Topic, who: str) -> bool:
+    """Whether it was not paused before. Raises BadInput, StoreError."""
+    changed = await client.pause(topic, who=who)
+    _note(who, "pause", topic, "paused" if changed else "paused already")
+    return changed
+
+
+async def resume_by(client: Client, topic: Topic, who: str) -> bool:
+    """Whether it was paused. Raises BadInput, StoreError."""
+    changed = await client.resume(topic, who=who)
+    _note(who, "resume", topic, "resumed" if changed else "not paused")
+    return changed
+
+
+def _note(who: str, verb: str, topic: Topic, answer: str) -> None:
+    _audit.info(
+        "%s: %s %s: %s", who, verb, topic, answer,
+        extra={"who": who, "verb": verb, "topic": topic, "key": None, "answer": answer},
+    )  # fmt: skip
+
+
+async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
+    """Every topic that has tasks or is paused, or this one, with its counts. O(topics). Raises StoreError."""
+    now = client.clock.now()
+    asked = None if only is None else [only]
+    tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
+    pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
+    names = sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys())
+
+    def count(topic: Topic, state: State) -> CountShape:
+        return _count(tally.counts.get((topic, state), _NONE))
+
+    found: list[TopicShape] = []
+    for topic in names:
+        pause = pauses.get(topic)
+        found.append(
+            TopicShape(
+                topic, count(topic, State.WAITING), count(topic, State.LEASED), count(topic, State.DONE),
+                count(topic, State.CANCELLED), count(topic, State.DEAD),
+                _count(tally.forecast.get(topic, [_NONE])[0]), None if pause is None else paused_shape(pause),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _count(count: Count) -> CountShape:
+    return CountShape(count.number, count.exact)
+
 
 _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -86,7 +140,7 @@ class Verbs:
     async def schedule(self, request: Request) -> Reply:
         topic, key = request.ref
         request.caller.check(Verb.SCHEDULE, topic)
-        ask: asks.Schedule = asked(request, "schedule")
+        ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
             raise bad_input(BadInput("if-match", request.header(b"if-match"), "nothing here; PATCH and DELETE take it"))
@@ -114,7 +168,7 @@ class Verbs:
     async def reschedule(self, request: Request) -> Reply:
         topic, key = request.ref
         request.caller.check(Verb.RESCHEDULE, topic)
-        ask: asks.Move = asked(request, "reschedule")
+        ask: schemas.Move = asked(request, "reschedule")
         token, condition = await self._condition(request, ask.if_token)
         answer = await self._client.reschedule(
             topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline,
@@ -134,26 +188,22 @@ class Verbs:
     # --- many
 
     async def schedule_many(self, request: Request) -> Reply:
-        batch: list[asks.ScheduleItem] = asked(request, "schedule_many")
+        batch: list[schemas.ScheduleItem] = asked(request, "schedule_many")
         request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
         tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
         return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
-        batch: list[asks.MoveItem] = asked(request, "reschedule_many")
-        request.caller.check_all(Verb.RESCHEDULE, [ask.topic for ask in batch])
-        moves = _each(batch, self._move)
-        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, self._move)
 
     async def fire_many(self, request: Request) -> Reply:
-        batch: list[asks.Ref] = asked(request, "fire_many")
-        request.caller.check_all(Verb.FIRE, [ask.topic for ask in batch])
-        moves = _each(batch, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token))
-        return await self._answered(request, self._client.change_many(moves), paused=self._client.known_pauses)
+        return await self._changed(
+            request, "fire_many", Verb.FIRE, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token)
+        )
 
     async def cancel_many(self, request: Request) -> Reply:
-        ask: list[asks.Ref] | asks.CancelGroup = asked(request, "cancel_many")
-        if isinstance(ask, asks.CancelGroup):
+        ask: list[schemas.Ref] | schemas.CancelGroup = asked(request, "cancel_many")
+        if isinstance(ask, schemas.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
             return await self._answered(request, self._client.cancel_group(ask.group, topic=ask.topic))
         request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
@@ -164,25 +214,12 @@ class Verbs:
         return await self._answered(request, self._client.change_many(cancels))
 
     async def redrive_many(self, request: Request) -> Reply:
-        batch: list[asks.RedriveItem] = asked(request, "redrive_many")
-        request.caller.check_all(Verb.REDRIVE, [ask.topic for ask in batch])
-        redrives = _each(
-            batch,
-            lambda ask: new_redrive(
-                ask.topic,
-                ask.key,
-                delay="0s" if ask.delay is None else ask.delay,
-                if_token=ask.if_token,
-                clock=self._client.clock,
-            ),
-        )
-        return await self._answered(request, self._client.change_many(redrives), paused=self._client.known_pauses)
+        return await self._changed(request, "redrive_many", Verb.REDRIVE, self._redrive)
 
     async def shift(self, request: Request) -> Reply:
-        ask: asks.Shift = asked(request, "shift")
+        ask: schemas.Shift = asked(request, "shift")
         request.caller.check(Verb.SHIFT, ask.topic)
-        by = ask.by
-        shifted = self._client.shift(ask.group, by, topic=ask.topic, deadlines=ask.deadlines)
+        shifted = self._client.shift(ask.group, ask.by, topic=ask.topic, deadlines=ask.deadlines)
         return await self._answered(request, shifted, paused=self._client.known_pauses)
 
     async def find(self, request: Request) -> Reply:
@@ -197,19 +234,30 @@ class Verbs:
 
     # --- inside
 
-    def _new(self, topic: str, key: str | None, ask: asks.Schedule) -> NewTask:
+    def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
         """The task that is asked for. Raises BadInput."""
         return self._client.new(
-            topic, payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
+            topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers,
         )  # fmt: skip
 
-    def _move(self, ask: asks.MoveItem) -> Move:
+    def _move(self, ask: schemas.MoveItem) -> Move:
         return new_move(
             ask.topic, ask.key, delay=ask.delay, at=ask.at,
             deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
         )  # fmt: skip
+
+    def _redrive(self, ask: schemas.RedriveItem) -> Redrive:
+        delay = "0s" if ask.delay is None else ask.delay
+        return new_redrive(ask.topic, ask.key, delay=delay, if_token=ask.if_token, clock=self._client.clock)
+
+    async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:
+        """A batch of changes, each made from what was sent."""
+        batch: list[Any] = asked(request, call)
+        request.caller.check_all(verb, [ask.topic for ask in batch])
+        changes = _each(batch, make)
+        return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
     async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
         """The token on which the change depends, and the results that fail a condition of the headers.
@@ -239,6 +287,18 @@ class Verbs:
         except PartlyFailed as partly:
             answers = partly.answers
         return reply([_item(request.caller, answer, paused) for answer in answers])
+
+
+def _payload(ask: schemas.Schedule) -> bytes:
+    """The bytes of the payload; null where none is given. Raises BadInput."""
+    if ask.payload_base64 is UNSET:
+        return b"null" if ask.payload is UNSET else bytes(ask.payload)
+    if ask.payload is not UNSET:
+        raise BadInput("payload, payload_base64", "both", "one of the two")
+    try:
+        return base64.b64decode(ask.payload_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
 def _seen(given: str | None, tag: str) -> bool:

@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE, wait_until
 
 from bide.engine import bulk, dead_letters
 from bide.engine.looks import Look
-from bide.service.console import site, timeline_page
+from bide.service.console import router, timeline
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{1234567*7654321}}</script>"
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
@@ -23,8 +23,8 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 def be_patient(patch: pytest.MonkeyPatch) -> None:
     """Pages wait for their store until it is a hang, and look at it anew each time, also on a machine that is slow."""
-    patch.setattr(site, "PATIENCE", PATIENCE)
-    for module in (bulk, dead_letters, timeline_page):
+    patch.setattr(router, "PATIENCE", PATIENCE)
+    for module in (bulk, dead_letters, timeline):
         patch.setattr(module, "_PATIENCE", PATIENCE)
     look = Look._look
 

@@ -21,11 +21,11 @@ from bide.engine.bulk import Bulk, BulkVerb
 from bide.engine.bulk_run import BulkState, Progress
 from bide.engine.bulk_store import LOST_AFTER, BulkStore
 from bide.engine.pauses import Pauses
-from bide.service.callers import Verb
-from bide.service.console.actions_page import NAMES, REASONS
-from bide.service.console.phrases import translations
+from bide.service.authz import Verb
+from bide.service.console.actions import NAMES, REASONS
+from bide.service.console.i18n import translations
+from bide.service.console.page_request import inside
 from bide.service.console.rendering import ref_field
-from bide.service.console.visit import inside
 
 HOUR = 3_600_000
 

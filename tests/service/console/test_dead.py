@@ -10,7 +10,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.records import Settlement, State, Verdict
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 
 DAY = 86_400_000
 

@@ -19,9 +19,9 @@ from bide.engine.pauses import Pauses
 from bide.engine.presence import Channel
 from bide.engine.throughput import Flow
 from bide.ports import COUNTED
-from bide.service.callers import Verb
-from bide.service.console.overview_page import bars, grade, said, said_of_wake_ups
-from bide.service.console.phrases import Phrases, translations
+from bide.service.authz import Verb
+from bide.service.console.i18n import Phrases, translations
+from bide.service.console.overview import bars, grade, said, said_of_wake_ups
 from bide.service.health import Level
 
 

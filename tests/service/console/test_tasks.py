@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from bide import Bide
 from bide.core.instants import as_datetime
 from bide.engine.pauses import Pauses
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.testing import ManualClock
 
 MINUTE = 60_000

@@ -16,8 +16,8 @@ from tests.service.test_access import make
 from bide import Bide
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.records import Verdict
-from bide.service.callers import Verb
-from bide.service.console.inert import inert_line
+from bide.service.authz import Verb
+from bide.service.console.sanitize import inert_line
 from bide.testing import ManualClock
 
 HOUR, MINUTE = 3_600_000, 60_000

@@ -22,10 +22,9 @@ from bide.engine.history import MINUTE, Past, Row, _encode, bucket_of
 from bide.engine.kept import Kept
 from bide.engine.told_routes import ToldRoute, told_routes
 from bide.engine.topics import QUARTER, QUARTERS, Quarter, Topics
-from bide.service.callers import Verb
+from bide.service.authz import Verb
 from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
-from bide.service.console.topic_drawing import HEIGHT, WIDTH, drawn_day, drawn_ladder
-from bide.service.console.topics_page import rate
+from bide.service.console.topics import HEIGHT, WIDTH, drawn_day, drawn_ladder, rate
 
 
 def shown(browser: Browser, path: str, status: int = 200) -> Page:

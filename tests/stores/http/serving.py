@@ -18,7 +18,7 @@ from tests.waiting import until
 from bide.engine.client import Client
 from bide.engine.terms import Terms
 from bide.ports import Store, wire
-from bide.service.callers import AccessRefused, Caller, Unauthorized, anonymous
+from bide.service.authz import AccessRefused, Caller, Unauthorized, anonymous
 from bide.service.store_calls import StoreCalls
 
 CallerOf = Callable[[str | None], Caller]

@@ -226,8 +226,8 @@ async def test_garbage_for_ever_is_unknown(service: Service, store: HttpStore) -
 
 async def test_an_answer_of_the_wrong_shape_is_unknown(service: Service, store: HttpStore) -> None:
     async def instead(operation: str) -> Response | None:
-        told = wire.encode(wire.Told(1, Raw(wire.encode([True, False]))))
-        return Response(told, media_type=wire.CONTENT_TYPE)
+        success = wire.encode(wire.Success(1, Raw(wire.encode([True, False]))))
+        return Response(success, media_type=wire.CONTENT_TYPE)
 
     service.before = instead
     with pytest.raises(OutcomeUnknown):

@@ -13,7 +13,7 @@ from tests.waiting import pause, until
 from bide import Bide, Retry, Task
 from bide.core.records import In, Ref, State
 from bide.ports import wire
-from bide.service.callers import Caller, Verb
+from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
@@ -136,7 +136,7 @@ async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed()
         await two.close()
         await listening.close()
         assert store._opened is not None
-        assert store._opened.hearing._task is None, "nobody listens, and so nothing is streamed"
+        assert store._opened.wakes._task is None, "nobody listens, and so nothing is streamed"
         await store.close()
 
 
@@ -148,7 +148,7 @@ async def test_streams_end_when_the_service_is_about_to_stop() -> None:
         opened = store._opened
         assert opened is not None
         service.calls.let_go()
-        await until(lambda: opened.hearing.replaced > 0, "the stream to end")
+        await until(lambda: opened.wakes.replaced > 0, "the stream to end")
         await listening.close()
         await store.close()
 

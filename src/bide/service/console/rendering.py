@@ -1,9 +1,11 @@
-"""The templates, and what they may call. Everything that is put into a page is escaped."""
+"""Templates and what they may call, and the static files that pages refer to. Everything put into a page is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from hashlib import blake2b
+from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,9 +15,42 @@ from markupsafe import Markup, escape
 from bide.core.instants import Millis
 from bide.core.records import Record
 from bide.core.texts import error_parts
-from bide.service.console.inert import inert, inert_line
-from bide.service.console.phrases import Phrases
-from bide.service.console.statics import Statics
+from bide.service.console.i18n import Phrases
+from bide.service.console.sanitize import inert, inert_line
+from bide.service.replies import Reply
+
+STATIC_PATH = "/static/"
+_TYPES = {
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+_FOR_EVER = {"cache-control": "public, max-age=31536000, immutable"}
+
+
+class Statics:
+    """The files of `static/`."""
+
+    def __init__(self) -> None:
+        folder = files("bide.service.console") / "static"
+        self._replies: dict[str, Reply] = {}
+        self.addresses: Mapping[str, str] = {}
+        """Where each is, by its name."""
+        addresses = {}
+        for file in folder.iterdir():
+            stem, _, kind = file.name.rpartition(".")
+            if kind in _TYPES:
+                body = file.read_bytes()
+                named = f"{stem}.{blake2b(body, digest_size=6).hexdigest()}.{kind}"
+                self._replies[named] = Reply(200, body, _TYPES[kind], _FOR_EVER)
+                addresses[file.name] = STATIC_PATH + named
+        self.addresses = addresses
+
+    def reply(self, path: str) -> Reply | None:
+        """The file at this path; None: there is none."""
+        return self._replies.get(path.removeprefix(STATIC_PATH))
+
 
 _DOTS = frozenset({".", ".."})
 """Names that browsers take for a way up or none, percent-encoded too: they cannot be a part of a path."""

@@ -7,9 +7,10 @@ of a batch adds a microsecond or two here, and there what the service's store ta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
@@ -32,29 +33,28 @@ from bide.core.records import (
     Topic,
 )
 from bide.core.texts import storable
-from bide.ports import COUNTED, Clock, Heard, Listening, wire
-from bide.ports.wire import Failure, Told
+from bide.ports import COUNTED, Clock, Heard, Listening, remote, wire
+from bide.ports.remote import Operation
+from bide.ports.wire import Batch, Failure, Success
 from bide.stores.batches import gathered
-from bide.stores.http.address import address_of
 from bide.stores.http.calls import Calls
-from bide.stores.http.errors import TooLarge, not_allowed
-from bide.stores.http.link import Link
-from bide.stores.http.wakes import Hearing
+from bide.stores.http.link import Link, TooLarge, base_of, not_allowed
+from bide.stores.http.wakes import Subscriber
 from bide.stores.server_time import ServerTime, StoreClock
 
-T = TypeVar("T")
+Request = TypeVar("Request")
+Answered = TypeVar("Answered")
 _log = logging.getLogger("bide.http")
-_LAST_TOKEN = 2**63 - 1
 
 
 class _Opened(NamedTuple):
     link: Link
     calls: Calls
-    hearing: Hearing
+    wakes: Subscriber
 
 
 class HttpStore:
-    """Tasks in the store of the service at `url`; see `address` for what that may say. `token` goes with every call.
+    """Tasks in the store of the service at `url`; see `link` for what that may say. `token` goes with every call.
 
     `clock`: by default the service's; "caller" goes by the `now` of each call, which only a service in a test takes.
     `patience`: seconds that a call goes on trying while the service is away. `silence`: seconds without an answer after
@@ -72,7 +72,7 @@ class HttpStore:
         patience: float = 10.0,
         silence: float = 3.0,
     ) -> None:
-        self._address = address_of(url, token)
+        self._where = base_of(url, token)
         if clock not in ("server", "caller"):
             raise BadInput("clock", clock, '"server" or "caller"')
         for name, seconds in (("patience", patience), ("silence", silence)):
@@ -86,14 +86,14 @@ class HttpStore:
         self._opened: _Opened | None = None
 
     def __repr__(self) -> str:
-        return f"<HttpStore {self._address.shown}>"
+        return f"<HttpStore {self._where}>"
 
     async def open(self) -> None:
         """Find out who answers there. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
         if self._opened is not None:
             return
         self._time = ServerTime()
-        link = Link(self._address, self._token)
+        link = Link(self._where, self._token)
         calls = Calls(link, self._time, clock=self._clock, patience=self._patience, silence=self._silence)
         try:
             await calls.begin()
@@ -101,174 +101,163 @@ class HttpStore:
             await link.close()
             raise
         if self._clock == "server":
-            self._time.warn_of_skew(self._address.shown)
-        self._opened = _Opened(link, calls, Hearing(link, self._time, patience=self._silence))
+            self._time.warn_of_skew(self._where)
+        self._opened = _Opened(link, calls, Subscriber(link, self._time, patience=self._silence))
 
     async def close(self) -> None:
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.calls.closed = True
-            await opened.hearing.close()
+            await opened.wakes.close()
             await opened.link.close()
-
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
-        return self._opened
-
-    def _now(self, now: Millis) -> Millis | None:
-        """What the service is told of the time: nothing where it is to look at its own clock."""
-        return now if self._clock == "caller" else None
 
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._batch("add", tasks, wire.read_answers, now)
+        return await self._batch(remote.ADD, tasks, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        if any(change.if_token is not None and not 0 <= change.if_token <= _LAST_TOKEN for change in changes):
-            changes = [_that_can_be_said(change) for change in changes]
-        return await self._batch("change", changes, wire.read_answers, now)
+        """A token that is too large for any number of the wire is one that no task has, as 0 is."""
+        said = [
+            one if one.if_token is None or 0 <= one.if_token <= remote.LAST_TOKEN else replace(one, if_token=0)
+            for one in changes
+        ]
+        return await self._batch(remote.CHANGE, said, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         try:
-            return await self._truths("settle", outcomes, now)
+            return await self._truths(remote.SETTLE, outcomes, now)
         except UnicodeEncodeError:  # an error may quote what no UTF-8 can say
-            said = [one if one.error is None else replace(one, error=storable(one.error)) for one in outcomes]
-            return await self._truths("settle", said, now)
+            plain = [one if one.error is None else replace(one, error=storable(one.error)) for one in outcomes]
+            return await self._truths(remote.SETTLE, plain, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        lasts = until - now
-        return await self._truths("extend", leases, now, lambda part: wire.encode(wire.ExtendAsk(list(part), lasts)))
+        return await self._truths(remote.EXTEND, leases, now, until - now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         """In as many calls as it takes: an answer has as many as fit into it."""
-        calls = self._open().calls
         records: list[Record | None] = []
         while len(records) < len(refs):
-            part = refs[len(records) : len(records) + wire.LONGEST_PAGE]
-            got = self._read(wire.read_records, await calls.look("get", wire.encode(part)))
+            got = await self._ask(remote.GET, list(refs[len(records) : len(records) + wire.LONGEST_PAGE]))
             if not got:
-                raise StoreUnavailable(f"{self._address.shown}: an answer without an end")
+                raise StoreUnavailable(f"{self._where}: an answer without an end")
             records += got
         return records
 
     async def find(self, where: Filter, page: Page) -> Found:
-        asked = wire.encode(wire.FindAsk(where, page))
-        return self._read(wire.read_found, await self._open().calls.look("find", asked))
+        return await self._ask(remote.FIND, wire.FindRequest(where, page))
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        asked = wire.encode(wire.TallyAsk(edges, None if topics is None else list(topics)))
-        return self._read(wire.read_tally, await self._open().calls.look("tally", asked))
+        request = wire.TallyRequest(edges, None if topics is None else list(topics))
+        return (await self._ask(remote.TALLY, request)).tally()
 
     # --- workers
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        calls = self._open().calls
-        room, asked = wire.MOST, {}
+        room, wanted = wire.MOST, {}
         for topic, want in wants.items():
-            asked[topic] = min(max(want, 0), room)
-            room -= asked[topic]
-        told = await calls.once("lease", wire.encode(wire.LeaseAsk(asked, until - now, holder)), self._now(now))
-        leased = self._read(wire.read_leased, told)
+            wanted[topic] = min(max(want, 0), room)
+            room -= wanted[topic]
+        leased = await self._ask(remote.LEASE, wire.LeaseRequest(wanted, until - now, holder), now)
         if not room and len(leased.tasks) == wire.MOST:  # there may be more than one call asks for
             return Leased(leased.tasks, leased.now, leased.now)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        told = await self._open().calls.once("purge", wire.encode(max(limit, 0)), self._now(now))
-        return self._read(wire.read_number, told)
+        return await self._ask(remote.PURGE, max(limit, 0), now)
 
     # --- Notifies
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self._open().hearing.listen(topics, heard)
+        return await self._open().wakes.listen(topics, heard)
 
     # --- Shares
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        asked = wire.encode(wire.AnnounceAsk(holder, list(topics), max(until - now, 0)))
-        return self._read(wire.read_live, await self._open().calls.look("announce", asked, self._now(now)))
+        return await self._ask(remote.ANNOUNCE, wire.AnnounceRequest(holder, list(topics), max(until - now, 0)), now)
 
     # --- KeepsEvents
 
     async def record(self, events: Sequence[Event]) -> None:
-        calls = self._open().calls
-        for first in range(0, len(events), calls.most):
-            part = events[first : first + calls.most]
+        most = self._open().calls.most
+        for first in range(0, len(events), most):
+            part = list(events[first : first + most])
             try:
-                asked = wire.encode(part)
+                await self._ask(remote.RECORD, part)
             except UnicodeEncodeError:
-                asked = wire.encode([replace(event, what=storable(event.what)) for event in part])
-            await calls.once("record", asked, None)
+                await self._ask(remote.RECORD, [replace(event, what=storable(event.what)) for event in part])
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        asked = wire.encode(wire.EventsAsk(ref, max(limit, 0)))
-        return self._read(wire.read_events, await self._open().calls.look("events", asked))
+        return await self._ask(remote.EVENTS, wire.EventsRequest(ref, max(limit, 0)))
 
     # --- Served
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
-        return await self._pausing("pause", topic, who)
+        return await self._ask(remote.PAUSE, wire.PauseRequest(topic, who))
 
     async def resume(self, topic: Topic, who: str | None) -> bool:
-        return await self._pausing("resume", topic, who)
+        return await self._ask(remote.RESUME, wire.PauseRequest(topic, who))
 
     async def paused(self) -> list[Pause]:
-        return self._read(wire.read_pauses, await self._open().calls.look("paused"))
+        return await self._ask(remote.PAUSED, None)
 
     async def minutes(self, first: int, last: int) -> bytes:
-        return bytes((await self._open().calls.look("minutes", wire.encode((first, last)))).answer)
-
-    async def _pausing(self, operation: str, topic: Topic, who: str | None) -> bool:
-        told = await self._open().calls.once(operation, wire.encode(wire.PauseAsk(topic, who)), None)
-        return self._read(wire.read_truth, told)
+        rows: Raw = await self._ask(remote.MINUTES, (first, last))
+        return bytes(rows)
 
     # --- TellsTime
 
     async def time(self) -> Millis:
-        told = await self._open().calls.look("time")
-        return told.micros // 1000  # what it said: our own reckoning of it may go back by a part of a millisecond
+        success = await self._send(remote.TIME, None)
+        return success.micros // 1000  # as it was there: our own estimate may go back by a part of a millisecond
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._clock == "server" else None
 
-    # --- within
+    # --- calls
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self._where}: the store is not open")
+        return self._opened
+
+    async def _ask(
+        self, operation: Operation[Request, Answered], request: Request, now: Millis | None = None
+    ) -> Answered:
+        return self._read(operation, await self._send(operation, request, now))
+
+    async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
+        """The service is told the time only where it is not to look at its own clock."""
+        now = now if self._clock == "caller" else None
+        return await self._open().calls.ask(operation, wire.encode(request), now)
+
+    def _read(self, operation: Operation[Any, Answered], success: Success) -> Answered:
+        """The service has done what was asked. Raises OutcomeUnknown where its answer cannot be read."""
+        try:
+            return operation.read_answer(success.answer)
+        except wire.UNREADABLE as error:
+            raise OutcomeUnknown(f"{self._where}: an answer that cannot be read ({error})") from error
 
     async def _batch(
-        self,
-        operation: str,
-        items: Sequence[Any],
-        read: Callable[[Any], list[Any]],
-        now: Millis,
-        encode: Callable[[Sequence[Any]], bytes] = wire.encode,
+        self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0
     ) -> list[Any]:
         """Do it in as many calls as it takes, in order; mostly one. Raises PartlyFailed where only some were done."""
         calls = self._open().calls
         answers: list[Any] = []
-        ahead = [items[first : first + calls.most] for first in range(0, len(items), calls.most)]
+        ahead = [list(items[first : first + calls.most]) for first in range(0, len(items), calls.most)]
         ahead.reverse()
         while ahead:
             part = ahead.pop()
             try:
-                told = await calls.once(operation, encode(part), self._now(now))
-                got = self._read(read, told)
-                if len(got) != len(part):
-                    raise OutcomeUnknown(f"{self._address.shown}: {len(got)} answers to {len(part)} items")
-                for place, failure in told.failed.items():
-                    if not 0 <= place < len(got):
-                        raise OutcomeUnknown(f"{self._address.shown}: a failure of item {place}, of {len(got)}")
-                    got[place] = self._error(failure)
-                if None in got:
-                    raise OutcomeUnknown(f"{self._address.shown}: an item without an answer")
-                answers += got
+                answers += self._answers(operation, len(part), await self._send(operation, Batch(part, lasts), now))
             except TooLarge:
                 if len(part) == 1:
-                    answers.append(_too_large(calls.body_limit))
+                    limit = f"less than {calls.body_limit} bytes, with all it has"
+                    answers.append(BadInput("payload", "a task that is too large for one call", limit))
                 else:
                     ahead += [part[len(part) // 2 :], part[: len(part) // 2]]
             except (StoreError, BadInput) as error:
@@ -276,49 +265,40 @@ class HttpStore:
                     raise
                 answers += [error] * len(part)
                 if isinstance(error, StoreError):
-                    left = StoreUnavailable(f"{self._address.shown}: not sent, since what went before failed: {error}")
+                    left = StoreUnavailable(f"{self._where}: not sent, since what went before failed: {error}")
                     answers += [left] * sum(map(len, ahead))
                     ahead.clear()
         return gathered(answers)
 
-    async def _truths(
-        self,
-        operation: str,
-        items: Sequence[Any],
-        now: Millis,
-        encode: Callable[[Sequence[Any]], bytes] = wire.encode,
-    ) -> list[bool]:
-        """What was not accepted has changed nothing: false, as for a lease that is gone."""
-        try:
-            return await self._batch(operation, items, wire.read_truths, now, encode)
-        except BadInput as refused:
-            _log.error("%s: %s of %d was refused: %s", self._address.shown, operation, len(items), refused)
-            return [False] * len(items)
-        except PartlyFailed as partly:
-            wrong = [one for one in partly.answers if isinstance(one, BadInput)]
-            if wrong:
-                _log.error("%s: %s of %d was refused: %s", self._address.shown, operation, len(wrong), wrong[0])
-                return gathered([False if isinstance(one, BadInput) else one for one in partly.answers])
-            raise
+    def _answers(self, operation: Operation[Any, list[Any]], asked: int, success: Success) -> list[Any]:
+        """One for each item, an error in the place of each that failed. Raises OutcomeUnknown."""
+        answers = self._read(operation, success)
+        if len(answers) != asked:
+            raise OutcomeUnknown(f"{self._where}: {len(answers)} answers to {asked} items")
+        for place, failure in success.failed.items():
+            if not 0 <= place < asked:
+                raise OutcomeUnknown(f"{self._where}: a failure of item {place}, of {asked}")
+            answers[place] = self._error(failure)
+        if None in answers:
+            raise OutcomeUnknown(f"{self._where}: an item without an answer")
+        return answers
 
     def _error(self, failure: Failure) -> Exception:
         if failure.kind == wire.REFUSED:
-            return not_allowed(403, failure.text, self._address.shown, token=self._token is not None)
-        return wire.error_of(failure, self._address.shown)
+            return not_allowed(403, failure.text, self._where, token=self._token is not None)
+        return wire.error_of(failure, self._where)
 
-    def _read(self, read: Callable[[Any], T], told: Told) -> T:
-        """What the service answered; it has done what was asked. Raises OutcomeUnknown where that cannot be read."""
+    async def _truths(
+        self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0
+    ) -> list[bool]:
+        """An item that is refused has changed nothing: False, as for a lease that is gone."""
         try:
-            return read(told.answer)
-        except wire.UNREADABLE as error:
-            raise OutcomeUnknown(f"{self._address.shown}: an answer that cannot be read ({error})") from error
-
-
-def _that_can_be_said(change: Change) -> Change:
-    """A token that is too large for any number of the wire is one that no task has, as 0 is."""
-    token = change.if_token
-    return change if token is None or 0 <= token <= _LAST_TOKEN else replace(change, if_token=0)
-
-
-def _too_large(limit: int) -> BadInput:
-    return BadInput("payload", "a task that is too large for one call", f"less than {limit} bytes, with all it has")
+            answers = await self._batch(operation, items, now, lasts)
+        except BadInput as refusal:
+            answers = [refusal] * len(items)
+        except PartlyFailed as partly:
+            answers = list(partly.answers)
+        refused = [one for one in answers if isinstance(one, BadInput)]
+        if refused:
+            _log.error("%s: %s of %d was refused: %s", self._where, operation.name, len(refused), refused[0])
+        return gathered([False if isinstance(one, BadInput) else one for one in answers])

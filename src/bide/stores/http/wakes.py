@@ -1,8 +1,8 @@
-"""The ear: one long answer of the service, line by line, that tells of earlier wakes.
+"""The wake stream: one long answer of the service, line by line, that tells of earlier wakes.
 
-It is sent something every few seconds, so one that says nothing for three times as long is dead, and replaced. What may
-have been missed meanwhile is looked for: whoever listens is told to ask at once. A lost wake costs lateness at most, as
-every sleep is capped.
+The service writes something every few seconds, so a stream that is silent for three times as long is dead, and is
+replaced. Then every listener is told to ask at once, for something may have been missed. A lost wake costs lateness at
+most, as every sleep is capped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import aiohttp
 from msgspec import Raw
 
 from bide.core.errors import StoreError
-from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Heard, wire
-from bide.ports.wire import Call
-from bide.stores.http.errors import Lost, not_allowed, said
-from bide.stores.http.link import Link
+from bide.ports import Heard, remote, wire
+from bide.stores.http.link import Link, Lost, Reply, not_allowed
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.server_time import ServerTime
 
@@ -30,20 +27,20 @@ _SILENCE = 3 * wire.HEARTBEAT
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
-class Subscribed:
-    """One subscription; the stream ends with the last."""
+class Subscription:
+    """One listener; the stream ends with the last."""
 
-    def __init__(self, listener: Listener, hearing: Hearing) -> None:
+    def __init__(self, listener: Listener, subscriber: Subscriber) -> None:
         self._listener = listener
-        self._hearing = hearing
+        self._subscriber = subscriber
 
     async def close(self) -> None:
         await self._listener.close()
-        await self._hearing.ended()
+        await self._subscriber.unsubscribed()
 
 
-class Hearing:
-    """All who listen in this process, over one stream."""
+class Subscriber:
+    """All listeners of this process, over one stream."""
 
     def __init__(self, link: Link, time: ServerTime, *, patience: float) -> None:
         self._link = link
@@ -56,7 +53,7 @@ class Hearing:
         self.replaced = 0
         """Streams that broke or fell silent."""
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscribed:
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscription:
         """Returns when it is subscribed, or when that takes too long: then it goes on trying. Raises NotAllowed."""
         listener = self._listeners.listen(topics, heard)
         try:
@@ -67,10 +64,10 @@ class Hearing:
         except BaseException:
             await listener.close()
             raise
-        return Subscribed(listener, self)
+        return Subscription(listener, self)
 
-    async def ended(self) -> None:
-        """Somebody listens no longer."""
+    async def unsubscribed(self) -> None:
+        """A listener is gone."""
         async with self._changing:
             if not self._listeners:
                 await self.close()
@@ -81,7 +78,7 @@ class Hearing:
 
     async def _start(self, topics: frozenset[Topic]) -> None:
         open_ = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(topics, open_), name="bide ear")
+        self._task = asyncio.get_running_loop().create_task(self._run(topics, open_), name="bide wake stream")
         try:
             async with asyncio.timeout(self._patience):
                 await asyncio.shield(open_)
@@ -100,19 +97,20 @@ class Hearing:
 
     async def _run(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
         pause = _FIRST_PAUSE
-        body = wire.encode(Call("", 0, None, Raw(wire.encode(sorted(topics)))))
+        body = wire.encode(wire.Call("", 0, None, Raw(wire.encode(sorted(topics)))))
+        error: Exception
         while True:
             opened = False
             try:
-                async with self._link.stream("listen", body, _SILENCE) as response:
+                async with self._link.stream(remote.LISTEN.name, body, _SILENCE) as response:
                     await self._check(response)
                     async for line in response.content:
                         if not opened:
                             opened, pause = True, _FIRST_PAUSE
                             self._subscribed(topics, open_)
                         if len(line) > 1:
-                            self._listeners.tell(*wire.read_tiding(line))
-                error: Exception = Lost(f"{self._link.where}: the stream has ended")
+                            self._listeners.tell(*wire.read_wake(line))
+                error = Lost(f"{self._link.where}: the stream has ended")
             except StoreError as refused:
                 if not open_.done():
                     open_.set_exception(refused)
@@ -126,24 +124,24 @@ class Hearing:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raises NotAllowed for good, Lost for what may pass."""
+        """Raises NotAllowed for good, Lost for anything that may pass."""
         if response.status == 200 and response.content_type in (wire.STREAM_TYPE, wire.CONTENT_TYPE):
             return
-        body = await response.read()
-        text = said(body, response.content_type)
-        if response.content_type == wire.CONTENT_TYPE:
+        reply = Reply(response.status, response.content_type, await response.read())
+        text = reply.problem
+        if reply.kind == wire.CONTENT_TYPE:
             try:
-                text = wire.read_failure(body).text
+                text = wire.read_failure(reply.body).text
             except wire.UNREADABLE:
                 text = ""
-        if response.status in (401, 403):
-            raise not_allowed(response.status, text, self._link.where, token=self._link.has_token)
-        raise Lost(f"{self._link.where}: it answers {response.status} {text}".rstrip())
+        if reply.status in (401, 403):
+            raise not_allowed(reply.status, text, self._link.where, token=self._link.has_token)
+        raise Lost(f"{self._link.where}: it answers {reply.status} {text}".rstrip())
 
     def _subscribed(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
         if not open_.done():
             open_.set_result(None)
             return
-        now: Millis = int(self._time.seconds() * 1000)
-        for topic in topics:  # something may have been told while nobody heard
+        now = int(self._time.seconds() * 1000)
+        for topic in topics:  # something may have been said while nobody heard
             self._listeners.tell(topic, now)

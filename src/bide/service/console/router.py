@@ -1,8 +1,8 @@
-"""Finds the page for a request, and who asks; whatever goes wrong is a page too, within two seconds.
+"""Finds the page for a request, and the viewer who asks; whatever goes wrong is a page too, within two seconds.
 
-Whoever opens the console with a browser has a session (see `sessions`); where anybody may come in, one is begun for
-them, for the sake of its secret that forms must carry. Pages may be loaded in no frame, run no script but ours, and
-load nothing from elsewhere.
+A viewer who opens the console with a browser has a session (see `sessions`), which begins at the login; where anybody
+may come in, one is begun for them, for the sake of its secret that forms must carry. Pages may be loaded in no frame,
+run no script but ours, and load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -11,31 +11,59 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from urllib.parse import quote
+from typing import Protocol
+from urllib.parse import parse_qs, quote
 
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, StoreError, StoreFull
 from bide.engine.acting import acting_as
-from bide.engine.client import Client
-from bide.service.access import Access
 from bide.service.audit import audit, refused
-from bide.service.callers import AccessRefused, Forbidden, Unauthorized
-from bide.service.console import statics as static_files
-from bide.service.console.doors import Door, doors
-from bide.service.console.inert import inert, isolated
-from bide.service.console.rendering import statics
-from bide.service.console.visit import HTML, Visit, here_of, page, phrases_of, shown_csrf
-from bide.service.problems import Problem
-from bide.service.replies import Reply
-from bide.service.requests import OPEN_LIMIT, Gone, Request, segment
-from bide.service.sessions import Session, Sessions, cookie_of, set_cookie
+from bide.service.authz import AccessRefused, Forbidden, Unauthorized
+from bide.service.console.actions import ActionsPage
+from bide.service.console.dead import DeadPage
+from bide.service.console.overview import OverviewPage
+from bide.service.console.page_request import (
+    HTML,
+    LANGUAGE_COOKIE,
+    Answer,
+    Route,
+    Shared,
+    Visit,
+    chosen_language,
+    here_of,
+    inside,
+    page,
+    phrases_of,
+    shown_csrf,
+)
+from bide.service.console.rendering import STATIC_PATH, statics
+from bide.service.console.sanitize import inert, isolated
+from bide.service.console.tasks import TasksPage
+from bide.service.console.timeline import TimelinePage
+from bide.service.console.topics import TopicsPage
+from bide.service.replies import Problem, Reply
+from bide.service.requests import OPEN_LIMIT, Gone, Request, refuse_foreign_page, segment
+from bide.service.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
+
+Door = Callable[[Request], Awaitable[Reply]]
+_YEAR = 365 * 86_400
+
+
+def _same_site(request: Request) -> None:
+    """Raises Foreign: nobody else's page logs somebody in as somebody else, or out."""
+    refuse_foreign_page(
+        host=request.header(b"host"), origin=request.header(b"origin"), site=request.header(b"sec-fetch-site")
+    )
+
+
+def _one(raw: bytes, name: str) -> str:
+    values = parse_qs(raw[:16_384].decode("latin-1"), keep_blank_values=True, errors="replace").get(name)
+    return values[-1] if values else ""
+
 
 _log = logging.getLogger("bide.console")
 PATIENCE = 1.7
 """Seconds that a page may take before it says that the store is slow."""
 
-Answer = Callable[[Visit], Awaitable[Reply]]
-Route = tuple[str, str]
-"""Method and path; a part of the path in braces stands for any text, percent-encoded."""
 
 _SAFE = {
     "content-security-policy": (
@@ -49,21 +77,51 @@ _SAFE = {
 }
 
 
-class Site:
-    """The pages, by method and path. Belongs to the event loop in which `client` is open."""
+class Page(Protocol):
+    """One page with its parts and forms."""
 
-    def __init__(self, client: Client, access: Access, pages: Mapping[Route, Answer]) -> None:
-        self._client = client
-        self._access = access
-        self.sessions = Sessions(client, access)
-        self._doors = doors(client, access, self.sessions)
-        self._pages = [(method, tuple(path.split("/")), answer) for (method, path), answer in pages.items()]
+    def routes(self) -> Mapping[Route, Answer]:
+        """By method and path; a part of a path in braces stands for any text."""
+        ...
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        ...
+
+
+class Site:
+    """Every page of one instance, by method and path. Make it in the running loop, once the app is open, and close it
+    before the app."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._client = shared.app
+        self._access = shared.access
+        self.sessions = Sessions(shared.app, shared.access)
+        self._doors: Mapping[Route, Door] = {
+            ("GET", "/login"): self._login_page,
+            ("POST", "/login"): self._login,
+            ("POST", "/logout"): self._logout,
+            ("GET", "/language"): self._language,
+        }
+        self._pages: Sequence[Page] = [
+            made(shared) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
+        ]
+        self._routes = [
+            (method, tuple(path.split("/")), answer)
+            for one in self._pages
+            for (method, path), answer in one.routes().items()
+        ]
         self._complains_again = 0.0
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        for one in self._pages:
+            await one.close()
 
     def find(self, request: Request) -> Callable[[Request], Awaitable[Reply]] | None:
         """What answers this request; None: there is no such page."""
         path = request.path.decode("latin-1")
-        if path.startswith(static_files.PATH):
+        if path.startswith(STATIC_PATH):
             found = statics().reply(path)
             if found is None:
                 return None
@@ -74,7 +132,7 @@ class Site:
             return lambda request: self._open(request, door)
         allowed = [wanted for wanted, its in self._doors if its == path]
         parts = path.split("/")
-        for wanted, pattern, answer in self._pages:
+        for wanted, pattern, answer in self._routes:
             if len(parts) == len(pattern) and all(map(_fits, parts, pattern)):
                 if wanted == method:
                     open_parts = [part for part, its in zip(parts, pattern, strict=True) if its.startswith("{")]
@@ -110,6 +168,44 @@ class Site:
         except Exception as error:  # noqa: BLE001 - as in _answer
             reply = self._wrong(request, None, error)
         return _with(reply, _SAFE)
+
+    # --- pages for everybody
+
+    async def _login_page(self, request: Request) -> Reply:
+        where = inside(_one(request.raw_query, "next"))
+        if await self._access.anonymous_now():
+            return Reply(303, b"", HTML, {"location": where})
+        return self._login_form(request, where)
+
+    async def _login(self, request: Request) -> Reply:
+        _same_site(request)
+        where = inside(_one(request.body, "next"))
+        try:
+            session = await self.sessions.begin(_one(request.body, "token"))
+        except AccessRefused as error:
+            refused(error, request.peer)
+            return self._login_form(request, where, status=401, wrong=error.detail)
+        cookie = set_cookie(session, self._client.clock.now(), host=request.header(b"host"))
+        return Reply(303, b"", HTML, {"location": where, "set-cookie": cookie})
+
+    def _login_form(self, request: Request, where: str, *, status: int = 200, wrong: str = "") -> Reply:
+        phrases = phrases_of(request, self._client)
+        return page(
+            "login.html", phrases, session=None, request=request, status=status, next=where,
+            wrong=phrases.say(wrong) if wrong else "",
+        )  # fmt: skip
+
+    async def _logout(self, request: Request) -> Reply:
+        _same_site(request)
+        await self.sessions.end(cookie_of(request.header(b"cookie")))
+        return Reply(303, b"", HTML, {"location": "/login", "set-cookie": clear_cookie(host=request.header(b"host"))})
+
+    async def _language(self, request: Request) -> Reply:
+        chosen = chosen_language(_one(request.raw_query, "to"))
+        cookie = f"{LANGUAGE_COOKIE}={chosen}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
+        return Reply(303, b"", HTML, {"location": inside(_one(request.raw_query, "next")), "set-cookie": cookie})
+
+    # --- pages of somebody who is known
 
     async def _answer(self, request: Request, answer: Answer, parts: list[str]) -> Reply:
         session: Session | None = None

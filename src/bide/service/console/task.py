@@ -14,18 +14,17 @@ from msgspec import DecodeError, to_builtins
 
 from bide.core.names import check_name, check_topic
 from bide.core.options import NO_OPTIONS, Options, decode_options
-from bide.core.records import Record, Ref, Result, State
+from bide.core.records import Record, Ref, Result
 from bide.engine.history import MINUTE
 from bide.engine.looks import Look
 from bide.engine.pauses import Pause
 from bide.engine.story import Story, story
-from bide.service.callers import Verb
-from bide.service.console.payloads import shown
-from bide.service.console.reasons import meaning, reasons
+from bide.service.authz import Verb
+from bide.service.console.actions import possible
+from bide.service.console.lateness import meaning, reasons
+from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address, task_address
-from bide.service.console.shared import Shared
-from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
+from bide.service.console.sanitize import shown
 from bide.service.replies import Reply
 
 _SAID: Mapping[str, str] = {
@@ -81,7 +80,7 @@ class TaskPage:
             payload=shown(record.payload),
             headers=None if options is None else options.headers,
             policy=None if policy is None else to_builtins(policy),
-            verbs=_possible(visit, record),
+            verbs=possible(visit, record.state, [record.topic]),
         )
 
     async def _live(self, visit: Visit) -> Reply:
@@ -155,28 +154,3 @@ def _options(record: Record) -> Options | None:
         return decode_options(record.options) if record.options else NO_OPTIONS
     except DecodeError:
         return None
-
-
-def _possible(visit: Visit, record: Record) -> frozenset[str]:
-    """What this caller may do with the task as it is."""
-    wanted = {
-        State.WAITING: ("move", "shift", "fire", "cancel"),
-        State.LEASED: ("cancel",),
-        State.DEAD: ("redrive",),
-    }.get(record.state, ())
-    return possible(visit, wanted, [record.topic])
-
-
-VERBS: Mapping[str, Verb] = {
-    "move": Verb.RESCHEDULE,
-    "shift": Verb.SHIFT,
-    "fire": Verb.FIRE,
-    "cancel": Verb.CANCEL,
-    "redrive": Verb.REDRIVE,
-}
-"""What a form calls a change, and what one must be allowed for it."""
-
-
-def possible(visit: Visit, wanted: tuple[str, ...], topics: list[str]) -> frozenset[str]:
-    """Which of `wanted` they may do to any of these topics."""
-    return frozenset(verb for verb in wanted if any(visit.may(VERBS[verb], topic) for topic in topics))

@@ -11,8 +11,8 @@ from bide.core.instants import Millis
 from bide.core.records import State
 from bide.engine.pauses import Pause
 from bide.engine.story import Attempt, Crowd, Ended, Story
-from bide.service.console.inert import isolated
-from bide.service.console.phrases import Phrases
+from bide.service.console.i18n import Phrases
+from bide.service.console.sanitize import isolated
 
 ON_TIME: Millis = 100
 """Up to so late is on time: nobody needs a reason."""

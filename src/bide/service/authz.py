@@ -58,6 +58,9 @@ class AccessRefused(BideError):
         self.detail = detail
         super().__init__(detail)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.detail,)
+
     @property
     def challenge(self) -> str:
         """The value of the WWW-Authenticate header."""

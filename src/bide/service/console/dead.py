@@ -6,16 +6,15 @@ from collections.abc import Mapping
 
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
-from bide.core.records import Count, Result, Topic
+from bide.core.records import Result, Topic
 from bide.core.texts import error_parts
 from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.engine.looks import Look
-from bide.service.callers import Verb
-from bide.service.console.actions_form import check_somewhere
+from bide.engine.peaks import summed
+from bide.service.authz import Verb
+from bide.service.console.actions import check_somewhere
+from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.console.rendering import address
-from bide.service.console.shared import Shared
-from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
 from bide.service.replies import Reply
 
 _EVERY = 1.0
@@ -64,7 +63,7 @@ class DeadPage:
         may_redrive = {topic for topic in shown if visit.may(Verb.REDRIVE, topic)}
         return visit.page(
             "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
-            totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=_sum(shown),
+            totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
             partly=found.partly & shown.keys(), looked=sum(group.number for group in groups), most=MOST_LOOKED_AT,
             may=may_redrive, said=said, age=int(self._look.age * 1000),
         )  # fmt: skip
@@ -90,7 +89,3 @@ class DeadPage:
 def _said(visit: Visit) -> str:
     """What was answered to a form that was sent from here."""
     return Result.REDRIVEN.value if visit.given("said") == Result.REDRIVEN.value else ""
-
-
-def _sum(counts: Mapping[Topic, Count]) -> Count:
-    return Count(sum(one.number for one in counts.values()), all(one.exact for one in counts.values()))

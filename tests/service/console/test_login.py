@@ -12,10 +12,9 @@ from tests.service.test_access import make
 
 from bide.core.instants import Millis
 from bide.engine.kept import Kept
-from bide.service.access import FRESH
-from bide.service.callers import Verb
+from bide.service.access import FRESH, Tokens
+from bide.service.authz import Verb
 from bide.service.sessions import COOKIE
-from bide.service.tokens import Tokens
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000
@@ -156,7 +155,7 @@ async def _as_if_later(one: Running) -> None:
     """What is known of the tokens is as old as it may get."""
     assert one.serving.service is not None
     access = one.serving.service._access
-    access._read_at -= FRESH  # type: ignore[attr-defined]
+    access._read_at -= FRESH
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,29 @@
-"""One request as the console's pages see it: who asks, in which language and zone, with what."""
+"""One request as the console's pages see it: the viewer, their language and zone, the fields, and the tasks that a form
+means; and what all pages of one instance share.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from bide.app import Bide
 from bide.core.errors import BadInput
+from bide.core.instants import as_datetime
+from bide.core.names import check_name, check_topic
+from bide.core.records import Filter, Ref, State, Topic
+from bide.engine.arguments import STATES, filter_of
+from bide.engine.bulk import Seen
 from bide.engine.client import Client
-from bide.service.callers import Caller, Verb
-from bide.service.console.phrases import LANGUAGES, Phrases, language_of, zone_of
+from bide.engine.presence import WakeChannel
+from bide.engine.verdicts import Policy
+from bide.service.access import Access
+from bide.service.authz import Caller, Verb
+from bide.service.config import ServeConfig
+from bide.service.console.i18n import LANGUAGES, Phrases, language_of, zone_of
 from bide.service.console.rendering import render
+from bide.service.health import Health
 from bide.service.replies import Reply
 from bide.service.requests import Request
 from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session
@@ -141,3 +155,66 @@ def _fields(request: Request) -> dict[str, list[str]]:
         return parse_qs(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError as error:
         raise BadInput("form", raw[:80].decode("latin-1"), f"name=value&..., percent-encoded UTF-8 ({error})") from None
+
+
+MOST_CHOSEN = 1_000
+"""Tasks that one form may name."""
+
+
+def read_ref(text: str) -> Seen:
+    """Raises BadInput."""
+    name, at, token = text.rpartition("@")
+    topic, slash, key = name.partition("/")
+    if not at or not slash or not token.isascii() or not token.isdigit() or len(token) > 19:
+        raise BadInput("ref", text, "topic/key@token, percent-encoded, as the console's own forms have it")
+    return Seen(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
+
+
+def chosen(visit: Visit) -> list[Seen]:
+    """The tasks that a form names. Raises BadInput."""
+    texts = visit.all_given("ref")
+    if len(texts) > MOST_CHOSEN:
+        raise BadInput("ref", f"{len(texts)} tasks", f"at most {MOST_CHOSEN:,} at once; or all that match")
+    return [read_ref(text) for text in dict.fromkeys(texts)]
+
+
+DUE = "due"
+"""What stands in a form's state for: it waits, and its time has come."""
+
+
+def filter_given(visit: Visit) -> Filter:
+    """The filter of a form or an address: topic, state (the five, or `due`), group, wake_from and wake_before.
+
+    Names are taken exactly as they were sent; times are as `Phrases.read_time` takes them. Raises BadInput.
+    """
+    times = [
+        as_datetime(visit.phrases.read_time(text, name)) if (text := visit.given(name)) else None
+        for name in ("wake_from", "wake_before")
+    ]
+    state = visit.given("state")
+    if state == DUE:
+        by_now = as_datetime(visit.phrases.now + 1)
+        state, times[1] = State.WAITING.value, min(times[1] or by_now, by_now)
+    elif state and state not in STATES:
+        raise BadInput("state", state, f"one of {', '.join(STATES)}, or {DUE}")
+    return filter_of(visit.exact("topic") or None, state or None, visit.exact("group") or None, *times)
+
+
+class Shared(NamedTuple):
+    """Belongs to the event loop in which `app` is open."""
+
+    app: Bide
+    health: Health
+    config: ServeConfig
+    """Of this instance: which topics go to which webhook, and by which policy."""
+    policies: Mapping[Topic, Policy]
+    instance: str
+    """This instance's name among all that serve the store."""
+    channel: WakeChannel
+    """How its worker and its desk hear of earlier wakes."""
+    access: Access
+
+
+Answer = Callable[[Visit], Awaitable[Reply]]
+Route = tuple[str, str]
+"""Method and path; a part of the path in braces stands for any text, percent-encoded."""

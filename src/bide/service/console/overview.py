@@ -11,10 +11,8 @@ from bide.engine.overview import Overview
 from bide.engine.overview_looks import Overviews
 from bide.engine.presence import Channel, notifies
 from bide.engine.throughput import Flow
-from bide.service.callers import ANONYMOUS, Verb
-from bide.service.console.shared import Shared
-from bide.service.console.site import Answer, Route
-from bide.service.console.visit import Visit
+from bide.service.authz import ANONYMOUS, Verb
+from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.health import Level
 from bide.service.replies import Reply
 

@@ -20,7 +20,7 @@ from tests.service.console.conftest import Visit
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
 from bide.core.records import Count
-from bide.service.console.phrases import Phrases, language_of, translations, zone_of
+from bide.service.console.i18n import Phrases, language_of, translations, zone_of
 
 NOW = instant("2026-06-01T12:00:00Z")
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Shanghai", "Asia/Kolkata", "Australia/Lord_Howe")

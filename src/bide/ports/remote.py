@@ -1,0 +1,345 @@
+"""The operations of a remote store: one table that client and service both read.
+
+Each row names the types of request and answer, the access that a caller needs, how every field is checked, and whether
+the operation is done once however often it is sent.
+
+The library checks its callers at its public verbs and trusts the layers below. A service cannot: whoever has a token
+can send any record that MessagePack can hold. So every field is checked again before any of it reaches a store. The
+values of one field are checked together; the item that is wrong is searched for only when there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from types import NoneType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.events import Event
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import LONGEST_NAME, check_name, check_topic
+from bide.core.options import LONGEST_HEADERS, decode_options
+from bide.core.pause import Pause
+from bide.core.records import (
+    Cancel,
+    Change,
+    Due,
+    Found,
+    In,
+    Lease,
+    Leased,
+    Move,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    Topic,
+    Verdict,
+)
+from bide.core.retry import FOREVER
+from bide.ports import wire
+from bide.ports.wire import MOST, Batch, FlatTally
+
+LAST_TOKEN = 2**63 - 1
+SHORTEST_LEASE: Millis = 1_000
+LONGEST_LEASE: Millis = 86_400_000
+LONGEST_ERROR = 8_192
+"""Characters that the error of an outcome may have with its trace, or an event."""
+MOST_MINUTES = 60
+"""Of the history, in one call."""
+_LONGEST_OPTIONS = 2 * LONGEST_HEADERS
+_LONGEST_CURSOR = 4_096
+_DIGITS = "[0-9a-f]"
+_ID = re.compile(f"{_DIGITS}{{8}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{_DIGITS}{{12}}")
+_IDS = re.compile(f"(?:{_ID.pattern})*")
+_INSTANT = "milliseconds since the epoch, within the years 1970 to 9999"
+_LENGTH = "milliseconds that end before the year 10000"
+
+Request = TypeVar("Request")
+Answered = TypeVar("Answered")
+Needs = Mapping[str, Collection[Topic] | None]
+"""The access that a request needs: by verb the topics. None: over all topics. No topic: the verb, wherever it be."""
+
+
+class Bounds(NamedTuple):
+    """The limits of one service."""
+
+    payload: int
+    trusting: bool = False
+    """For tests of the messages alone: options may be any bytes, and a lease may last as long as it likes."""
+
+
+Check = Callable[[str, Sequence[Any], Bounds], None]
+"""Checks all values of a field. Raises BadInput that names it."""
+Fields = Mapping[str, Check]
+"""By name of the field; "" is the item itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation(Generic[Request, Answered]):
+    """One row of the table."""
+
+    name: str
+    request: type[Request]
+    answer: type[Answered]
+    needs: Callable[[Request], Needs]
+    fields: Fields
+    once: bool = False
+    """Numbered, and done once however often it is sent. One call of each is under way at a time."""
+
+    def check(self, request: Request, bounds: Bounds) -> None:
+        """Raises BadInput."""
+        items: Sequence[Any] = [request]
+        if isinstance(request, Batch):
+            items = request.items
+            _lease_lengths("lasts", [request.lasts], bounds)
+        elif isinstance(request, list):
+            items = request
+        check_count("items", items)
+        _each(self.fields, self.name, items, bounds)
+
+    @cached_property
+    def read_request(self) -> Callable[[bytes | Raw], Request]:
+        return msgspec.msgpack.Decoder(self.request).decode
+
+    @cached_property
+    def read_answer(self) -> Callable[[bytes | Raw], Answered]:
+        return msgspec.msgpack.Decoder(self.answer).decode
+
+
+# --- checks
+
+
+def check_count(field: str, items: Collection[Any]) -> None:
+    if len(items) > MOST:
+        raise BadInput(field, f"{len(items)} items", f"at most {MOST} in one call")
+
+
+def _each(fields: Fields, _: str, items: Sequence[Any], bounds: Bounds) -> None:
+    """A field that an item lacks, or that is None, is passed over."""
+    for field, check in fields.items():
+        values = [value for item in items if (value := getattr(item, field, None) if field else item) is not None]
+        if values:
+            check(field, values, bounds)
+
+
+def _collections(check: Check, field: str, collections: Sequence[Collection[Any]], bounds: Bounds) -> None:
+    for values in collections:
+        check_count(field, values)
+        if values:
+            check(field, list(values), bounds)
+
+
+def _topics(field: str, topics: Sequence[Topic], _: Bounds) -> None:
+    """Each distinct one once. Refuses the topics that hold bide's own settings, too."""
+    for topic in set(topics):
+        check_topic(topic)
+
+
+def _names(field: str, names: Sequence[str], _: Bounds) -> None:
+    text = "".join(names)
+    if text.isascii() and text.isprintable() and all(names) and len(max(names, key=len)) <= LONGEST_NAME:
+        return
+    for name in names:
+        check_name(field, name)
+
+
+def _ids(field: str, ids: Sequence[str], _: Bounds) -> None:
+    if {*map(len, ids)} <= {36} and _IDS.fullmatch("".join(ids)):
+        return
+    for one in ids:
+        if not _ID.fullmatch(one):
+            raise BadInput(field, one, "a UUID in canonical text, 36 characters in lower case")
+
+
+def _ids_if_any(field: str, ids: Sequence[str], bounds: Bounds) -> None:
+    _ids(field, [one for one in ids if one], bounds)
+
+
+def _dues(field: str, dues: Sequence[Due], _: Bounds) -> None:
+    """A time before 1970 is due at once, and none lies beyond the last instant: the stores see to that."""
+    for due in dues:
+        if not -LAST_INSTANT <= due.millis <= LAST_INSTANT:
+            raise BadInput(field, due.millis, _LENGTH if isinstance(due, In) else _INSTANT)
+
+
+def _within(low: int, high: int, accepted: str, field: str, numbers: Sequence[int], _: Bounds) -> None:
+    if min(numbers) < low or max(numbers) > high:
+        raise BadInput(field, next(one for one in numbers if not low <= one <= high), accepted)
+
+
+def _lengths_of(longest: int, unit: str, field: str, values: Sequence[str | bytes], _: Bounds) -> None:
+    if max(map(len, values)) > longest:
+        size = next(len(one) for one in values if len(one) > longest)
+        raise BadInput(field, f"{size} {unit}", f"at most {longest} {unit}")
+
+
+_instants = partial(_within, 0, LAST_INSTANT, _INSTANT)
+_edges = partial(_within, -LAST_INSTANT, LAST_INSTANT, _INSTANT)
+"""Instants that nothing has to lie at: also those before 1970."""
+_lengths = partial(_within, 0, LAST_INSTANT, _LENGTH)
+_tokens = partial(_within, 0, LAST_TOKEN, f"a token: a number from 0 to {LAST_TOKEN}")
+_attempts = partial(_within, 0, FOREVER, f"a number from 0 to {FOREVER}")
+_texts = partial(_lengths_of, LONGEST_ERROR, "characters")
+_persons = partial(_lengths_of, LONGEST_NAME, "characters")
+
+
+def _lease_lengths(field: str, lengths: Sequence[Millis], bounds: Bounds) -> None:
+    _lengths(field, lengths, bounds)
+    if max(lengths) > LONGEST_LEASE and not bounds.trusting:
+        raise BadInput(field, max(lengths), f"milliseconds: at most {LONGEST_LEASE}, which are 24 hours")
+
+
+def _payloads(field: str, payloads: Sequence[bytes], bounds: Bounds) -> None:
+    _lengths_of(bounds.payload, "bytes", field, payloads, bounds)
+
+
+def _options(field: str, options: Sequence[bytes], bounds: Bounds) -> None:
+    for one in () if bounds.trusting else set(options):
+        if one:
+            _check_options(one)
+
+
+@lru_cache(maxsize=1024)
+def _check_options(options: bytes) -> None:
+    """Cached, since the tasks of a topic have mostly the same. Raises BadInput, which is not cached."""
+    if len(options) > _LONGEST_OPTIONS:
+        raise BadInput("options", f"{len(options)} bytes", f"at most {_LONGEST_OPTIONS} bytes")
+    try:
+        read = decode_options(options)
+    except msgspec.DecodeError as error:
+        raise BadInput("options", options[:60], f"what bide encodes ({error})") from None
+    if sum(map(len, read.headers)) + sum(map(len, read.headers.values())) > LONGEST_HEADERS:
+        raise BadInput("headers", f"{len(read.headers)} headers", f"at most {LONGEST_HEADERS} bytes in all")
+    for name, value in read.headers.items():
+        if not name or not name.isprintable() or not value.isprintable():
+            raise BadInput("headers", {name: value}, "printable text for both name and value")
+
+
+def _next_wakes(_: str, outcomes: Sequence[Settlement], bounds: Bounds) -> None:
+    for one in outcomes:
+        if one.wake is None:
+            if one.verdict is Verdict.RETRY or one.verdict is Verdict.DEFER:
+                raise BadInput("wake", None, f"an instant or a length: {one.verdict.value} needs one")
+        elif one.verdict is Verdict.DONE:
+            _ids("next_id", [one.next_id], bounds)
+
+
+def _wants(field: str, all_wants: Sequence[Mapping[Topic, int]], bounds: Bounds) -> None:
+    for wants in all_wants:
+        for topic, want in wants.items():
+            if not 0 <= want <= MOST:
+                raise BadInput(f"{field}[{topic!r}]", want, f"a number from 0 to {MOST}")
+        if sum(wants.values()) > MOST:
+            raise BadInput(field, sum(wants.values()), f"at most {MOST} in all")
+    _collections(_topics, field, all_wants, bounds)
+
+
+def _pages(field: str, pages: Sequence[Page], _: Bounds) -> None:
+    for page in pages:
+        if page.limit < 0 or (page.cursor is not None and len(page.cursor) > _LONGEST_CURSOR):
+            raise BadInput(field, page.limit, "a limit of at least 0, and the cursor of the page before")
+
+
+def _minutes(_: str, ranges: Sequence[tuple[int, int]], bounds: Bounds) -> None:
+    for first, last in ranges:
+        if not 0 <= first <= last < first + MOST_MINUTES or last > LAST_INSTANT // 60_000:
+            raise BadInput("minutes", (first, last), f"minutes since the epoch, at most {MOST_MINUTES} of them")
+
+
+_REF: Fields = {"topic": _topics, "key": _names}
+_LEASE: Fields = {**_REF, "token": _tokens}
+_TASK: Fields = {
+    **_REF, "group": _names, "id": _ids, "due": _dues, "deadline": _instants, "payload": _payloads, "options": _options
+}  # fmt: skip
+_CHANGE: Fields = {
+    **_REF, "id": _ids, "due": _dues, "if_token": _tokens, "keep_until": _instants, "deadline": _instants
+}  # fmt: skip
+_SETTLEMENT: Fields = {**_LEASE, "wake": _dues, "keep_until": _instants, "error": _texts, "": _next_wakes}
+_EVENT: Fields = {
+    **_REF, "id": _ids_if_any, "at": _instants, "what": _texts, "who": _persons, "attempt": _attempts,
+    "was": _edges, "wake_at": _edges,
+}  # fmt: skip
+_FILTER: Fields = {"topic": _topics, "group": _names, "wake_from": _edges, "wake_before": _edges}
+_WANTS: Fields = {"wants": _wants, "holder": _names, "lasts": _lease_lengths}
+_EDGES: Fields = {"edges": partial(_collections, _edges), "topics": partial(_collections, _topics)}
+_PRESENCE: Fields = {"holder": _names, "topics": partial(_collections, _topics), "lasts": _lengths}
+_PAUSE: Fields = {"topic": _topics, "who": _persons}
+
+
+# --- access
+
+
+def _on(verb: str) -> Callable[[Any], Needs]:
+    """The verb, on the topic of each item."""
+    return lambda request: {verb: {item.topic for item in (request.items if isinstance(request, Batch) else request)}}
+
+
+def _on_one(verb: str, topic: Topic | None) -> Needs:
+    """The verb, on this topic or over all."""
+    return {verb: None if topic is None else [topic]}
+
+
+def _for_change(batch: Batch[Change]) -> Needs:
+    """To move to another time is not to fire, whatever it says."""
+    needs: dict[str, set[Topic]] = {}
+    for change in batch.items:
+        if isinstance(change, Move):
+            fires = change.verb == "fire_now" and change.due == In(0) and change.deadline is None
+            verb = "fire" if fires else "reschedule"
+        else:
+            verb = "cancel" if isinstance(change, Cancel) else "redrive"
+        needs.setdefault(verb, set()).add(change.topic)
+    return needs
+
+
+def _nothing(_: object) -> Needs:
+    """Everybody may ask; the answer has only what the caller may see."""
+    return {}
+
+
+# --- the table
+
+ADD = Operation("add", Batch[NewTask], list[Answer | None], _on("schedule"), _TASK, once=True)
+CHANGE = Operation("change", Batch[Change], list[Answer | None], _for_change, _CHANGE, once=True)
+SETTLE = Operation("settle", Batch[Settlement], list[bool | None], _on("work"), _SETTLEMENT, once=True)
+EXTEND = Operation("extend", Batch[Lease], list[bool | None], _on("work"), _LEASE, once=True)
+LEASE = Operation("lease", wire.LeaseRequest, Leased, lambda request: {"work": request.wants}, _WANTS, once=True)
+PURGE = Operation("purge", int, int, _nothing, {}, once=True)
+RECORD = Operation("record", list[Event], NoneType, _on("work"), _EVENT, once=True)
+PAUSE = Operation("pause", wire.PauseRequest, bool, lambda request: _on_one("admin", request.topic), _PAUSE, once=True)
+RESUME = Operation("resume", wire.PauseRequest, bool, PAUSE.needs, _PAUSE, once=True)
+GET = Operation("get", list[Ref], list[Record | None], _on("read"), _REF)
+FIND = Operation(
+    "find", wire.FindRequest, Found, lambda request: _on_one("read", request.where.topic),
+    {"where": partial(_each, _FILTER), "page": _pages},
+)  # fmt: skip
+TALLY = Operation("tally", wire.TallyRequest, FlatTally, lambda request: {"read": ()}, _EDGES)
+MINUTES = Operation("minutes", tuple[int, int], Raw, lambda _: {"read": None}, {"": _minutes})
+ANNOUNCE = Operation(
+    "announce", wire.AnnounceRequest, dict[str, list[Topic]], lambda request: {"work": request.topics}, _PRESENCE
+)
+EVENTS = Operation(
+    "events", wire.EventsRequest, list[Event], lambda request: _on_one("events", request.ref and request.ref.topic),
+    {"ref": partial(_each, _REF)},
+)  # fmt: skip
+PAUSED = Operation("paused", NoneType, list[Pause], _nothing, {})
+TIME = Operation("time", NoneType, NoneType, _nothing, {})
+
+OPERATIONS: Mapping[str, Operation[Any, Any]] = {
+    operation.name: operation
+    for operation in (
+        ADD, CHANGE, SETTLE, EXTEND, LEASE, PURGE, RECORD, PAUSE, RESUME,
+        GET, FIND, TALLY, MINUTES, ANNOUNCE, EVENTS, PAUSED, TIME,
+    )
+}  # fmt: skip
+LISTEN = Operation("listen", list[Topic], NoneType, lambda topics: {"work": topics}, {"": _topics})
+"""Answered by a stream of wakes, and so no part of the table."""

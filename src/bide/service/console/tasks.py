@@ -1,0 +1,337 @@
+"""Tasks: search by topic, key, group, state and time, page by page, and what may be done with those that were found.
+
+The address is the whole state of the page, so that it can be shared. Pages are keyset pages, each read from an index.
+Nothing is counted by looking through tasks: where an index counts what matches, the number is shown, and else only that
+there are more.
+
+Two lists have no index of their own. A viewer who may read some topics only gets these one after another. And a list
+that is narrowed within a group is read task by task, so many to a page at most: such a page may show fewer, and still
+go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, as_datetime
+from bide.core.names import check_name, check_topic
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.engine.client import Client
+from bide.engine.looks import Look
+from bide.engine.pauses import Pause, Pauses
+from bide.engine.peaks import summed
+from bide.service.authz import Verb
+from bide.service.console.actions import possible
+from bide.service.console.page_request import DUE, Answer, Route, Shared, Visit, filter_given
+from bide.service.console.rendering import address
+from bide.service.console.sanitize import inert_line, isolated
+from bide.service.console.task import TaskPage
+from bide.service.replies import Reply
+
+LIMITS = (50, 200, 1_000)
+_LOOKED_AT = 4_000
+"""Tasks of a group that are looked at for one page."""
+_MOST_TOPICS = 200
+"""Topics in which a key is looked up."""
+
+
+class Search(NamedTuple):
+    """What somebody searches for."""
+
+    where: Filter
+    key: str
+    """An exact key; empty: any."""
+    due: bool
+    """Only what waits and is due."""
+    limit: int
+    cursor: str
+
+    @property
+    def anything(self) -> bool:
+        """Whether nothing narrows it."""
+        return self.where == Filter() and not self.key
+
+
+class Result(NamedTuple):
+    """One page of what was found."""
+
+    tasks: Sequence[Record]
+    cursor: str
+    """Of the next page; empty: this is the last."""
+    passed: int = 0
+    """Tasks that were looked at and did not match, where that was done one by one."""
+    left_out: Sequence[Record] = ()
+    """Those of the key that the other conditions leave out."""
+
+
+def search_of(visit: Visit) -> Search:
+    """What an address asks for. Raises BadInput."""
+    key = visit.exact("key")
+    where = filter_given(visit)
+    if where.topic is not None:
+        check_topic(where.topic)
+    limit = visit.whole("limit", LIMITS[0], least=1, most=LIMITS[-1])
+    due = visit.given("state") == DUE
+    return Search(where, check_name("key", key) if key else "", due, limit, visit.given("cursor"))
+
+
+async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> Result:
+    """One page; `topics`: all that are known and that they may read. Raises BadInput, Forbidden, StoreError."""
+    where = asked.where
+    visit.check(Verb.READ, where.topic if where.topic is not None or visit.may(Verb.READ, None) else _some(visit))
+    if asked.key:
+        in_topics = [where.topic] if where.topic is not None else topics[:_MOST_TOPICS]
+        found = await _by_key(visit.client, asked, in_topics)
+    else:
+        one_by_one = None if where.topic is not None or visit.may(Verb.READ, None) else topics
+        found = await _page(visit.client, asked, one_by_one)
+    visible = visit.caller.visible
+    return found._replace(tasks=visible(found.tasks), left_out=visible(found.left_out))
+
+
+def _some(visit: Visit) -> str | None:
+    """A topic that they may read, to tell whoever may read none."""
+    if Verb.READ not in visit.caller.verbs or not visit.caller.topics:
+        return None
+    return next((topic for topic in visit.caller.topics if visit.may(Verb.READ, topic)), None)
+
+
+async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> Result:
+    found = [task.record for task in await client.get_many([Ref(topic, asked.key) for topic in topics]) if task]
+    fits = [one for one in found if asked.where.admits(one)]
+    return Result(fits, "", left_out=[one for one in found if one not in fits])
+
+
+class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Where a page ended."""
+
+    topic: str = ""
+    """Of a list topic by topic: the one that it is in."""
+    cursor: str | None = None
+    """The store's own."""
+    after: tuple[str, str] | None = None
+    """Of a list that is narrowed task by task: the last (topic, key) of the store's page that was looked at."""
+
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(_Place).decode
+
+
+def _write(place: _Place) -> str:
+    return base64.urlsafe_b64encode(_encode(place)).decode().rstrip("=")
+
+
+def _read(text: str) -> _Place:
+    if not text:
+        return _Place()
+    try:
+        return _decode(base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
+    except (ValueError, msgspec.MsgspecError):
+        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
+
+
+async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -> Result:
+    place = _read(asked.cursor)
+    if topics is None:
+        return await _of_one(client, asked, asked.where, place)
+    tasks: list[Record] = []
+    passed = 0
+    for topic in sorted(topics):
+        if topic < place.topic:
+            continue
+        start = place if topic == place.topic else _Place(topic)
+        left = asked._replace(limit=asked.limit - len(tasks))
+        found = await _of_one(client, left, replace(asked.where, topic=topic), start)
+        tasks += found.tasks
+        passed += found.passed
+        if found.cursor:
+            return Result(tasks, found.cursor, passed)
+        if len(tasks) >= asked.limit:
+            later = [one for one in topics if one > topic]
+            return Result(tasks, _write(_Place(min(later))) if later else "", passed)
+    return Result(tasks, "", passed)
+
+
+async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -> Result:
+    """A page of one list of the store."""
+    topic = place.topic
+    narrowed = where.state is not None or where.wake_from is not None or where.wake_before is not None
+    if where.group is None or not narrowed:
+        found = await client.find_page(where, Page(limit=asked.limit, cursor=place.cursor))
+        return Result(found.tasks, _write(_Place(topic, found.cursor)) if found.cursor else "")
+    wide = Filter(topic=where.topic, group=where.group)
+    tasks: list[Record] = []
+    looked_at = 0
+    cursor, after = place.cursor, place.after
+    while True:
+        page: Found = await client.find_page(wide, Page(limit=max(asked.limit, LIMITS[1]), cursor=cursor))
+        for record in page.tasks:
+            if after is not None and record.ref <= after:
+                continue  # it was on the page before
+            if where.admits(record):
+                if len(tasks) == asked.limit:
+                    return Result(tasks, _write(_Place(topic, cursor, after)), looked_at - len(tasks))
+                tasks.append(record)
+            looked_at += 1
+            after = record.ref
+        cursor, after = page.cursor, None
+        if cursor is None or looked_at >= _LOOKED_AT:
+            return Result(tasks, _write(_Place(topic, cursor)) if cursor else "", looked_at - len(tasks))
+
+
+def countable(asked: Search) -> bool:
+    """Whether counts by topic, state and time tell how many match."""
+    return not asked.key and asked.where.group is None
+
+
+def waits(asked: Search) -> bool:
+    """Whether it asks for what waits within a time: which is what a forecast counts."""
+    where = asked.where
+    return where.state is State.WAITING and (where.wake_from is not None or where.wake_before is not None)
+
+
+FIELDS = ("topic", "key", "group", "state", "wake_from", "wake_before", "limit")
+_MOST_COUNTED = 100
+"""Topics up to which what waits within a time is counted."""
+_MOST_NAMED = 200
+
+
+class TasksPage:
+    """The list, and with it the page of one task."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._app = shared.app
+        self._tally: Look[Tally] = Look(self._app.tally, every=5.0)
+        self._paused: Look[Mapping[str, Pause]] = Look(self._look_for_pauses, every=2.0, share=0.1)
+        self._task = TaskPage(shared, self._paused)
+
+    def routes(self) -> Mapping[Route, Answer]:
+        """By method and path."""
+        return {("GET", "/tasks"): self._page, **self._task.routes()}
+
+    async def close(self) -> None:
+        """Nothing runs in the background but looks that somebody waits for."""
+        await self._tally.close()
+        await self._paused.close()
+
+    async def _look_for_pauses(self) -> Mapping[str, Pause]:
+        pauses = Pauses(self._app.store, self._app.clock)
+        await pauses.look()
+        return pauses.topics
+
+    async def _page(self, visit: Visit) -> Reply:
+        if Verb.READ not in visit.caller.verbs:
+            visit.check(Verb.READ, None)
+        tally, paused = await asyncio.gather(self._tally.get(), self._paused.get())
+        topics = _readable(visit, tally)
+        given = {name: visit.exact(name) for name in FIELDS}
+        try:
+            asked = search_of(visit)
+            found = await search(visit, asked, topics)
+            if asked.key and asked.where.topic is None and not found.tasks and self._tally.age > 1.0:
+                tally = await self._tally.fresh()  # its topic may be new
+                topics = _readable(visit, tally)
+                found = await search(visit, asked, topics)
+        except BadInput as error:
+            return visit.page(
+                "tasks.html", status=422, given=given, topics=topics[:_MOST_NAMED], asked=None, rows=(), paused=paused,
+                wrong=_wrong(visit, error),
+            )  # fmt: skip
+        held = {name: text for name, text in given.items() if text}
+        shown = sorted({record.topic for record in found.tasks})
+        return visit.page(
+            "tasks.html",
+            given={**given, **_times(visit, asked)},
+            topics=topics[:_MOST_NAMED],
+            asked=asked,
+            wrong="",
+            found=found,
+            rows=found.tasks,
+            count=await self._count(asked, found, tally, topics),
+            paused=paused,
+            first=address("/tasks", **held) if asked.cursor else "",
+            following=address("/tasks", **held, cursor=found.cursor) if found.cursor else "",
+            all_address=address("/tasks", **held, cursor=asked.cursor, chosen="all"),
+            all_chosen=visit.given("chosen") == "all",
+            verbs=possible(visit, given["state"].strip(), shown),
+            matching=_fields_of(visit, asked),
+            keep=self._app.terms.retention_of(asked.where.topic or ""),
+            alike=_alike(given["topic"], topics),
+            widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
+        )
+
+    async def _count(self, asked: Search, found: Result, tally: Tally, topics: Sequence[Topic]) -> Count | None:
+        """How many match: exact where this page is all of them or an index counts them; None: that is not known."""
+        if not asked.cursor and not found.cursor:
+            return Count(len(found.tasks))
+        if not countable(asked):
+            return None
+        where = asked.where
+        wanted = [where.topic] if where.topic is not None else topics
+        if where.wake_from is None and where.wake_before is None:
+            states = State if where.state is None else (where.state,)
+            return summed(tally.counts.get((topic, state), Count(0)) for topic in wanted for state in states)
+        if not waits(asked) or len({topic for topic, _ in tally.counts}) > _MOST_COUNTED:
+            return None
+        last = LAST_INSTANT if where.wake_before is None else where.wake_before
+        edges = (where.wake_from or 0, max(last, where.wake_from or 0))
+        forecast = (await self._app.tally([as_datetime(edge) for edge in edges])).forecast
+        return summed(count for topic in wanted for count in forecast.get(topic, ()))
+
+
+_NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
+          "wake_before": "and before", "limit": "A page has"}  # fmt: skip
+"""What the form calls its fields."""
+
+
+def _wrong(visit: Visit, error: BadInput) -> str:
+    """What is not accepted, in the form's own words."""
+    name, given = visit.say(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
+    return visit.say("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
+                     accepted=inert_line(visit.say(error.accepted)))  # fmt: skip
+
+
+def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
+    """Topics that somebody may have meant who gave a part of one."""
+    part = text.strip().lower()
+    return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
+
+
+def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
+    """What the fields for times show of an address that names them in UTC: the same in the viewer's zone."""
+    phrases = visit.phrases
+    times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
+    shown = {
+        name: phrases.field(at) for name, at in times.items() if at is not None and visit.given(name).endswith("Z")
+    }
+    return {name: text for name, text in shown.items() if phrases.read_time(text, name) == times[name]}
+
+
+def _readable(visit: Visit, tally: Tally) -> list[Topic]:
+    """The topics that there are and that they may read."""
+    return sorted({topic for topic, _ in tally.counts if visit.may(Verb.READ, topic)})
+
+
+def _fields_of(visit: Visit, asked: Search) -> Mapping[str, str]:
+    """The filter for a form that means all that match: its times are instants, and do not pass while it is open."""
+    where = asked.where
+    if asked.key:
+        return {}
+    return {
+        name: text
+        for name, text in (
+            ("topic", where.topic),
+            ("state", None if where.state is None else where.state.value),
+            ("group", where.group),
+            ("wake_from", None if where.wake_from is None else visit.phrases.utc(where.wake_from)),
+            ("wake_before", None if where.wake_before is None else visit.phrases.utc(where.wake_before)),
+        )
+        if text is not None
+    }
