@@ -14,9 +14,9 @@ from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown
 from bide.core.records import Filter, In, Record, Ref, Result
-from bide.stores.mysql import schema
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.queries import Names
+from bide.stores.mysql.schema import SCHEMA
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, NOW, lease, listed, look, new, put
 
@@ -59,7 +59,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
     """Without tables yet, it is what is reached after the answer was lost: the primary knows what was done."""
     primary, empty = mariadb_server(), mariadb_server(options={"read-only": "1"})
     async with FaultProxy(HOST, primary.port) as proxy:
-        await schema.migrate(primary.url)
+        await SCHEMA.migrate(primary.url)
         url = f"mysql://{USER}@{HOST}:{proxy.port},{HOST}:{empty.port}/{DATABASE}"
         store = await open_store(url, migrate=False, clock="server")
         await put(store, new("first", due=In(0)))

@@ -32,7 +32,7 @@ async def ask(url: str, text: str) -> list[Rows]:
     try:
         return await connection.ask(text.format(f"`{address.schema}`.bide"))
     finally:
-        await connection.close(within=5)
+        await connection.end(within=5)
 
 
 async def lines(url: str) -> int:

@@ -18,7 +18,7 @@ from bide.stores import floors
 from bide.stores.postgres import bounds
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.bounds import Asked, Bounds, Reach
-from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
+from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.testing.store_suite.acts import NOW, lease, new, put_one
 
 WHOLE = Reach([0], [0], [0], True)

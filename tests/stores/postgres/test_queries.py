@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.connecting import SESSION, connect
 from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.acts import NOW
 
 ROWS = 30_000
@@ -72,7 +72,7 @@ TABLES = {"task"}
 @asynccontextmanager
 async def survey(url: str) -> AsyncIterator[Surveyed]:
     """A connection as the store has it, to tables that are empty and that nobody analyzes."""
-    await schema.migrate(url)
+    await SCHEMA.migrate(url)
     address = address_of(url)
     made = await connect(address, within=10)
     names = Names(address.schema, address.prefix)

@@ -17,12 +17,14 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Due, NewTask, Result, State, Token
 from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.mysql.connecting import Rows
-from bide.stores.mysql.errors import Again, Taken, meaning
-from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.errors import meaning
+from bide.stores.mysql.journaled_connection import Call, Repeated
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.queries import returns_tokens
 from bide.stores.mysql.statements import Code, Quote, escaped
 from bide.stores.mysql.statements import rows as tuples
+from bide.stores.sql.errors import Again, Taken
+from bide.stores.sql.journaled_connection import Runs
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
@@ -120,7 +122,7 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
 
-    return await lane.run(insert, inserted, adding=True, apart=True)
+    return await lane.run(insert, inserted, past=insert, adding=True)
 
 
 async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]:
@@ -315,7 +317,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, _answers.decode(row.answer or b"\x90"), row)
 
-    return await lane.run(decide, decided_before, adding=True, apart=True)
+    return await lane.run(decide, decided_before, past=decide, adding=True)
 
 
 async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> Any:

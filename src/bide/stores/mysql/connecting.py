@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,8 +12,11 @@ from typing import Any
 import asyncmy
 from asyncmy.errors import MySQLError
 
-from bide.stores.mysql.address import Address
-from bide.stores.mysql.errors import UNREADABLE, Broken, Lost, NotSent, meaning, said
+from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.errors import AWAY, UNREADABLE, Broken, meaning, said
+from bide.stores.mysql.queries import Names
+from bide.stores.sql.dialect import Dialect
+from bide.stores.sql.errors import Lost, NotSent
 from bide.stores.urls import unreached
 
 Rows = Sequence[Sequence[Any]]
@@ -114,6 +118,10 @@ class Connection:
             raise Broken("an earlier transaction has left it in another database or role")
         self.place = place
 
+    async def rollback(self) -> None:
+        """Undo what is not committed."""
+        await self.ask("ROLLBACK")
+
     async def reset(self) -> None:
         """What a handler has set, locked or made in its session is not the next one's. One round trip."""
         try:
@@ -140,7 +148,7 @@ class Connection:
             transport.abort()
         driver.close()
 
-    async def close(self, *, within: float) -> None:
+    async def end(self, *, within: float) -> None:
         """In order, as far as that is possible."""
         with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
             async with asyncio.timeout(within):
@@ -201,3 +209,6 @@ async def _connect(address: Address, host: str, port: int, tls: Any, *, within: 
         connection.drop()
         raise
     return connection
+
+
+MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, AWAY, Names)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.floors import SLACK
+from bide.stores.sql.scan_position import SLACK
 
 DEAR = 0.005
 """Seconds from which on a whole look is dear."""

@@ -10,9 +10,10 @@ from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.connecting import Connection
 from bide.stores.mysql.ear import POLL
-from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.schema import MIGRATIONS, found_version
+from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.schema import SCHEMA
 from bide.stores.server_time import ServerTime
+from bide.stores.sql.journaled_connection import Runs
 
 _LONG = 600
 """Seconds of a transaction after which the remains of what was leased have been kept for too long."""
@@ -55,8 +56,8 @@ async def _server(connection: Connection, address: Address) -> Finding:
 
 
 async def _schema(connection: Connection, address: Address) -> Finding:
-    found = await found_version(connection, address)
-    ok = found >= MIGRATIONS.wanted
+    found = await SCHEMA.version(connection, address)
+    ok = found >= SCHEMA.wanted
     return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 

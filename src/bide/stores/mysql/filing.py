@@ -22,7 +22,7 @@ from bide.core.instants import Millis
 from bide.core.records import Token, Topic
 from bide.stores.batches import slices
 from bide.stores.mysql.connecting import Rows
-from bide.stores.mysql.lane import Call
+from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.statements import Code, Quote, held, literal
 from bide.stores.mysql.statements import rows as tuples
 
@@ -122,7 +122,7 @@ def file_anew(call: Call, expired: Expired, left: Sequence[StillLeased], there: 
 
 def _caller(call: Call) -> str:
     """A task may be on file twice, and be the first in both: so what each call files has a name of its own."""
-    return f"{call.me}:{call.number}"
+    return f"{call.caller}:{call.number}"
 
 
 def _written(call: Call, lines: Sequence[tuple[Any, ...]]) -> list[bytes]:

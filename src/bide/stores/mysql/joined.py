@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.stores.batches import Conflicts
-from bide.stores.borrowed import Driver, MysqlDriver
-from bide.stores.mysql import adding, errors, operations, reading
+from bide.stores.driver_adapters import Driver, MysqlDriver
+from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.connecting import Connection, Rows
-from bide.stores.mysql.errors import Fewer, Taken, by_code, meaning, said
-from bide.stores.mysql.lane import Call
+from bide.stores.mysql.errors import by_code, meaning, said
+from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE
+from bide.stores.mysql.reading import MySqlReads
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
-from bide.stores.server_joined import CallersVerbs, ServerVerbs, Within, Work
-from bide.stores.whole import Known, Whole
+from bide.stores.sql.errors import Fewer, Taken
+from bide.stores.sql.joined import CallersVerbs, ServerVerbs, Within, Work
+from bide.stores.sql.savepoint import Known, Whole
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -74,11 +75,14 @@ class JoinedCall(Call):
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
         return []
 
-    def begin_snapshot(self) -> None:
+    def ending(self) -> list[bytes]:
+        return []
+
+    async def begin_snapshot(self) -> None:
         """The transaction's own isolation level says what is seen."""
 
-    def commit(self) -> list[bytes]:
-        return []
+    async def commit(self) -> None:
+        """Whoever began it will."""
 
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
@@ -133,13 +137,13 @@ class _Within(Within):
 class JoinedVerbs(ServerVerbs):
     """The verbs on a connection of any of the drivers."""
 
-    kinds: ClassVar[ModuleType] = errors
     accepted = ACCEPTED
     _place = "server"
     _at_once = _AT_ONCE
     _within = _Within
     _operations = operations
     _reading = reading
+    _reads = MySqlReads
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(partial(adding.add, conflicts=Conflicts()), tasks, now, adding=True)

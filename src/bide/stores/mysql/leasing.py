@@ -16,15 +16,16 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.floors import SLACK, Floors
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.filing import AT_ONCE as FILES
 from bide.stores.mysql.filing import Expired, File, Pair, close, decode_pairs, file, file_anew, look_up, read_expired
-from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.scan_position import SLACK, ScanPositions
 
 MOST = 1_000_000
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
@@ -80,7 +81,7 @@ class Expected:
 
 async def lease(
     lane: Runs,
-    floors: Floors,
+    floors: ScanPositions,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -116,7 +117,7 @@ async def lease(
 
 async def _lease(
     lane: Runs,
-    floors: Floors,
+    floors: ScanPositions,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -153,7 +154,7 @@ async def _lease(
             ]  # fmt: skip
             room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
             heads = _heads(call, room, depth)
-            end = call.commit()
+            end = call.ending()
             if dues or call.again:
                 end = call.pass_gate(max(tokens, default=0), _encode(pairs))
             tasks: list[Record] = []
@@ -264,7 +265,7 @@ def _statements(call: Call, numbers: list[int], micros: int, until: Millis, hold
     return [call.write("lease_tasks", these=rows, micros=micros, until=until, holder=filled(holder))]
 
 
-def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
+def _depth(call: Call, floors: ScanPositions, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
     """From where on to look."""
     since, thorough = floors.ask(topics, about)
     if thorough:
@@ -312,7 +313,7 @@ def _next_wake(
 
 
 def _note(
-    floors: Floors,
+    floors: ScanPositions,
     expected: Expected,
     counts: Mapping[Topic, int],
     room: list[Topic],
@@ -348,7 +349,7 @@ async def _again(row: Repeated, call: Call) -> Leased:
     return Leased([held[number] for number in tokens if number in held], row.now, row.now)
 
 
-async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> None:
+async def look_whole(lane: MySqlConnection, depths: Depths, topics: Sequence[Topic]) -> None:
     """From the very start, where that takes long: only reads, and says what comes first."""
 
     async def work(call: Call) -> None:
@@ -363,7 +364,7 @@ async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> Non
 
 
 async def _look(
-    lane: Runs, floors: Floors, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    lane: Runs, floors: ScanPositions, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
 ) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)

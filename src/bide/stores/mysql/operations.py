@@ -28,13 +28,14 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.batches import Named, earliest, rounds
-from bide.stores.mysql.errors import Fewer
 from bide.stores.mysql.filing import FileName, close
-from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.rows import ROW, record_of, settled_values
 from bide.stores.mysql.statements import held, listed, these
 from bide.stores.mysql.statements import rows as tuples
+from bide.stores.sql.errors import Fewer
+from bide.stores.sql.journaled_connection import Runs
 
 Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], None]
@@ -160,7 +161,7 @@ async def _settle_done(lane: Runs, known: Settling, now: Millis | None) -> list[
     async def deleted(row: Repeated, call: Call) -> list[bool]:
         return [True] * count
 
-    answers = await lane.run(delete, deleted, apart=True)
+    answers = await lane.run(delete, deleted, past=delete)
     known.settled()
     return answers
 
@@ -214,7 +215,7 @@ async def _decided(
                 await call.send(*statements)
         return decided
 
-    decided: list[Decision] = await lane.run(work, repeated, apart=True)
+    decided: list[Decision] = await lane.run(work, repeated, past=work)
     return decided
 
 
@@ -276,7 +277,7 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(lane: MySqlConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
     """Keep each lease for so long from now on."""
     asked = _holds(leases)
 
@@ -285,15 +286,15 @@ async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts:
         for topic, holds in asked:
             keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
             named = {"topic": topic, "keys": keys, "holds": pairs}
-            statements.append(call.write("file_shortened", **named, lasts=lasts, me=call.me))
+            statements.append(call.write("file_shortened", **named, lasts=lasts, me=call.caller))
             statements.append(call.write("extend_leases", **named, lasts=lasts))
             statements.append(call.write("held", **named))
-        [_, *answers] = await call.timed(*statements, *call.commit())
+        [_, *answers] = await call.timed(*statements, *call.ending())
         return {
             (topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"), token)
             for rows in answers
             for topic, key, token in rows
         }
 
-    held = await lane.repeat(work, apart=True)
+    held = await lane.repeat(work, past=work)
     return [tuple(lease) in held for lease in leases]

@@ -13,24 +13,25 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.records import Topic
 from bide.stores.batches import Named
-from bide.stores.held import Held
-from bide.stores.mysql.errors import Locked, meaning
-from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.errors import meaning
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
+from bide.stores.sql.errors import Locked
+from bide.stores.sql.locked_rows import RowLocked
 
 Name = tuple[Topic, str]
 _AT_ONCE = 200
 
 
 async def go_past(
-    lane: Lane,
-    probe: Lane,
+    lane: MySqlConnection,
+    probe: MySqlConnection,
     asked: Sequence[Any],
-    ask: Callable[[Lane, Sequence[Any]], Awaitable[list[Any]]],
+    ask: Callable[[MySqlConnection, Sequence[Any]], Awaitable[list[Any]]],
     *,
     known: Collection[Name] = (),
     waiting: bool = True,
 ) -> list[Any]:
-    """What `ask` answers, and Held for each that is locked.
+    """What `ask` answers, and RowLocked for each that is locked.
 
     `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the lane `probe`.
     """
@@ -44,7 +45,7 @@ async def go_past(
                 locked = await find_locked(probe, [asked[place] for place in left])
             for place in left:
                 if (asked[place].topic, asked[place].key) in locked:
-                    answers[place] = Held("an open transaction of somebody else's keeps the task locked")
+                    answers[place] = RowLocked("an open transaction of somebody else's keeps the task locked")
             left = [place for place in left if answers[place] is None]
             if not left:
                 break
@@ -54,7 +55,7 @@ async def go_past(
             for place, answer in zip(left, await ask(lane, [asked[place] for place in left]), strict=True):
                 answers[place] = answer
             break
-        except Locked as error:
+        except RowLocked as error:
             if not waiting and time.monotonic() >= ends:
                 raise StoreUnavailable(str(error)) from error
             waiting, locked = False, set()
@@ -67,7 +68,7 @@ async def go_past(
     return answers
 
 
-async def find_locked(lane: Lane, asked: Sequence[Named]) -> set[Name]:
+async def find_locked(lane: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
     """Those of these tasks that somebody else has locked, also one that is just being inserted."""
     names = sorted({(one.topic, one.key) for one in asked})
 

@@ -19,17 +19,19 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Leased, NewTask, Settlement, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import slices
-from bide.stores.held import together
-from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
+from bide.stores.mysql import adding, diagnosis, keeping, leasing, operations, reading
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.joined import CallersConnection
-from bide.stores.mysql.lane import Lane
-from bide.stores.mysql.opened import Opened
+from bide.stores.mysql.journaled_connection import MySqlConnection
+from bide.stores.mysql.reading import MySqlReads
+from bide.stores.mysql.runtime import Opened
+from bide.stores.mysql.schema import SCHEMA
 from bide.stores.mysql.sizes import AT_ONCE, WITH_ERRORS, slices_of_new, too_large
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.mysql.transactions import Transactions
-from bide.stores.server_store import ServerStore
+from bide.stores.sql.locked_rows import together
+from bide.stores.sql.store import ServerStore
 
 
 class MySqlStore(ServerStore[Opened]):
@@ -42,8 +44,8 @@ class MySqlStore(ServerStore[Opened]):
 
     _operations = operations
     _reading = reading
-    _journal = journal
-    _schema = schema
+    _reads = MySqlReads
+    _schema = SCHEMA
     _tables = MySqlTable.each
     _address_of = address_of
     _at_once = AT_ONCE
@@ -89,7 +91,9 @@ class MySqlStore(ServerStore[Opened]):
         at_once = WITH_ERRORS if any(one.error for one in outcomes) else AT_ONCE
         return await self._write("settle", operation, outcomes, slices(outcomes, at_once), now)
 
-    async def _told(self, opened: Opened, operation: Any, now: Millis, lane: Lane, part: Sequence[Any]) -> list[Any]:
+    async def _told(
+        self, opened: Opened, operation: Any, now: Millis, lane: MySqlConnection, part: Sequence[Any]
+    ) -> list[Any]:
         told: dict[Topic, Millis] = {}
         answers: list[Any] = await operation(lane, part, self._now(now), self._about(now), told.update)
         if told:

@@ -22,11 +22,12 @@ from bide.core.table_source import NOT_CHANGED, UNREADABLE, VIEW, Sql, TableSour
 from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.connecting import Connection
-from bide.stores.mysql.errors import Again, Broken, Lost, NotSent, meaning, said
+from bide.stores.mysql.errors import Broken, meaning, said
 from bide.stores.mysql.table_connections import MySqlConnections
 from bide.stores.mysql.table_times import TableTimes, literal
 from bide.stores.named_queries import read_queries
-from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.sql.errors import Again, Lost, NotSent
+from bide.stores.sql.table import SILENCE, SOON, ServerTable, TableConnections
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _ALTERED = frozenset({1054, 1146, 1176, 1412})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from asyncmy.errors import MySQLError
 
 from bide.stores.mysql.connecting import AFRESH, Connection, connect
-from bide.stores.mysql.errors import Broken, NotSent
-from bide.stores.server_tables import SILENCE, SOON, TableConnections
+from bide.stores.mysql.errors import Broken
+from bide.stores.sql.errors import NotSent
+from bide.stores.sql.table import SILENCE, SOON, TableConnections
 
 
 class MySqlConnections(TableConnections):
@@ -33,4 +34,4 @@ class MySqlConnections(TableConnections):
         connection.drop()
 
     async def _end(self, connection: Connection) -> None:
-        await connection.close(within=SOON)
+        await connection.end(within=SOON)

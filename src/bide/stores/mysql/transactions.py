@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, ClassVar
-
-from asyncmy.errors import MySQLError
+from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Settlement
-from bide.stores.mysql import errors
-from bide.stores.mysql.connecting import connect
+from bide.stores.mysql.connecting import MYSQL, connect
 from bide.stores.mysql.joined import JoinedVerbs
-from bide.stores.mysql.lane import Call
+from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.leased_rows import LeasedRows, Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
-from bide.stores.server_joined import Joins
-from bide.stores.transactions import Lent, Own, OwnTransactions, ended
+from bide.stores.sql.joined import Joins
+from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 _IN_TRANSACTION = 1
 """The bit of the server's status that says so, as of its last answer."""
@@ -43,8 +39,7 @@ class OwnTransaction(Own, JoinedVerbs):
 class Transactions(OwnTransactions):
     """On asyncmy's connections."""
 
-    kinds: ClassVar[ModuleType] = errors
-    away = (MySQLError, errors.Broken, errors.NotSent, OSError, TimeoutError)
+    _dialect = MYSQL
 
     async def _connect(self, name: str) -> Lent:
         return Lent(await connect(self._address, within=self._silence, plain=True), name)
@@ -84,7 +79,7 @@ class Transactions(OwnTransactions):
         lent.connection.drop()
 
     async def _close(self, lent: Lent) -> None:
-        await lent.connection.close(within=self._silence)
+        await lent.connection.end(within=self._silence)
 
     def _joined(self, lent: Lent) -> OwnTransaction:
         return OwnTransaction(self._joins, lent.connection.driver, self._opened.leased)

@@ -11,9 +11,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Topic
 from bide.stores.batches import Conflicts, rounds, wakes_of
-from bide.stores.held import Held
-from bide.stores.postgres.errors import Taken
-from bide.stores.postgres.lane import Call, Row, Runs, Shut
+from bide.stores.postgres.journaled_connection import Call, Row
 from bide.stores.postgres.operations import (
     HELD,
     Places,
@@ -24,6 +22,9 @@ from bide.stores.postgres.operations import (
     lock,
 )
 from bide.stores.postgres.rows import packed, record_of
+from bide.stores.sql.errors import Shut, Taken
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.locked_rows import RowLocked
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -103,7 +104,7 @@ async def _apart(
     """
     try:
         await attempt(places)
-    except Held:
+    except RowLocked:
         tries[0] -= 1
         names: dict[tuple[Topic, str], Places] = {}
         for place in places:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple, Self
 
 import asyncpg
 
 from bide.core.errors import BadInput
-from bide.stores.postgres.address import Address
-from bide.stores.postgres.errors import Lost, NotSent, meaning
+from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.errors import AWAY, meaning
+from bide.stores.postgres.queries import Names
+from bide.stores.sql.dialect import Dialect
+from bide.stores.sql.errors import Lost, NotSent
 from bide.stores.urls import unreached
 
 PLANNER = {
@@ -49,7 +54,9 @@ class _Asked(NamedTuple):
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """Asks what arrays are once in a process, and not on each connection, for each statement with another one.
+    """One connection of the driver's, with what `sql.dialect.Connection` asks for.
+
+    It asks what arrays are once in a process, and not on each connection, for each statement with another one.
 
     That takes three round trips, and the server longer than many calls; so the first call of its kind in a process is
     done in half the time. Should the driver come to ask in another way, it asks each time.
@@ -58,6 +65,29 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
     settings = ""
     """Statements that make those that it was opened with."""
+
+    @property
+    def driver(self) -> Self:
+        return self
+
+    @property
+    def usable(self) -> bool:
+        return not self.is_closed()
+
+    async def ask(self, statement: str) -> None:
+        await self.execute(statement)
+
+    async def rollback(self) -> None:
+        if self.is_in_transaction():
+            await self.execute("ROLLBACK")
+
+    def drop(self) -> None:
+        with suppress(Exception):
+            self.terminate()
+
+    async def end(self, *, within: float) -> None:
+        with suppress(*AWAY):
+            await self.close(timeout=within)
 
     def get_reset_query(self) -> str:
         """For `reset`: what a handler has set, locked or made in its session is not the next one's. One round trip."""
@@ -99,3 +129,6 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         raise found from error
     except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
         raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
+
+
+POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, AWAY, Names)

@@ -6,9 +6,9 @@ from typing import Any
 
 from bide.ports import Finding
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.queries import Names
-from bide.stores.postgres.schema import MIGRATIONS, found_version
+from bide.stores.postgres.schema import SCHEMA
 from bide.stores.postgres.wakes import Hearing
 from bide.stores.server_time import ServerTime
 
@@ -18,7 +18,7 @@ _LONG = 600
 """Seconds of a transaction after which vacuum has been held back for too long."""
 
 
-async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
+async def diagnose(lane: PostgresConnection, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
     """Each look is one small query."""
     works = await hearing.works()
 
@@ -51,8 +51,8 @@ async def _server(connection: Any, address: Address) -> Finding:
 
 
 async def _schema(connection: Any, address: Address) -> Finding:
-    found = await found_version(connection, address)
-    ok = found >= MIGRATIONS.wanted
+    found = await SCHEMA.version(connection, address)
+    ok = found >= SCHEMA.wanted
     return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 

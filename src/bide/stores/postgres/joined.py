@@ -9,20 +9,21 @@ is made anew, and not kept from the day when the table was empty.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.stores.batches import AT_ONCE
-from bide.stores.borrowed import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import adding, errors, operations, reading
-from bide.stores.postgres.errors import Lost, by_code, meaning, said
-from bide.stores.postgres.lane import Call
-from bide.stores.server_joined import CallersVerbs, ServerVerbs
-from bide.stores.whole import Known, Whole
+from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
+from bide.stores.postgres import adding, operations, reading
+from bide.stores.postgres.errors import by_code, meaning, said
+from bide.stores.postgres.journaled_connection import Call
+from bide.stores.postgres.reading import PostgresReads
+from bide.stores.sql.errors import Lost
+from bide.stores.sql.joined import CallersVerbs, ServerVerbs
+from bide.stores.sql.savepoint import Known, Whole
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -81,12 +82,12 @@ class JoinedCall(Call):
 class JoinedVerbs(ServerVerbs):
     """The verbs on a connection of asyncpg's or psycopg's."""
 
-    kinds: ClassVar[ModuleType] = errors
     accepted = ACCEPTED
     _place = "database"
     _at_once = AT_ONCE
     _operations = operations
     _reading = reading
+    _reads = PostgresReads
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(adding.add, tasks, now, adding=True)

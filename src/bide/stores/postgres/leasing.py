@@ -9,11 +9,12 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
-from bide.stores.floors import Floors
 from bide.stores.postgres.bounds import LONGEST, SOON, Asked, Bounds, Reach
-from bide.stores.postgres.lane import Call, Lane, Row, Shut
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
+from bide.stores.sql.errors import Shut
+from bide.stores.sql.scan_position import ScanPositions
 
 _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""
@@ -26,8 +27,8 @@ _LATER: Millis = 20
 
 
 async def lease(
-    lane: Lane,
-    floors: Floors,
+    lane: PostgresConnection,
+    floors: ScanPositions,
     bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -54,8 +55,8 @@ async def lease(
 
 
 async def _lease(
-    lane: Lane,
-    floors: Floors,
+    lane: PostgresConnection,
+    floors: ScanPositions,
     bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -106,7 +107,7 @@ async def _lease(
 
 
 async def _reach(
-    call: Call, floors: Floors, bounds: Bounds, topics: list[Topic], since: list[Millis], *, thorough: bool
+    call: Call, floors: ScanPositions, bounds: Bounds, topics: list[Topic], since: list[Millis], *, thorough: bool
 ) -> Reach:
     """From where on a look that is to be thorough, or not, is to look."""
     if not thorough:
@@ -121,7 +122,9 @@ async def _reach(
     return reach
 
 
-def _taken(rows: list[Any], floors: Floors, looked: Bounds | None, wants: Mapping[Topic, int]) -> tuple[Leased, bool]:
+def _taken(
+    rows: list[Any], floors: ScanPositions, looked: Bounds | None, wants: Mapping[Topic, int]
+) -> tuple[Leased, bool]:
     """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked.
 
     `looked`: after a thorough look, who is told that too.
@@ -153,7 +156,7 @@ def _taken(rows: list[Any], floors: Floors, looked: Bounds | None, wants: Mappin
     return Leased(tasks, floors.sleep(wake, there, thorough=looked is not None), there), skipped
 
 
-def _taken_more(rows: list[Any], floors: Floors, topic: Topic, want: int) -> Leased:
+def _taken_more(rows: list[Any], floors: ScanPositions, topic: Topic, want: int) -> Leased:
     """The tasks, oldest first. If there are fewer than wanted, why is for the next look, at once, to see."""
     there = rows[0]["now"]
     if rows[0]["topic"] is None:
@@ -175,7 +178,7 @@ async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
     return Leased([record_of(one) for one in rows], there, there)
 
 
-async def look_whole(lane: Lane, bounds: Bounds, asked: Asked) -> None:
+async def look_whole(lane: PostgresConnection, bounds: Bounds, asked: Asked) -> None:
     """From the very start, where that takes long: only reads, and says what comes first."""
     nothing = [0] * len(asked.topics)
 
@@ -193,7 +196,12 @@ async def look_whole(lane: Lane, bounds: Bounds, asked: Asked) -> None:
 
 
 async def look(
-    lane: Lane, floors: Floors, bounds: Bounds, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    lane: PostgresConnection,
+    floors: ScanPositions,
+    bounds: Bounds,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
 ) -> Leased:
     """Only the next wake."""
     topics = sorted(wants)

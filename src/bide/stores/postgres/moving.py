@@ -12,8 +12,10 @@ from bide.core.answers import Answer
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Move, Result
 from bide.stores.batches import rounds
-from bide.stores.postgres.lane import Call, Runs, Shut
+from bide.stores.postgres.journaled_connection import Call
 from bide.stores.postgres.rows import BYTES, packed, record_of
+from bide.stores.sql.errors import Shut
+from bide.stores.sql.journaled_connection import Runs
 
 _OFTEN_ALIKE = (0, 3)
 """Topic, relative."""
@@ -25,7 +27,7 @@ async def move(
 ) -> None:
     """Fill in the answers of those that apply; of a task that comes twice the second is left to whoever looks first.
 
-    Raises Held: one of them was locked, and nothing was done.
+    Raises RowLocked: one of them was locked, and nothing was done.
     """
     places = rounds(moves)[0]
     arguments = _arguments(moves, places)

@@ -30,10 +30,12 @@ from bide.core.records import (
 )
 from bide.core.texts import storable
 from bide.stores.batches import Named, earliest, rounds, wakes_of
-from bide.stores.held import Held
-from bide.stores.postgres.lane import Call, Lane, Runs, Shut
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.moving import move
 from bide.stores.postgres.rows import columns, once, record_of, values_of
+from bide.stores.sql.errors import Shut
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.locked_rows import RowLocked
 
 _LEASE_COLUMNS = 3
 
@@ -41,7 +43,7 @@ Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
 
-HELD = Held("an open transaction of somebody else's keeps the task locked; nothing was done")
+HELD = RowLocked("an open transaction of somebody else's keeps the task locked; nothing was done")
 """In the place of an answer."""
 encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None])
@@ -80,7 +82,7 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
         said = tell(wakes_of(moves, about))
         try:
             await move(lane, moves, answers, now, said)
-        except Held:  # not done: one of them was locked for longer than a lock is waited for
+        except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
             locked, tell = True, lambda wakes: said  # which counts as told, and was not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
@@ -292,7 +294,7 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
+async def extend(lane: PostgresConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)

@@ -7,7 +7,7 @@
 -- call sent again waits for the end of the first one.
 --
 -- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
--- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`lane`);
+-- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`journaled_connection`);
 -- and rows that were locked are found again by their place (ctid).
 
 -- name: insert_tasks
@@ -394,14 +394,14 @@ SELECT now, micros, tokens, topics, keys, (
 FROM gate, clock, answer
 
 -- name: repeated
-SELECT now, tokens, topics, keys, answer, number FROM {caller} WHERE name = $1
+SELECT number, now, tokens, topics, keys, answer FROM {caller} WHERE name = $1
 
 -- name: new_caller
 INSERT INTO {caller} (name, number, seen)
 VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
 -- name: renew_caller
--- Another row instead of $1, which has been updated so often that its past is long, see `lane`.
+-- Another row instead of $1, which has been updated so often that its past is long, see `journaled_connection`.
 WITH gone AS (
     DELETE FROM {caller} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {caller} WHERE name = $1 FOR UPDATE SKIP LOCKED))
 )
@@ -501,12 +501,15 @@ ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.un
 -- name: leave
 DELETE FROM {worker} WHERE holder = $1
 
--- name: forget_workers
--- As many rows as there are workers: no index is worth it. Whoever is just announcing is not waited for.
-DELETE FROM {worker} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {worker} WHERE until <= $1 FOR UPDATE SKIP LOCKED))
-
 -- name: workers
-SELECT holder, topics FROM {worker} WHERE until > $1
+-- As many rows as there are workers: no index is worth it.
+SELECT holder, topics, until FROM {worker}
+
+-- name: forget_workers
+-- Whoever is just announcing is not waited for.
+DELETE FROM {worker} WHERE ctid = ANY (
+    ARRAY(SELECT ctid FROM {worker} WHERE holder = ANY ($1) AND until <= $2 FOR UPDATE SKIP LOCKED)
+)
 
 -- name: insert_events
 INSERT INTO {event} (at, topic, key, id, kind, attempt, who, what, was, wake_at)

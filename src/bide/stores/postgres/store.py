@@ -15,15 +15,17 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Leased, NewTask, Settlement, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, slices
-from bide.stores.postgres import adding, diagnosis, journal, leasing, operations, reading, schema
+from bide.stores.postgres import adding, diagnosis, leasing, operations, reading
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.joined import CallersConnection
-from bide.stores.postgres.lane import Call, Lane
-from bide.stores.postgres.opened import Opened, Told
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
+from bide.stores.postgres.reading import PostgresReads
+from bide.stores.postgres.runtime import Opened, Told
+from bide.stores.postgres.schema import SCHEMA
 from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.transactions import Transactions
 from bide.stores.postgres.wakes import POLL
-from bide.stores.server_store import EVENTS_KEPT, ServerStore
+from bide.stores.sql.store import EVENTS_KEPT, ServerStore
 
 
 class PostgresStore(ServerStore[Opened]):
@@ -37,8 +39,8 @@ class PostgresStore(ServerStore[Opened]):
 
     _operations = operations
     _reading = reading
-    _journal = journal
-    _schema = schema
+    _reads = PostgresReads
+    _schema = SCHEMA
     _tables = PostgresTable.each
     _address_of = address_of
     _at_once = AT_ONCE
@@ -86,7 +88,9 @@ class PostgresStore(ServerStore[Opened]):
     async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
         return await self._write("settle", operations.settle, outcomes, slices(outcomes), now)
 
-    async def _told(self, opened: Opened, operation: Any, now: Millis, lane: Lane, part: Sequence[Any]) -> list[Any]:
+    async def _told(
+        self, opened: Opened, operation: Any, now: Millis, lane: PostgresConnection, part: Sequence[Any]
+    ) -> list[Any]:
         told = Told(opened, lambda: self._about(now))
         try:
             answers: list[Any] = await operation(lane, part, self._now(now), self._about(now), told)

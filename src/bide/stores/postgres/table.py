@@ -23,10 +23,11 @@ from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, 
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.connecting import PLANNER
-from bide.stores.postgres.errors import AWAY, Again, Lost, NotSent, meaning, said
+from bide.stores.postgres.errors import AWAY, meaning, said
 from bide.stores.postgres.table_connections import PostgresConnections
 from bide.stores.postgres.table_times import TableTimes
-from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.sql.errors import Again, Lost, NotSent
+from bide.stores.sql.table import SILENCE, SOON, ServerTable, TableConnections
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())

@@ -11,7 +11,7 @@ from bide.core.table_source import TableSource
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import AFRESH, PLANNER, connect
 from bide.stores.postgres.errors import AWAY
-from bide.stores.server_tables import ECHO, SILENCE, SOON, TableConnections
+from bide.stores.sql.table import ECHO, SILENCE, SOON, TableConnections
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""

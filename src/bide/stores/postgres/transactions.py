@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import asyncpg
 
 from bide.core.errors import SetupError
-from bide.stores.postgres import errors
-from bide.stores.postgres.connecting import connect
+from bide.stores.postgres.connecting import POSTGRES, connect
 from bide.stores.postgres.joined import JoinedVerbs
-from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
-from bide.stores.transactions import Lent, Own, OwnTransactions, ended
+from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
+from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 _SESSION = {
     # a process that is gone without a word keeps its locks for half a minute
@@ -39,8 +36,7 @@ class OwnTransaction(Own, JoinedVerbs):
 class Transactions(OwnTransactions):
     """On asyncpg's connections."""
 
-    kinds: ClassVar[ModuleType] = errors
-    away = errors.AWAY
+    _dialect = POSTGRES
 
     async def _connect(self, name: str) -> _Lent:
         return _Lent(await connect(self._address, within=self._silence, session=_SESSION), name)
@@ -93,8 +89,7 @@ class Transactions(OwnTransactions):
         lent.connection.terminate()
 
     async def _close(self, lent: _Lent) -> None:
-        with suppress(*self.away):
-            await lent.connection.close(timeout=self._silence)
+        await lent.connection.end(within=self._silence)
 
     def _joined(self, lent: _Lent) -> OwnTransaction:
         return OwnTransaction(self._joins, lent.connection)

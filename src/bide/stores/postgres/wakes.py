@@ -27,8 +27,9 @@ from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import connect
-from bide.stores.postgres.errors import NotSent, said
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.errors import said
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
+from bide.stores.sql.errors import NotSent
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
@@ -93,7 +94,7 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 class Hearing:
     """Who listens, and the ear, had from the first listener on."""
 
-    def __init__(self, address: Address, channel: str, name: str, echo: Lane, *, patience: float) -> None:
+    def __init__(self, address: Address, channel: str, name: str, echo: PostgresConnection, *, patience: float) -> None:
         self.told: Callable[[Mapping[Topic, Millis]], None] = lambda wakes: None
         """Called with whatever is heard, whoever listens."""
         self.replaced = 0

@@ -38,14 +38,14 @@ class MariaDbServer(PrivateServer):
         self._version = ""
 
     async def _start(self) -> None:
-        from bide.stores.mysql import schema
+        from bide.stores.mysql.schema import SCHEMA
 
         for node in self.nodes:
             await node.prepare()
         for node in self.nodes:
             await node.start()
         await self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")
-        await schema.migrate(self.direct)
+        await SCHEMA.migrate(self.direct)
         await self.replica.follow(self.primary)
         await self.primary.wait_for(self.replica)
         self.urls = (_url(*(proxy.port for proxy in self.proxies)),)

@@ -44,7 +44,7 @@ class PostgresServer(PrivateServer):
         self._version = ""
 
     async def _start(self) -> None:
-        from bide.stores.postgres import schema
+        from bide.stores.postgres.schema import SCHEMA
 
         for node in self.nodes:
             await node.prepare()
@@ -53,7 +53,7 @@ class PostgresServer(PrivateServer):
         await self.standby.copy(self.primary)
         await self.standby.start()
         await self.primary.wait_for_standby()
-        await schema.migrate(self.direct)
+        await SCHEMA.migrate(self.direct)
         self.urls = (_url(*(proxy.port for proxy in self.proxies)),)
         self._version = str(await self.primary.ask("SHOW server_version"))
         refused = next((node.disk.refused for node in self.nodes if node.disk.refused), "")

@@ -19,11 +19,11 @@ Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
 """A call on a lane of the store, with a part of a batch."""
 
 
-class Held(StoreUnavailable):
+class RowLocked(StoreUnavailable):
     """Not done: an open transaction of somebody else's keeps the task locked."""
 
 
-class HeldTasks:
+class LockedRows:
     """Who waits for what is locked. Belongs to one event loop."""
 
     def __init__(self, lane: Any, where: str) -> None:
@@ -32,9 +32,9 @@ class HeldTasks:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a future in the place of each that says Held; `ask` is what is tried again."""
-        if is_among(Held, answers):
-            places = [place for place, answer in enumerate(answers) if type(answer) is Held]
+        """`answers` with a future in the place of each that says RowLocked; `ask` is what is tried again."""
+        if is_among(RowLocked, answers):
+            places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
             futures = [loop.create_future() for _ in places]
             for place, future in zip(places, futures, strict=True):
@@ -61,10 +61,10 @@ class HeldTasks:
                     over = StoreUnavailable(
                         f"{self._where}: an open transaction of somebody else's keeps the task locked; nothing was done"
                     )
-                    answers = [over if type(answer) is Held else answer for answer in answers]
+                    answers = [over if type(answer) is RowLocked else answer for answer in answers]
                 left = []
                 for one, future, answer in zip(asked, futures, answers, strict=True):
-                    if type(answer) is Held:
+                    if type(answer) is RowLocked:
                         left.append((one, future))
                     elif not future.done():
                         future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)

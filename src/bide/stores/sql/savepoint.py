@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bide.stores.borrowed import Driver, on_a_loop, pause
+from bide.stores.driver_adapters import Driver, on_a_loop, pause
 
 T = TypeVar("T")
 _LONGEST = 10.0

@@ -19,8 +19,8 @@ from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Joined, Raced, RowRefused, Taken
-from bide.stores.idle import Idle
 from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.sql.idle import Idle
 
 T = TypeVar("T")
 SILENCE = 30.0

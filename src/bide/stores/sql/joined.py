@@ -18,8 +18,10 @@ from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, St
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.stores.batches import merge_earliest, slices
-from bide.stores.borrowed import Borrowed, Driver
-from bide.stores.whole import Known, Whole
+from bide.stores.driver_adapters import Borrowed, Driver
+from bide.stores.sql import errors as kinds
+from bide.stores.sql.reading import Reads, find
+from bide.stores.sql.savepoint import Known, Whole
 
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
@@ -30,7 +32,6 @@ class Reading(Protocol):
     """A store's module that reads."""
 
     async def get(self, lane: Any, refs: Sequence[Ref]) -> list[Record | None]: ...
-    async def find(self, lane: Any, where: Filter, page: Page) -> Found: ...
     async def tally(
         self, lane: Any, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
     ) -> Tally: ...
@@ -79,8 +80,6 @@ class Within:
 class ServerVerbs(ABC):
     """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
 
-    kinds: ClassVar[ModuleType]
-    """The kinds of errors of the store, and what the driver's mean."""
     accepted: ClassVar[str]
     """The connections that may be joined."""
     _place: ClassVar[str]
@@ -90,6 +89,7 @@ class ServerVerbs(ABC):
     _within: ClassVar[type[Within]] = Within
     _operations: ModuleType
     _reading: Reading
+    _reads: ClassVar[type[Reads]]
     passes = False
 
     def __init__(self, joins: Joins, connection: Any) -> None:
@@ -116,7 +116,7 @@ class ServerVerbs(ABC):
         return [one for part in slices(refs, self._at_once) for one in await self._reading.get(self, part)]
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._reading.find(self, where, page)
+        return await find(self, self._reads, where, page)
 
     async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
         if not asked:
@@ -176,7 +176,7 @@ class ServerVerbs(ABC):
 
     def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
         """What to raise: a caller's transaction is not begun anew, as ours would be."""
-        kinds, found = self.kinds, self._meaning(error, adding=adding)
+        found = self._meaning(error, adding=adding)
         if isinstance(found, kinds.Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)

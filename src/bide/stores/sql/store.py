@@ -22,13 +22,16 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, Lease, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Clock, Joined, Table
-from bide.stores.aside import Aside
 from bide.stores.batches import Conflicts, slices
-from bide.stores.borrowed import borrowed
-from bide.stores.held import Ask, HeldTasks, together
-from bide.stores.server_joined import CallersVerbs, Joins, Reading
+from bide.stores.driver_adapters import borrowed
 from bide.stores.server_time import ServerTime, StoreClock
-from bide.stores.transactions import OwnTransactions
+from bide.stores.sql import event_log
+from bide.stores.sql.background import Background
+from bide.stores.sql.joined import CallersVerbs, Joins, Reading
+from bide.stores.sql.locked_rows import Ask, LockedRows, together
+from bide.stores.sql.reading import Reads, find
+from bide.stores.sql.schema import SqlSchema
+from bide.stores.sql.transactions import OwnTransactions
 
 EVENTS_KEPT = 10_000
 LONGEST_PATIENCE = 45.0
@@ -46,7 +49,7 @@ class ServerOpened(ABC):
 
     lanes: Any
     """By the kind of call."""
-    held: HeldTasks
+    held: LockedRows
     joined_queries: Mapping[str, Any]
     """The statements in a transaction of the caller's."""
     joins: Joins
@@ -55,7 +58,7 @@ class ServerOpened(ABC):
     def __init__(self, log: logging.Logger) -> None:
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
-        self.aside = Aside(log)
+        self.aside = Background(log)
         self.conflicts = Conflicts()
         self.loop = asyncio.get_running_loop()
         self.identity: object = None
@@ -70,7 +73,7 @@ class ServerOpened(ABC):
 
     @abstractmethod
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """What `ask` answers on that lane, and Held for each that somebody keeps locked."""
+        """What `ask` answers on that lane, and RowLocked for each that somebody keeps locked."""
 
     @abstractmethod
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
@@ -85,7 +88,7 @@ class ServerOpened(ABC):
         return 0
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a future in the place of each that says Held."""
+        """`answers` with a future in the place of each that says RowLocked."""
         return self.held.answers(asked, answers, ask, patience=patience)
 
     async def look_at_the_clock(self) -> None:
@@ -121,24 +124,6 @@ class Operations(Protocol):
     async def extend(self, lane: Any, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]: ...
 
 
-class Journal(Protocol):
-    """A store's module of who works there, and of what happened."""
-
-    async def record(self, lane: Any, events: Sequence[Event], kept: int) -> None: ...
-    async def events(self, lane: Any, ref: Ref | None, limit: int, kept: int) -> list[Event]: ...
-    async def announce(
-        self, lane: Any, holder: str, topics: Collection[Topic], until: Millis, now: Millis
-    ) -> dict[str, list[Topic]]: ...
-
-
-class Schema(Protocol):
-    """A store's module of its tables."""
-
-    async def versions(self, url: str) -> tuple[int, int]: ...
-    async def plan(self, url: str) -> list[str]: ...
-    async def migrate(self, url: str) -> list[str]: ...
-
-
 Opened = TypeVar("Opened", bound=ServerOpened)
 
 
@@ -147,8 +132,8 @@ class ServerStore(ABC, Generic[Opened]):
 
     _operations: Operations
     _reading: Reading
-    _journal: Journal
-    _schema: Schema
+    _reads: ClassVar[type[Reads]]
+    _schema: SqlSchema
     _tables: ClassVar[Callable[..., Sequence[Table]]]
     _address_of: ClassVar[Callable[[str], Any]]
     _at_once: ClassVar[int]
@@ -308,7 +293,7 @@ class ServerStore(ABC, Generic[Opened]):
         return found
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._reading.find(self._open().lanes["read"], where, page)
+        return await find(self._open().lanes["read"], self._reads, where, page)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
@@ -337,17 +322,17 @@ class ServerStore(ABC, Generic[Opened]):
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        return await self._journal.announce(self._open().lanes["keep"], holder, topics, until, now)
+        return await event_log.announce(self._open().lanes["keep"], holder, topics, until, now)
 
     # --- KeepsEvents
 
     async def record(self, events: Sequence[Event]) -> None:
         opened = self._open()
         if events:
-            await self._journal.record(opened.lanes["keep"], events, self._events_kept)
+            await event_log.record(opened.lanes["keep"], events, self._events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await self._journal.events(self._open().lanes["read"], ref, limit, self._events_kept)
+        return await event_log.events(self._open().lanes["read"], ref, limit, self._events_kept)
 
     # --- TellsTime
 

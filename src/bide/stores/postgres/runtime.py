@@ -10,17 +10,18 @@ from typing import Any
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
-from bide.stores.floors import SLACK, Floors
-from bide.stores.held import Ask, Held, HeldTasks
-from bide.stores.postgres import leasing, schema
+from bide.stores.postgres import leasing
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.bounds import Asked, Bounds
 from bide.stores.postgres.joined import SAMPLES
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.purging import Purging
 from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.schema import SCHEMA
 from bide.stores.postgres.wakes import Hearing, Telling
-from bide.stores.server_store import LANES, ServerOpened
+from bide.stores.sql.locked_rows import Ask, LockedRows, RowLocked
+from bide.stores.sql.scan_position import SLACK, ScanPositions
+from bide.stores.sql.store import LANES, ServerOpened
 
 _log = logging.getLogger("bide.postgres")
 _SLACK: Millis = 100
@@ -30,24 +31,24 @@ _SLACK: Millis = 100
 class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
-    lanes: dict[str, Lane]
+    lanes: dict[str, PostgresConnection]
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float, cap: Millis) -> None:
         super().__init__(_log)
         self.names = Names(address.schema, address.prefix)
         queries = queries_of(address.schema, address.prefix)
         self.lanes = {
-            kind: Lane(
+            kind: PostgresConnection(
                 f"{self.name}:{kind}", address, queries, patience=patience, silence=silence,
                 time=self.time if by_server else None, passes=kind == "held",
             )
             for kind in LANES
         }  # fmt: skip
         self.joined_queries = queries_of(address.schema, address.prefix, joined=True)
-        self.held = HeldTasks(self.lanes["held"], address.shown)
+        self.held = LockedRows(self.lanes["held"], address.shown)
         self.telling = Telling(cap)
         self.hearing = Hearing(address, self.names.channel, self.name, self.lanes["keep"], patience=silence)
-        self.floors = Floors(used=by_server, slack=SLACK if address.pooled else _SLACK)
+        self.floors = ScanPositions(used=by_server, slack=SLACK if address.pooled else _SLACK)
         self.bounds = Bounds(used=by_server and not address.pooled, beside=self._look_whole)
         self.purging = Purging(used=by_server)
         self.hearing.told = self._told
@@ -71,7 +72,7 @@ class Opened(ServerOpened):
         async def work(call: Call) -> None:
             await call.begin()
             if address is not None:
-                await schema.check(call.connection, address)
+                await SCHEMA.check(call.connection, address)
             [(database, started, *_)] = await call.fetch("identity", *SAMPLES)
             await call.commit()
             self.identity = database, started
@@ -85,7 +86,7 @@ class Opened(ServerOpened):
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         try:
             return await ask(self.lanes[kind], part)
-        except Held as error:  # ALTER TABLE or CREATE INDEX locks the whole table
+        except RowLocked as error:  # ALTER TABLE or CREATE INDEX locks the whole table
             return [error] * len(part)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from bide.core.errors import StoreError
 
 
-class Aside:
+class Background:
     """Runs one thing at a time. Belongs to one event loop."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -10,19 +10,20 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.floors import Floors
-from bide.stores.held import Ask, Held, HeldTasks, is_among
 from bide.stores.listeners import Listeners
-from bide.stores.mysql import leasing, schema
+from bide.stores.mysql import leasing
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.depths import Depths
 from bide.stores.mysql.ear import POLL, Ear
 from bide.stores.mysql.joined import identity_of
-from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.past import Name, go_past
 from bide.stores.mysql.queries import queries_of
-from bide.stores.server_store import LANES, ServerOpened
+from bide.stores.mysql.schema import SCHEMA
+from bide.stores.sql.locked_rows import Ask, LockedRows, RowLocked, is_among
+from bide.stores.sql.scan_position import ScanPositions
+from bide.stores.sql.store import LANES, ServerOpened
 
 _log = logging.getLogger("bide.mysql")
 
@@ -30,12 +31,12 @@ _log = logging.getLogger("bide.mysql")
 class Opened(ServerOpened):
     """What an open store has. Made by `open`, let go of by `close`."""
 
-    lanes: dict[str, Lane]
+    lanes: dict[str, MySqlConnection]
 
     def __init__(self, address: Address, *, by_server: bool, patience: float, silence: float) -> None:
         super().__init__(_log)
         self.lanes = {
-            kind: Lane(
+            kind: MySqlConnection(
                 f"{self.name}:{kind}", address, patience=patience, silence=silence,
                 time=self.time if by_server else None,
             )
@@ -43,10 +44,10 @@ class Opened(ServerOpened):
         }  # fmt: skip
         self.listeners = Listeners(_log)
         self.joined_queries = queries_of(address.schema, address.prefix)
-        self.held = HeldTasks(self.lanes["held"], address.shown)
+        self.held = LockedRows(self.lanes["held"], address.shown)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
-        self.floors = Floors(used=by_server, slack=POLL)
+        self.floors = ScanPositions(used=by_server, slack=POLL)
         self.depths = Depths(used=by_server, beside=self._look_whole)
         self.expected = leasing.Expected()
         self.ear = Ear(
@@ -59,11 +60,11 @@ class Opened(ServerOpened):
         return await go_past(self.lanes[kind], self.lanes["held"], part, ask, known=self.locked)
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        if not is_among(Held, answers):
+        if not is_among(RowLocked, answers):
             return answers
-        names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is Held]
+        names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is RowLocked]
 
-        async def past(lane: Lane, part: Sequence[Any]) -> list[Any]:
+        async def past(lane: MySqlConnection, part: Sequence[Any]) -> list[Any]:
             return await go_past(lane, lane, part, ask, waiting=False)
 
         apart = super().tried_again(asked, answers, past, patience=patience)
@@ -83,7 +84,7 @@ class Opened(ServerOpened):
     async def look(self, address: Address | None = None) -> None:
         async def work(call: Call) -> None:
             if address is not None:
-                await schema.check(call.connection, address)
+                await SCHEMA.check(call.connection, address)
             [[row]] = await call.send(call.write("identity"))
             self.identity = identity_of(row)
             self.joins.queries = call.queries
@@ -96,7 +97,7 @@ class Opened(ServerOpened):
 
     async def reserve(self, now: Millis, most: int) -> int:
         async def work(call: Call) -> int:
-            [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.commit())
+            [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.ending())
             return int(micros)
 
         return await self.here(self.lanes["keep"].read(work))

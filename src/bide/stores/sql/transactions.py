@@ -12,13 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import Any, ClassVar
 
-from bide.core.errors import BideError, OutcomeUnknown, SetupError, StoreUnavailable
-from bide.stores.borrowed import Driver, driver_of
-from bide.stores.idle import Idle
-from bide.stores.whole import Known, to_its_end
+from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
+from bide.stores.driver_adapters import Driver, driver_of
+from bide.stores.sql.dialect import Dialect
+from bide.stores.sql.errors import Lost, NotSent, plain
+from bide.stores.sql.idle import Idle
+from bide.stores.sql.savepoint import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -55,10 +56,7 @@ class Own:
 class OwnTransactions(ABC):
     """The pool. Belongs to one event loop."""
 
-    kinds: ClassVar[ModuleType]
-    """The kinds of errors of the store, and what the driver's mean."""
-    away: ClassVar[tuple[type[Exception], ...]]
-    """The driver's errors."""
+    _dialect: ClassVar[Dialect]
 
     def __init__(self, address: Any, opened: Any, *, silence: float) -> None:
         """`opened`: what the open store has. Its lane `keep` is the one on which a lost commit is looked up."""
@@ -126,7 +124,7 @@ class OwnTransactions(ABC):
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         """What to raise where the server refuses to commit."""
-        return found if isinstance(found, BideError) else StoreUnavailable(str(found))
+        return plain(found)
 
     # --- the pool
 
@@ -171,11 +169,11 @@ class OwnTransactions(ABC):
             except BaseException as error:
                 if lent is not None:
                     self._drop(lent)
-                if not isinstance(error, self.away):
+                if not isinstance(error, self._dialect.away):
                     raise
-                found = self.kinds.meaning(error, self._address.shown)
+                found = self._dialect.meaning(error, self._address.shown)
                 if not self._is_away(found):
-                    raise found if isinstance(found, BideError) else StoreUnavailable(str(found)) from error
+                    raise plain(found) from error
                 if time.monotonic() >= ends:  # nothing was done yet: with another connection, then
                     raise StoreUnavailable(str(found)) from error
                 if not self._idle:
@@ -186,7 +184,7 @@ class OwnTransactions(ABC):
         return await self._connect(f"{self._opened.name}:transaction{self._made}")
 
     def _is_away(self, found: Exception) -> bool:
-        return isinstance(found, (self.kinds.Lost, self.kinds.NotSent))
+        return isinstance(found, Lost | NotSent)
 
     async def _commit(self, lent: Lent) -> None:
         """Raises SetupError where it is over already, StoreUnavailable: not done, OutcomeUnknown."""
@@ -197,8 +195,8 @@ class OwnTransactions(ABC):
             sent = True
             async with asyncio.timeout(self._silence):
                 await self._end(lent)
-        except self.away as error:
-            found = self.kinds.meaning(error, self._address.shown)
+        except self._dialect.away as error:
+            found = self._dialect.meaning(error, self._address.shown)
             if not self._is_away(found):
                 refused = self._refused(error, found)
                 if refused is error:
@@ -222,7 +220,7 @@ class OwnTransactions(ABC):
                 async with asyncio.timeout(self._silence):
                     await self._rollback(lent)
                 await self._give_back(lent)
-        except self.away:
+        except self._dialect.away:
             self._drop(lent)
         except BaseException:
             self._drop(lent)
@@ -234,7 +232,7 @@ class OwnTransactions(ABC):
             if self._usable(lent):
                 async with asyncio.timeout(self._silence):
                     await self._reset(lent)
-        except self.away:
+        except self._dialect.away:
             self._drop(lent)
         except BaseException:
             self._drop(lent)

@@ -1,0 +1,1 @@
+"""What the stores in PostgreSQL and MySQL share; each of the two is a dialect on it."""
