@@ -70,7 +70,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         proxy.cut()
         reading = asyncio.create_task(listed(store, Filter()))
         for kind in ("add", "read"):
-            lane = store._open().lanes[kind]
+            lane = store._open().connections[kind]
             await until(lambda lane=lane: lane.resent >= 3, "the other server to be asked")  # type: ignore[misc]
         await proxy.accept()
         assert {one.key for one in await reading} >= {"first"}, "and a read does not ask for a migration"
@@ -95,7 +95,7 @@ async def test_a_replica_is_not_asked_what_became_of_a_commit(
             async with store.transaction() as joined:
                 await joined.add([new("committed", due=In(0))], now=NOW)
                 await proxy.refuse()
-                for lane in store._open().lanes.values():
+                for lane in store._open().connections.values():
                     lane.patience = 0.5
 
         with pytest.raises(OutcomeUnknown, match="cannot be found out"):

@@ -321,7 +321,7 @@ async def test_what_cannot_be_found_out_is_said_to_be_unknown(
     await put_one(store)
     held = await take(store)
     opened = store._open()
-    opened.lanes["keep"].patience = opened.lanes["keep"]._silence = 0.5
+    opened.connections["keep"].patience = opened.connections["keep"]._silence = 0.5
 
     def hurry(chunk: Any) -> Act:
         """What comes after this message gives up soon."""

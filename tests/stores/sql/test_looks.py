@@ -118,7 +118,7 @@ async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_
         return await timed(self, *said, **more)
 
     monkeypatch.setattr(call, "timed", slow)
-    store._open().lanes["lease"]._silence = 0.5
+    store._open().connections["lease"]._silence = 0.5
     assert keys((await lease(store, 5, lasts=HOUR)).tasks) == ["k"]
     assert len(looks) >= 2
 

@@ -16,12 +16,11 @@ from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.stores.batches import Conflicts
 from bide.stores.driver_adapters import Driver, MysqlDriver
-from bide.stores.mysql import adding, operations, reading
+from bide.stores.mysql import adding
 from bide.stores.mysql.connecting import Connection, Rows
 from bide.stores.mysql.errors import by_code, meaning, said
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE
-from bide.stores.mysql.reading import MySqlReads
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
 from bide.stores.sql.errors import Fewer, Taken
 from bide.stores.sql.joined import CallersVerbs, ServerVerbs, Within, Work
@@ -141,15 +140,12 @@ class JoinedVerbs(ServerVerbs):
     _place = "server"
     _at_once = _AT_ONCE
     _within = _Within
-    _operations = operations
-    _reading = reading
-    _reads = MySqlReads
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(partial(adding.add, conflicts=Conflicts()), tasks, now, adding=True)
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._joins.queries, floor)
+        return JoinedCall(driver, self._runtime.joined_queries, floor)
 
     async def _whole(self, driver: Driver, known: Known) -> Whole:
         if known.gone:
@@ -175,12 +171,12 @@ class JoinedVerbs(ServerVerbs):
             known.gone = False
         else:
             raise SetupError(
-                f"{self._joins.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
+                f"{self._runtime.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
                 "back, and begin anew"
             )
 
     async def _identity(self, driver: Driver) -> Identity:
-        [row] = await driver.run(self._joins.queries["identity"].write(in_hexadecimal).decode("ascii"))
+        [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
             raise BadInput(
                 "connection", self._connection, "a connection whose converters leave binary and bigint alone"
@@ -188,7 +184,7 @@ class JoinedVerbs(ServerVerbs):
         return identity_of(row)
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        where = self._joins.where
+        where = self._runtime.where
         code, package = code_of(error), type(error).__module__.partition(".")[0]
         if code == _READ_ONLY:
             return SetupError(f"{where}: the connection cannot be used now: its transaction is read-only")

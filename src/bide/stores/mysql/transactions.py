@@ -7,13 +7,12 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Settlement
-from bide.stores.mysql.connecting import MYSQL, connect
+from bide.stores.mysql.connecting import connect
 from bide.stores.mysql.joined import JoinedVerbs
 from bide.stores.mysql.journaled_connection import Call
-from bide.stores.mysql.leased_rows import LeasedRows, Settling
+from bide.stores.mysql.leased_rows import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, in_hexadecimal
-from bide.stores.sql.joined import Joins
 from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 _IN_TRANSACTION = 1
@@ -23,14 +22,13 @@ _IN_TRANSACTION = 1
 class OwnTransaction(Own, JoinedVerbs):
     """The verbs while the transaction is open."""
 
-    def __init__(self, joins: Joins, connection: Any, leased: LeasedRows) -> None:
-        super().__init__(joins, connection)
-        self._leased = leased
+    def __init__(self, runtime: Any, connection: Any) -> None:
+        super().__init__(runtime, connection)
         self.settled: list[Settling] = []
         """The tasks it has settled, once it is committed."""
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        known = self._leased.of(outcomes)
+        known = self._runtime.leased.of(outcomes)
         answers = await super().settle(outcomes, now=now)
         self.settled.append(known)
         return answers
@@ -38,8 +36,6 @@ class OwnTransaction(Own, JoinedVerbs):
 
 class Transactions(OwnTransactions):
     """On asyncmy's connections."""
-
-    _dialect = MYSQL
 
     async def _connect(self, name: str) -> Lent:
         return Lent(await connect(self._address, within=self._silence, plain=True), name)
@@ -49,15 +45,12 @@ class Transactions(OwnTransactions):
         await lent.connection.begin()
 
     async def _mark(self, lent: Lent) -> None:
-        if self._usable(lent) and not lent.connection.driver.server_status & _IN_TRANSACTION:
+        if lent.connection.usable and not lent.connection.driver.server_status & _IN_TRANSACTION:
             raise ended(self._address.shown)
-        kept = self._joins.queries["keep_transaction"].write(
+        kept = self._runtime.joined_queries["keep_transaction"].write(
             in_hexadecimal, me=lent.name, number=lent.number, there=Code(THERE_ANYWHERE.encode())
         )
         await lent.connection.ask(kept)
-
-    async def _end(self, lent: Lent) -> None:
-        await lent.connection.ask("COMMIT")
 
     async def _marked(self, lent: Lent) -> int:
         async def look(call: Call) -> int:
@@ -66,24 +59,9 @@ class Transactions(OwnTransactions):
 
         return int(await self._keep.repeat(look))
 
-    async def _rollback(self, lent: Lent) -> None:
-        await lent.connection.ask("ROLLBACK")
-
-    async def _reset(self, lent: Lent) -> None:
-        await lent.connection.reset()
-
-    def _usable(self, lent: Lent) -> bool:
-        return bool(lent.connection.usable)
-
-    def _drop(self, lent: Lent) -> None:
-        lent.connection.drop()
-
-    async def _close(self, lent: Lent) -> None:
-        await lent.connection.end(within=self._silence)
-
     def _joined(self, lent: Lent) -> OwnTransaction:
-        return OwnTransaction(self._joins, lent.connection.driver, self._opened.leased)
+        return OwnTransaction(self._runtime, lent.connection.driver)
 
     def _done(self, joined: OwnTransaction) -> None:
-        self._opened.leased.settled(joined.settled)
+        self._runtime.leased.settled(joined.settled)
         super()._done(joined)

@@ -65,6 +65,8 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
     settings = ""
     """Statements that make those that it was opened with."""
+    pooled = False
+    """Whether a proxy stands between, so that the session is nobody's."""
 
     @property
     def driver(self) -> Self:
@@ -88,6 +90,10 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     async def end(self, *, within: float) -> None:
         with suppress(*AWAY):
             await self.close(timeout=within)
+
+    async def reset(self, *, timeout: float | None = None) -> None:
+        if not self.pooled:
+            await super().reset(timeout=timeout)
 
     def get_reset_query(self) -> str:
         """For `reset`: what a handler has set, locked or made in its session is not the next one's. One round trip."""
@@ -113,6 +119,7 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
             statement_cache_size=0 if address.pooled else 200,
             server_settings={"application_name": "bide"},
         )
+        connection.pooled = address.pooled
         if session and not address.pooled:  # else the next client would have these settings
             # in a statement of their own, and not as the connection begins, where proxies refuse them
             connection.settings = "".join(f"SET {name} = {value};" for name, value in session.items())

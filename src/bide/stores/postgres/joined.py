@@ -17,10 +17,9 @@ from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.stores.batches import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import adding, operations, reading
+from bide.stores.postgres import adding
 from bide.stores.postgres.errors import by_code, meaning, said
 from bide.stores.postgres.journaled_connection import Call
-from bide.stores.postgres.reading import PostgresReads
 from bide.stores.sql.errors import Lost
 from bide.stores.sql.joined import CallersVerbs, ServerVerbs
 from bide.stores.sql.savepoint import Known, Whole
@@ -85,22 +84,19 @@ class JoinedVerbs(ServerVerbs):
     accepted = ACCEPTED
     _place = "database"
     _at_once = AT_ONCE
-    _operations = operations
-    _reading = reading
-    _reads = PostgresReads
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(adding.add, tasks, now, adding=True)
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._joins.queries)
+        return JoinedCall(driver, self._runtime.joined_queries)
 
     async def _whole(self, driver: Driver, known: Known) -> Whole:
         return Whole(driver, first=_FIRST, last=_LAST)
 
     async def _identity(self, driver: Driver) -> object | None:
         """The number of the database on its server, and when that was started, to the microsecond."""
-        [row] = await driver.run(self._joins.queries["identity"], SAMPLES)
+        [row] = await driver.run(self._runtime.joined_queries["identity"], SAMPLES)
         database, started, has_tables, *came = row
         if list(came) != list(SAMPLES):
             raise BadInput(
@@ -111,7 +107,7 @@ class JoinedVerbs(ServerVerbs):
         return (database, started) if has_tables else None
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        where = self._joins.where
+        where = self._runtime.where
         code = getattr(error, "sqlstate", None)
         kind = type(error).__name__
         if isinstance(code, str) and code in _UNUSABLE:

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 
 from bide.core.errors import SetupError
-from bide.stores.postgres.connecting import POSTGRES, connect
+from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.joined import JoinedVerbs
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
@@ -36,23 +36,23 @@ class OwnTransaction(Own, JoinedVerbs):
 class Transactions(OwnTransactions):
     """On asyncpg's connections."""
 
-    _dialect = POSTGRES
-
     async def _connect(self, name: str) -> _Lent:
         return _Lent(await connect(self._address, within=self._silence, session=_SESSION), name)
 
     async def _begin(self, lent: _Lent) -> None:
-        if lent.number % CALLS_OF_A_ROW == 0:  # see `lane`; the row before it is forgotten in ten minutes
+        if (
+            lent.number % CALLS_OF_A_ROW == 0
+        ):  # see `journaled_connection`; the row before it is forgotten in ten minutes
             lent.name = f"{lent.first_name}.{lent.number}"
         lent.transaction = lent.connection.transaction(isolation="read_committed")
         await lent.transaction.start()
         await lent.connection.execute(f"SET LOCAL bide.transaction = '{lent.number}'")
 
     async def _mark(self, lent: _Lent) -> None:
-        if not await lent.connection.fetch(self._joins.queries["keep_transaction"], lent.name, lent.number):
+        if not await lent.connection.fetch(self._runtime.joined_queries["keep_transaction"], lent.name, lent.number):
             raise ended(self._address.shown)
 
-    async def _end(self, lent: _Lent) -> None:
+    async def _commit(self, lent: _Lent) -> None:
         await lent.transaction.commit()
 
     async def _marked(self, lent: _Lent) -> int:
@@ -78,18 +78,5 @@ class Transactions(OwnTransactions):
         else:  # somebody ended it, and the driver does not know
             lent.connection.terminate()
 
-    async def _reset(self, lent: _Lent) -> None:
-        if not self._address.pooled:  # there the session is nobody's
-            await lent.connection.reset()
-
-    def _usable(self, lent: _Lent) -> bool:
-        return not lent.connection.is_closed()
-
-    def _drop(self, lent: _Lent) -> None:
-        lent.connection.terminate()
-
-    async def _close(self, lent: _Lent) -> None:
-        await lent.connection.end(within=self._silence)
-
     def _joined(self, lent: _Lent) -> OwnTransaction:
-        return OwnTransaction(self._joins, lent.connection)
+        return OwnTransaction(self._runtime, lent.connection)

@@ -34,8 +34,6 @@ from bide.stores.sql.errors import NotSent
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
 """Seconds between echoes; one that does not come back within twice that means that the ear is deaf."""
-POLL: Millis = 200
-"""How often a worker looks while nobody hears."""
 _PAUSE = 0.2
 _LONGEST = 7_000
 """Bytes of one message; PostgreSQL takes 8000."""
@@ -94,9 +92,18 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 class Hearing:
     """Who listens, and the ear, had from the first listener on."""
 
-    def __init__(self, address: Address, channel: str, name: str, echo: PostgresConnection, *, patience: float) -> None:
-        self.told: Callable[[Mapping[Topic, Millis]], None] = lambda wakes: None
-        """Called with whatever is heard, whoever listens."""
+    def __init__(
+        self,
+        address: Address,
+        channel: str,
+        name: str,
+        echo: PostgresConnection,
+        *,
+        patience: float,
+        told: Callable[[Mapping[Topic, Millis]], None],
+    ) -> None:
+        """`told` is called with whatever is heard, whoever listens."""
+        self._told = told
         self.replaced = 0
         """How often the ear was found deaf or cut off, and replaced."""
         self.hears = False
@@ -146,7 +153,7 @@ class Hearing:
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Whoever listens to these topics in this process is to ask then."""
-        self.told(wakes)
+        self._told(wakes)
         for topic, wake in wakes.items():
             self._listeners.tell(topic, wake)
 

@@ -44,7 +44,7 @@ class SqlSchema(ABC):
 
     def __init__(self, dialect: Dialect, folder: Path, book: str) -> None:
         """`folder`: where the migrations are. `book`: what makes the table in which each is entered that was done."""
-        self._dialect = dialect
+        self.dialect = dialect
         self._folder = folder
         self._book = book
 
@@ -114,7 +114,7 @@ class SqlSchema(ABC):
 
     def statements(self, address: Any, since: int = 0) -> list[str]:
         """What `migrate` runs after version `since`, in a schema that is there: to run it by hand, for example."""
-        write = self._dialect.names(address.schema, address.prefix).write
+        write = self.dialect.names(address.schema, address.prefix).write
         written = [write(self._book)] if since == 0 else []
         for one in self.known:
             if one.number > since:
@@ -130,7 +130,7 @@ class SqlSchema(ABC):
 
     async def _asked(self, url: str, ask: Callable[[Any, Any], Awaitable[T]]) -> T:
         """What a connection of its own is answered."""
-        address = self._dialect.address_of(url)
+        address = self.dialect.address_of(url)
         try:
             connection = await self._connect(address)
             try:
@@ -138,13 +138,13 @@ class SqlSchema(ABC):
                     return await ask(connection, address)
             finally:
                 await connection.end(within=PATIENCE)
-        except self._dialect.away as error:
-            raise plain(self._dialect.meaning(error, address.shown)) from error
+        except self.dialect.away as error:
+            raise plain(self.dialect.meaning(error, address.shown)) from error
 
     # --- the server's part
 
     async def _connect(self, address: Any) -> Any:
-        return await self._dialect.connect(address, within=PATIENCE)
+        return await self.dialect.connect(address, within=PATIENCE)
 
     @abstractmethod
     def _apart(self, connection: Any) -> AbstractAsyncContextManager[Any]:

@@ -196,8 +196,8 @@ def tidings(draw: Draw) -> None:
         draw.note(data)
         ear._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
-        hearing = Hearing(None, "c", "e", None, patience=1)  # type: ignore[arg-type]
-        hearing.told = lambda wakes: heard.extend(wakes.items())
+        nowhere: Any = None  # it has no server to listen to
+        hearing = Hearing(nowhere, "c", "e", nowhere, patience=1, told=lambda wakes: heard.extend(wakes.items()))
         sound = b'{"t":%d}' % FIRST_INSTANT
         data = draw.bytes(sound, 60)
         draw.note(data)
