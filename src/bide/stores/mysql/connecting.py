@@ -211,4 +211,4 @@ async def _connect(address: Address, host: str, port: int, tls: Any, *, within: 
     return connection
 
 
-MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, AWAY, Names)
+MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, said, AWAY, Names)

@@ -11,7 +11,7 @@ import asyncpg
 
 from bide.core.errors import BadInput
 from bide.stores.postgres.address import Address, address_of
-from bide.stores.postgres.errors import AWAY, meaning
+from bide.stores.postgres.errors import AWAY, meaning, said
 from bide.stores.postgres.queries import Names
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.errors import Lost, NotSent
@@ -34,9 +34,6 @@ SESSION = {
     # one whose process is gone without a word keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
-AFRESH = "RESET ALL; RESET ROLE; RESET SESSION AUTHORIZATION; SELECT pg_advisory_unlock_all(); UNLISTEN *; "
-"""For a connection that comes back from a handler: what that has set, become or locked is not the next one's."""
-
 _FORGET = (
     "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); UNLISTEN *; CLOSE ALL; "
     "DISCARD TEMP; DISCARD SEQUENCES; "
@@ -138,4 +135,4 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
 
 
-POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, AWAY, Names)
+POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, said, AWAY, Names)

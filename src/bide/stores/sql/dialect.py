@@ -46,6 +46,8 @@ class Dialect(NamedTuple):
     """Makes a Connection to an address, `within` seconds."""
     meaning: Callable[..., Exception]
     """What to raise, or to act on, for an error of a statement."""
+    said: Callable[[BaseException], str]
+    """What an error says, or what it is if it says nothing."""
     away: tuple[type[Exception], ...]
     """The driver's errors, of the server as of the way to it."""
     names: Callable[[str, str], Any]

@@ -1,8 +1,6 @@
-"""What watched tables on database servers have in common: how rows are handed on, and how connections are kept.
+"""A table of somebody's own: its due rows are locked, changed and handed on in one transaction each.
 
-One connection looks, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
-forgotten it, or the machine is gone. So it is asked for a sign of life, or has little time to begin; and if it is dead,
-so are those that have been idle for longer. Belongs to one event loop.
+One connection looks, and the handlers have others. None of it needs tables of bide's.
 """
 
 from __future__ import annotations
@@ -10,139 +8,50 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.errors import BadInput, SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask
-from bide.core.table_source import TableSource
-from bide.ports import Clock, DueRow, Finding, Joined, Raced, RowRefused, Taken
+from bide.core.table_source import UNREADABLE, VIEW, TableSource
+from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, is_unique
 from bide.stores.server_time import ServerTime, StoreClock
-from bide.stores.sql.idle import Idle
+from bide.stores.sql.errors import Again, Lost, NotSent
+from bide.stores.sql.table_connections import ECHO, SILENCE, TableConnections
+from bide.stores.sql.table_times import TableTimes
 
 T = TypeVar("T")
-SILENCE = 30.0
-"""Seconds that one statement of ours may take; a handler's own are its own."""
+Rows = Sequence[Sequence[Any]]
 _MOST_DOUBTED = 100
 """Texts of errors for which a table was examined anew, and found as it was."""
-SOON = 3.0
-"""Seconds within which a server that is there answers what costs it nothing."""
-ECHO = 10.0
-"""Seconds without an answer after which a connection is asked whether it is there."""
 
 
-class TableConnections(ABC):
-    """Open while a table, a `user`, is: of one source there may be many. At most `most` are kept, a minute each."""
+class Plan(NamedTuple):
+    """How the server finds the due rows, and tells rows apart."""
 
-    away: ClassVar[tuple[type[Exception], ...]]
-    """What the driver raises for a connection, or a server, that is not there."""
-
-    def __init__(self, address: Any, source: TableSource, most: int) -> None:
-        self.address = address
-        self._most = most
-        self.slots = asyncio.Semaphore(most)
-        """Held while a transaction is open."""
-        self.turn = asyncio.Lock()
-        """Held while the one that looks is used."""
-        self.time = ServerTime()
-        self._looking: Any = None
-        self.answered = 0.0
-        """When the one that looks was last used, by the steady clock."""
-        self._idle: Idle[Any] = Idle(self.drop)
-        self._users: set[object] = set()
-
-    @abstractmethod
-    async def _connect(self, *, looking: bool) -> Any: ...
-    @abstractmethod
-    async def _asked(self, connection: Any) -> None:
-        """It answers."""
-
-    @abstractmethod
-    async def _begin(self, connection: Any) -> Any:
-        """Begin a transaction; what the driver has for it."""
-
-    @abstractmethod
-    async def _reset(self, connection: Any) -> None:
-        """What a handler has set, become or locked is not the next one's."""
-
-    @abstractmethod
-    def _usable(self, connection: Any) -> bool: ...
-    @abstractmethod
-    def drop(self, connection: Any) -> None:
-        """Let go of it at once: the server rolls back what is open."""
-
-    @abstractmethod
-    async def _end(self, connection: Any) -> None:
-        """Close it in order."""
-
-    def open(self, user: object) -> None:
-        self._users.add(user)
-
-    async def close(self, user: object) -> None:
-        self._users.discard(user)
-        if self._users:
-            return
-        left = [one for one in (self._looking, *self._idle.take_all()) if one is not None]
-        self._looking = None
-        await asyncio.gather(*(self._tried(one, self._end(one)) for one in left), return_exceptions=True)
-
-    async def looker(self) -> Any:
-        """The connection that looks; a new one if the last broke."""
-        if not self._users:
-            raise StoreUnavailable(f"{self.address.shown}: not open")
-        looking = self._looking
-        if looking is not None and self._usable(looking) and time.monotonic() - self.answered > ECHO:
-            with suppress(*self.away):
-                await self._tried(looking, self._asked(looking))
-        if looking is None or not self._usable(looking):
-            looking = self._looking = await self._connect(looking=True)
-        self.answered = time.monotonic()
-        return looking
-
-    async def begun(self) -> tuple[Any, Any]:
-        """A connection, and the transaction that has just begun on it."""
-        while True:
-            if not self._users:
-                raise StoreUnavailable(f"{self.address.shown}: not open")
-            idle = self._idle.take()
-            connection = await self._connect(looking=False) if idle is None else idle
-            try:
-                within = SILENCE if idle is None else SOON
-                return connection, await self._tried(connection, self._begin(connection), within)
-            except self.away:
-                if idle is None:
-                    raise
-                self._idle.drop_all()
-
-    async def give_back(self, connection: Any, *, lent: bool) -> None:
-        """Keep it for later. `lent`: a handler had it."""
-        if lent and self._usable(connection):
-            with suppress(*self.away):
-                await self._tried(connection, self._reset(connection))
-        if not self._users or not self._usable(connection) or len(self._idle) >= self._most:
-            self.drop(connection)
-            return
-        self._idle.keep(connection)
-
-    async def _tried(self, connection: Any, doing: Awaitable[T], within: float | None = None) -> T:
-        """Let go of the connection if it cannot be done in time."""
-        try:
-            async with asyncio.timeout(SOON if within is None else within):
-                return await doing
-        except BaseException:
-            self.drop(connection)
-            raise
+    served: bool
+    """Whether an index leads to them."""
+    unique: bool
+    making: str
+    """The statement that makes such an index."""
 
 
-class ServerTable(ABC):
-    """How rows are handed on, by a transaction that takes them."""
+class SqlTable(ABC):
+    """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
 
     _kind: ClassVar[type[TableConnections]]
-    _address_of: ClassVar[Callable[[str], Any]]
-    _times: Any
-    """None: the table is to be examined, anew maybe."""
+    _times_of: ClassVar[type[TableTimes]]
+    _queries: ClassVar[Mapping[str, str]]
+    _refusals: ClassVar[type[Exception]]
+    """The driver's errors that the server reports."""
+    _altered: ClassVar[Collection[str | int]]
+    """Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
+    _outdated: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors after which the table is to be examined anew as well."""
+    _refused: ClassVar[tuple[type[Exception], ...]]
+    """Errors that the program's own SQL is to blame for."""
 
     def __init__(
         self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
@@ -156,6 +65,15 @@ class ServerTable(ABC):
         self._by_server = clock == "server"
         self._using = using
         self._doubted: set[str] = set()
+        self._times: Any = None
+        """The TableTimes; None: the table is to be examined, anew maybe."""
+        self._names = {
+            "table": ".".join(self._quoted(part) for part in source.table.split(".")),
+            "id": ", ".join(map(self._quoted, source.ids)),
+            "due": self._quoted(source.due),
+            "where": source.where,
+            "columns": "".join(f", {self._quoted(column)}" for column in source.loaded),
+        }
 
     @classmethod
     def each(
@@ -168,16 +86,75 @@ class ServerTable(ABC):
         using: Callable[[Any], Joined] | None = None,
     ) -> list[Self]:
         """The tables of a source, which share so many connections."""
-        shared = lookers = cls._kind(cls._address_of(url), source, connections)
+        address_of = cls._kind.dialect.address_of
+        shared = lookers = cls._kind(address_of(url), source, connections)
         if source.reads is not None:
             try:
-                lookers = cls._kind(cls._address_of(source.reads), source, 0)
+                lookers = cls._kind(address_of(source.reads), source, 0)
             except BadInput as error:
                 raise BadInput("reads", error.value, f"as for the database itself: {error.accepted}") from None
         return [cls(one, shared, lookers, clock, using) for one in source.each()]
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._by_server else None
+
+    @property
+    def joins(self) -> bool:
+        return self._using is not None
+
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+        """Nobody can tell here."""
+        return None
+
+    # --- the server's part
+
+    @staticmethod
+    @abstractmethod
+    def _quoted(name: str) -> str: ...
+    @staticmethod
+    @abstractmethod
+    def _code(error: BaseException) -> str | int | None:
+        """The server's code of an error."""
+
+    @abstractmethod
+    async def _ask(self, connection: Any, text: str, arguments: Sequence[Any] = ()) -> Rows:
+        """The rows of a statement."""
+
+    async def _look(self, connection: Any, text: str, arguments: Sequence[Any]) -> Rows:
+        """The rows of a statement that only looks."""
+        return await self._ask(connection, text, arguments)
+
+    @abstractmethod
+    def _write(self, query: str, now: Millis, skip: Collection[Any]) -> tuple[str, Sequence[Any]]:
+        """A statement and its arguments."""
+
+    @abstractmethod
+    async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
+        """The rows, locked and changed."""
+
+    @abstractmethod
+    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
+        """Raises SetupError where the handler has ended the transaction."""
+
+    @abstractmethod
+    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
+        """Undo what is not committed; whether the connection is of use."""
+
+    @abstractmethod
+    async def _types(self, connection: Any) -> Mapping[str, str]:
+        """The types of the table's columns; none, if it is not there."""
+
+    @abstractmethod
+    async def _is_view(self, connection: Any) -> bool: ...
+    @abstractmethod
+    async def _plan(self, connection: Any, now: Millis, types: Mapping[str, str]) -> Plan:
+        """Try the statements, without carrying them out. Raises the driver's errors, SetupError."""
+
+    def _column(self, name: str) -> str:
+        """As the catalog has it."""
+        return name
+
+    # --- open
 
     async def open(self) -> list[Finding]:
         self._connections.open(self)
@@ -192,18 +169,43 @@ class ServerTable(ABC):
         await self._connections.close(self)
         await self._lookers.close(self)
 
-    @abstractmethod
-    def _ours(self, asked: TableConnections | None = None) -> AbstractContextManager[None]:
-        """What goes wrong with a statement of ours, in bide's words."""
+    async def _examine(self, connection: Any) -> list[Finding]:
+        """See whether the table is there, and is as the source says."""
+        source, where = self._source, self._where
+        types = await self._types(connection)
+        if not types:
+            raise SetupError(f"{where}: there is no table {source.table} (names are as the catalog has them)")
+        for column, field in source.named.items():
+            if self._column(column) not in types:
+                there = ", ".join(types)
+                raise SetupError(f"{where}: {source.table} has no column {column!r} ({field}); it has {there}")
+        if await self._is_view(connection):
+            raise SetupError(f"{where}: {source.table} is {VIEW}")
+        times = self._times_of(source, types[self._column(source.due)])
+        now = await self._tell_time(connection)
+        if self._by_server:
+            self._time.warn_of_skew(where)
+        self._times = times
+        try:
+            plan = await self._plan(connection, now, types)
+        except self._refused as error:
+            self._times = None
+            raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
+        what = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
+        advice = "" if plan.served else f"each look reads rows that are not due; run: {plan.making}"
+        return [Finding(plan.served, what, advice), is_unique(source, unique=plan.unique)]
 
+    @property
     @abstractmethod
-    async def _examine(self, connection: Any) -> list[Finding]: ...
-    @abstractmethod
-    async def _micros(self, connection: Any) -> int:
-        """What time it is there, in microseconds."""
+    def _where(self) -> str:
+        """The server, or the database, in what is said of the table."""
 
     async def _tell_time(self, connection: Any) -> Millis:
-        return await self._time.look(lambda: self._micros(connection)) // 1000
+        async def micros() -> int:
+            [(micros,)] = await self._ask(connection, self._queries["clock"])
+            return int(micros)
+
+        return await self._time.look(micros) // 1000
 
     async def _where_it_fires(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         async with self._connections.turn:
@@ -212,21 +214,47 @@ class ServerTable(ABC):
                 try:
                     return await ask(connection)
                 except BaseException:
-                    self._connections.drop(connection)
+                    connection.drop()
                     raise
-
-    async def _ready_to_look(self) -> None:
-        """The table was examined, and what is known of the time is fresh, also where a replica is asked."""
-        if self._times is None:
-            await self._where_it_fires(self._examine)
-        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
-            await self._where_it_fires(self._tell_time)
 
     @property
     def _known(self) -> Any:
         if self._times is None:
             raise Raced("the table is to be examined anew")
         return self._times
+
+    # --- errors
+
+    @contextmanager
+    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
+        """What goes wrong with a statement of ours, in bide's words."""
+        connections = asked or self._connections
+        dialect, shown = connections.dialect, connections.address.shown
+        try:
+            yield
+        except (*dialect.away, Lost, Again) as error:
+            altered = self._code(error) in self._altered
+            if altered or isinstance(error, self._outdated):
+                self._times = None
+            found = dialect.meaning(error, shown)
+            if isinstance(found, Again):
+                raise Raced(str(found)) from error
+            if altered or not isinstance(found, StoreError):
+                found = StoreUnavailable(f"{shown}: {dialect.said(error)}")
+            raise found from error
+
+    @contextmanager
+    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
+        """What the database has against the rows themselves: all but what passes, and what is of the table."""
+        try:
+            yield
+        except self._refusals as error:
+            passes = isinstance(self._kind.dialect.meaning(error, ""), Lost | NotSent | Again)
+            if not rows or passes or (self._code(error) in self._altered and self._maybe_altered(error)):
+                raise
+            if type(error) in self._outdated:  # of our arguments: the type of a column may be another now
+                self._times = None
+            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
 
     def _maybe_altered(self, error: Exception) -> bool:
         """Whether a change failed since the table may have been altered: then it is examined anew.
@@ -241,30 +269,85 @@ class ServerTable(ABC):
         self._doubted.add(text)
         return True
 
+    # --- look
+
+    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
+        # the table was examined, and what is known of the time is fresh, also where a replica is asked
+        if self._times is None:
+            await self._where_it_fires(self._examine)
+        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
+            await self._where_it_fires(self._tell_time)
+        async with self._lookers.turn:
+            with self._ours(self._lookers):
+                connection = await self._lookers.looker()
+                try:
+                    text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
+                    sent = time.monotonic()
+                    [(micros, due, *identity)] = await self._look(connection, text, arguments)
+                except BaseException as error:
+                    if not self._answered(error):
+                        connection.drop()
+                    raise
+        if self._server_s("head"):
+            self._time.saw(int(micros), sent, time.monotonic())
+        if due is None:
+            return Head(None, int(micros) // 1000)
+        row = self._row(identity, due)
+        return Head(row.due, int(micros) // 1000, row.id)
+
+    def _answered(self, error: BaseException) -> bool:
+        """Whether the connection is of use after this error."""
+        return False
+
     def _server_s(self, query: str) -> bool:
         """Whether this statement goes by the clock of the server that it is for."""
         return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
 
+    def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:
+        """Raises RowRefused for one whose time cannot be read."""
+        found = self._identity(identity)
+        try:
+            at = self._known.instant_of(due)
+        except ValueError as error:
+            raise RowRefused([DueRow(found, 0, {})], f"{UNREADABLE}: {error}") from error
+        return DueRow(found, at, {} if columns is None else dict(zip(self._source.loaded, columns, strict=True)))
+
+    def _identity(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(self._source.ids) == 1 else tuple(values)
+
+    # --- take
+
     @asynccontextmanager
-    async def _in_turn(self, *args: Any, **options: Any) -> AsyncIterator[Taken]:
-        """`_taken`, once there is a connection for it."""
-        async with self._connections.slots, self._taken(*args, **options) as taken:
-            yield taken
-
-    @property
-    def joins(self) -> bool:
-        return self._using is not None
-
-    @abstractmethod
-    def _taken(
+    async def _taken(
         self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
-    ) -> AbstractAsyncContextManager[Taken]:
+    ) -> AsyncIterator[Taken]:
         """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
+        async with self._connections.slots:
+            with self._ours():
+                connection, transaction = await self._connections.begun()
+            usable = False
+            try:
+                try:
+                    rows = await self._rows(connection, now, limit, skip, dead)
+                    driver = connection.driver
+                    yield Taken(rows, driver, None if self._using is None else self._using(driver))
+                except BaseException as error:
+                    usable = await self._undo(connection, transaction, error)
+                    raise
+                with self._ours():
+                    async with asyncio.timeout(SILENCE):
+                        await self._commit(connection, transaction, rows)
+                usable = True
+            finally:
+                if usable:
+                    await self._connections.give_back(connection, lent=lent)
+                else:
+                    connection.drop()  # the server rolls back what is open
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
-        async with self._in_turn(now, limit, skip) as taken:
+        async with self._taken(now, limit, skip) as taken:
             if new_task is not None and taken.rows:
                 assert taken.joined is not None
                 try:
@@ -274,11 +357,8 @@ class ServerTable(ABC):
         return [row.id for row in taken.rows]
 
     async def bury(self, identity: Any, *, now: Millis) -> bool:
-        async with self._in_turn(now, 1, (), dead=identity) as taken:
+        async with self._taken(now, 1, (), dead=identity) as taken:
             return bool(taken.rows)
 
     def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        return self._in_turn(now, limit, skip, lent=True)
-
-    def _identity(self, values: Sequence[Any]) -> Any:
-        return values[0] if len(self._source.ids) == 1 else tuple(values)
+        return self._taken(now, limit, skip, lent=True)
