@@ -17,7 +17,7 @@ from bide.stores.listeners import Listeners
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.ear import POLL, Ear
-from bide.stores.mysql.runtime import MySqlRuntime
+from bide.stores.mysql.store import MySqlRuntime
 from bide.testing.proxy import FaultProxy
 from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
 from bide.testing.virtual import run_virtual

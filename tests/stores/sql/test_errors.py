@@ -14,7 +14,7 @@ from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, S
 from bide.core.records import In, Ref
 from bide.stores.mysql import errors as mysql
 from bide.stores.postgres import errors as postgres
-from bide.stores.sql import errors as kinds
+from bide.stores.sql import dialect as kinds
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry, see, settle, take
 
 

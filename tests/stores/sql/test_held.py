@@ -16,7 +16,7 @@ from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.mysql import journaled_connection
 from bide.stores.mysql.connecting import MYSQL
 from bide.stores.mysql.errors import meaning
-from bide.stores.sql.errors import Locked
+from bide.stores.sql.dialect import Locked
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
 

@@ -15,8 +15,7 @@ from asyncmy.errors import MySQLError
 from bide.stores.mysql.address import Address, address_of
 from bide.stores.mysql.errors import AWAY, UNREADABLE, Broken, meaning, said
 from bide.stores.mysql.queries import Names
-from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.errors import Lost, NotSent
+from bide.stores.sql.dialect import Dialect, Lost, NotSent
 from bide.stores.urls import unreached
 
 Rows = Sequence[Sequence[Any]]

@@ -20,7 +20,7 @@ _LONG = 600
 _PACKET = 4 * 1024 * 1024
 
 
-async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Finding]:
+async def diagnose(connection: Runs, address: Address, time: ServerTime) -> list[Finding]:
     """Each look is one small query."""
 
     async def work(call: Call) -> list[Finding]:
@@ -36,7 +36,7 @@ async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Findi
             time.finding(),
         ]
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _one(connection: Connection, query: str) -> Any:

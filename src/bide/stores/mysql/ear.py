@@ -31,7 +31,7 @@ from bide.stores.mysql.connecting import Connection, connect
 from bide.stores.mysql.errors import Broken, said
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.statements import Template
-from bide.stores.sql.errors import NotSent
+from bide.stores.sql.dialect import NotSent
 
 POLL: Millis = 200
 """How often somebody looks: what another process has scheduled for sooner is late by so much at most."""

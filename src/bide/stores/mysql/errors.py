@@ -1,4 +1,4 @@
-"""From what MySQL or MariaDB and their drivers report to the kinds of `sql.errors`, or to what bide raises."""
+"""From what MySQL or MariaDB and their drivers report to the kinds of `sql.dialect`, or to what bide raises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from asyncmy.errors import MySQLError
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
-from bide.stores.sql.errors import OURS, Again, Fewer, Locked, Lost, Meanings, NotSent, Shut, Taken
+from bide.stores.sql.dialect import OURS, Again, Fewer, Locked, Lost, Meanings, NotSent, Shut, Taken
 
 _INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
 _MEANINGS: Meanings[int] = Meanings(

@@ -1,4 +1,4 @@
-"""The verbs in a transaction that is the caller's: task and data are committed together, or not at all.
+"""The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
 
 One more thing than the missing number is different from our own connections: every value is written so that it means
 the same whatever character set, SQL mode and time zone the connection has.
@@ -13,18 +13,20 @@ from typing import Any, NamedTuple, TypeVar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
-from bide.core.records import NewTask
+from bide.core.records import NewTask, Settlement
 from bide.stores.batches import Conflicts
 from bide.stores.driver_adapters import Driver, MysqlDriver
 from bide.stores.mysql import adding
-from bide.stores.mysql.connecting import Connection, Rows
+from bide.stores.mysql.connecting import Connection, Rows, connect
 from bide.stores.mysql.errors import by_code, meaning, said
+from bide.stores.mysql.filing import Settling
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
-from bide.stores.sql.errors import Fewer, Taken
+from bide.stores.sql.dialect import Fewer, Taken
 from bide.stores.sql.joined import CallersVerbs, ServerVerbs, Within, Work
 from bide.stores.sql.savepoint import Known, Whole
+from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -204,3 +206,55 @@ class CallersConnection(CallersVerbs, JoinedVerbs):
     """The verbs on a connection that the caller opened."""
 
     _drivers = (MysqlDriver,)
+
+
+_IN_TRANSACTION = 1
+"""The bit of the server's status that says so, as of its last answer."""
+
+
+class OwnTransaction(Own, JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+    def __init__(self, runtime: Any, connection: Any) -> None:
+        super().__init__(runtime, connection)
+        self.settled: list[Settling] = []
+        """The tasks it has settled, once it is committed."""
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        known = self._runtime.leased.of(outcomes)
+        answers = await super().settle(outcomes, now=now)
+        self.settled.append(known)
+        return answers
+
+
+class Transactions(OwnTransactions):
+    """On asyncmy's connections."""
+
+    async def _connect(self, name: str) -> Lent:
+        return Lent(await connect(self._address, within=self._silence, plain=True), name)
+
+    async def _begin(self, lent: Lent) -> None:
+        lent.connection.check_writable(self._address.shown)
+        await lent.connection.begin()
+
+    async def _mark(self, lent: Lent) -> None:
+        if lent.connection.usable and not lent.connection.driver.server_status & _IN_TRANSACTION:
+            raise ended(self._address.shown)
+        kept = self._runtime.joined_queries["keep_transaction"].write(
+            in_hexadecimal, me=lent.name, number=lent.number, there=Code(THERE_ANYWHERE.encode())
+        )
+        await lent.connection.ask(kept)
+
+    async def _marked(self, lent: Lent) -> int:
+        async def look(call: Call) -> int:
+            [rows] = await call.send(call.write("repeated", me=lent.name))
+            return int(rows[0][0]) if rows else 0
+
+        return int(await self._keep.repeat(look))
+
+    def _joined(self, lent: Lent) -> OwnTransaction:
+        return OwnTransaction(self._runtime, lent.connection.driver)
+
+    def _done(self, joined: OwnTransaction) -> None:
+        self._runtime.leased.settled(joined.settled)
+        super()._done(joined)

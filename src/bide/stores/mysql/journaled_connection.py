@@ -21,7 +21,7 @@ from bide.stores.mysql.queries import THERE, queries_of
 from bide.stores.mysql.rows import located
 from bide.stores.mysql.statements import Code, Quote, listed, quoted
 from bide.stores.mysql.statements import rows as tuples
-from bide.stores.sql.errors import NotSent
+from bide.stores.sql.dialect import NotSent
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 
 _SECOND_BEST = 1.0

@@ -13,7 +13,7 @@ from bide.stores.mysql.statements import listed, table_of_pairs, these
 _AT_ONCE = 1_000
 
 
-async def purge(lane: MySqlConnection, now: Millis | None, limit: int) -> int:
+async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> int:
     """Forget up to `limit` ended tasks, by their primary keys; how many it was."""
     purged = 0
     most = _AT_ONCE
@@ -43,14 +43,14 @@ async def purge(lane: MySqlConnection, now: Millis | None, limit: int) -> int:
 
     while purged < limit:
         most = min(limit - purged, _AT_ONCE)
-        forgotten, over = await lane.repeat(work)
+        forgotten, over = await connection.repeat(work)
         purged += forgotten
         if over < most:
             break
     return purged
 
 
-async def forget_callers(lane: MySqlConnection, ours: list[str]) -> None:
+async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
     """Their highest token stays known."""
 
     async def work(call: Call) -> None:
@@ -65,4 +65,4 @@ async def forget_callers(lane: MySqlConnection, ours: list[str]) -> None:
                 *call.ending(),
             )
 
-    await lane.repeat(work)
+    await connection.repeat(work)

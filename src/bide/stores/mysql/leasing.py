@@ -19,9 +19,19 @@ from bide.core.records import Leased, Record, State, Topic
 from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.filing import AT_ONCE as FILES
-from bide.stores.mysql.filing import Expired, File, Pair, close, decode_pairs, file, file_anew, look_up, read_expired
+from bide.stores.mysql.filing import (
+    Expired,
+    File,
+    LeasedRows,
+    Pair,
+    close,
+    decode_pairs,
+    file,
+    file_anew,
+    look_up,
+    read_expired,
+)
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
-from bide.stores.mysql.leased_rows import LeasedRows
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
 from bide.stores.sql.journaled_connection import Runs
@@ -80,7 +90,7 @@ class Expected:
 
 
 async def lease(
-    lane: Runs,
+    connection: Runs,
     floors: ScanPositions,
     depths: Depths,
     expected: Expected,
@@ -97,16 +107,16 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return (await _look(lane, floors, depths, wants, now, about))[0]
+        return (await _look(connection, floors, depths, wants, now, about))[0]
     if not expected.is_due(about):
-        leased, due = await _look(lane, floors, depths, wants, now, about)
+        leased, due = await _look(connection, floors, depths, wants, now, about)
         if not due:
             expected.became(leased.next_wake)
             return leased
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, depths, expected, wants, now, about, lasts, holder, remember)
+        leased, skipped = await _lease(connection, floors, depths, expected, wants, now, about, lasts, holder, remember)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -116,7 +126,7 @@ async def lease(
 
 
 async def _lease(
-    lane: Runs,
+    connection: Runs,
     floors: ScanPositions,
     depths: Depths,
     expected: Expected,
@@ -188,7 +198,7 @@ async def _lease(
     async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call), False
 
-    return await lane.run(take, taken)
+    return await connection.run(take, taken)
 
 
 class Locked(NamedTuple):
@@ -349,7 +359,7 @@ async def _again(row: Repeated, call: Call) -> Leased:
     return Leased([held[number] for number in tokens if number in held], row.now, row.now)
 
 
-async def look_whole(lane: MySqlConnection, depths: Depths, topics: Sequence[Topic]) -> None:
+async def look_whole(connection: MySqlConnection, depths: Depths, topics: Sequence[Topic]) -> None:
     """From the very start, where that takes long: only reads, and says what comes first."""
 
     async def work(call: Call) -> None:
@@ -360,11 +370,16 @@ async def look_whole(lane: MySqlConnection, depths: Depths, topics: Sequence[Top
         heads = {topic: (first[2 * place], first[2 * place + 1]) for place, topic in enumerate(topics)}
         depths.found(heads, time.monotonic() - began)
 
-    await lane.read(work)
+    await connection.read(work)
 
 
 async def _look(
-    lane: Runs, floors: ScanPositions, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    connection: Runs,
+    floors: ScanPositions,
+    depths: Depths,
+    wants: Mapping[Topic, int],
+    now: Millis | None,
+    about: Millis,
 ) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)
@@ -392,4 +407,4 @@ async def _look(
             floors.emptied([topic for topic in topics if counts[topic] > 0], there)
         return Leased([], wake, there), due
 
-    return await lane.read(work)
+    return await connection.read(work)

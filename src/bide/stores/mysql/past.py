@@ -15,7 +15,7 @@ from bide.core.records import Topic
 from bide.stores.batches import Named
 from bide.stores.mysql.errors import meaning
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
-from bide.stores.sql.errors import Locked
+from bide.stores.sql.dialect import Locked
 from bide.stores.sql.locked_rows import RowLocked
 
 Name = tuple[Topic, str]
@@ -23,7 +23,7 @@ _AT_ONCE = 200
 
 
 async def go_past(
-    lane: MySqlConnection,
+    connection: MySqlConnection,
     probe: MySqlConnection,
     asked: Sequence[Any],
     ask: Callable[[MySqlConnection, Sequence[Any]], Awaitable[list[Any]]],
@@ -33,12 +33,12 @@ async def go_past(
 ) -> list[Any]:
     """What `ask` answers, and RowLocked for each that is locked.
 
-    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the lane `probe`.
+    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the connection `probe`.
     """
     answers: list[Any] = [None] * len(asked)
     left = list(range(len(asked)))
     locked = {(one.topic, one.key) for one in asked} & set(known) if known else set()
-    ends = time.monotonic() + lane.patience
+    ends = time.monotonic() + connection.patience
     while left:
         if not waiting or locked:
             if not waiting:
@@ -51,8 +51,8 @@ async def go_past(
                 break
         try:
             if len(left) == len(asked):
-                return await ask(lane, asked)
-            for place, answer in zip(left, await ask(lane, [asked[place] for place in left]), strict=True):
+                return await ask(connection, asked)
+            for place, answer in zip(left, await ask(connection, [asked[place] for place in left]), strict=True):
                 answers[place] = answer
             break
         except RowLocked as error:
@@ -68,7 +68,7 @@ async def go_past(
     return answers
 
 
-async def find_locked(lane: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
+async def find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
     """Those of these tasks that somebody else has locked, also one that is just being inserted."""
     names = sorted({(one.topic, one.key) for one in asked})
 
@@ -87,4 +87,4 @@ async def find_locked(lane: MySqlConnection, asked: Sequence[Named]) -> set[Name
             rest = rest[answered:]
         return locked
 
-    return await lane.read(work)
+    return await connection.read(work)

@@ -19,17 +19,17 @@ from bide.stores.sql.reading import LATEST, Located, Reads, by_wake_at, count_of
 _ENDED = [state for state in STATES if not state.live]
 
 
-async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
         found = {old.record.ref: old.record for old in await look_up(call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
+async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
 
     async def work(call: Call) -> Tally:
@@ -46,7 +46,7 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Col
         await call.commit()
         return Tally(counts, forecast)
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _counted(

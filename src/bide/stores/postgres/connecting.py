@@ -13,8 +13,7 @@ from bide.core.errors import BadInput
 from bide.stores.postgres.address import Address, address_of
 from bide.stores.postgres.errors import AWAY, meaning, said
 from bide.stores.postgres.queries import Names
-from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.errors import Lost, NotSent
+from bide.stores.sql.dialect import Dialect, Lost, NotSent
 from bide.stores.urls import unreached
 
 PLANNER = {

@@ -18,7 +18,9 @@ _LONG = 600
 """Seconds of a transaction after which vacuum has been held back for too long."""
 
 
-async def diagnose(lane: PostgresConnection, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
+async def diagnose(
+    connection: PostgresConnection, address: Address, hearing: Hearing, time: ServerTime
+) -> list[Finding]:
     """Each look is one small query."""
     works = await hearing.works()
 
@@ -37,7 +39,7 @@ async def diagnose(lane: PostgresConnection, address: Address, hearing: Hearing,
         await call.commit()
         return found
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _server(connection: Any, address: Address) -> Finding:

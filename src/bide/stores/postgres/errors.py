@@ -1,11 +1,11 @@
-"""From what PostgreSQL and its drivers report to the kinds of `sql.errors`, or to what bide raises."""
+"""From what PostgreSQL and its drivers report to the kinds of `sql.dialect`, or to what bide raises."""
 
 from __future__ import annotations
 
 import asyncpg
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
-from bide.stores.sql.errors import OURS, Again, Locked, Lost, Meanings, NotSent, Taken
+from bide.stores.sql.dialect import OURS, Again, Locked, Lost, Meanings, NotSent, Taken
 
 AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
 """The driver's errors, of the server as of the way to it, and ours where there is no way."""

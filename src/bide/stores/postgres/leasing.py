@@ -13,7 +13,7 @@ from bide.stores.postgres.bounds import LONGEST, SOON, Asked, Bounds, Reach
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
-from bide.stores.sql.errors import Shut
+from bide.stores.sql.dialect import Shut
 from bide.stores.sql.scan_position import ScanPositions
 
 _BEFORE = 5
@@ -27,7 +27,7 @@ _LATER: Millis = 20
 
 
 async def lease(
-    lane: PostgresConnection,
+    connection: PostgresConnection,
     floors: ScanPositions,
     bounds: Bounds,
     wants: Mapping[Topic, int],
@@ -44,18 +44,18 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return await look(lane, floors, bounds, wants, now, about)
+        return await look(connection, floors, bounds, wants, now, about)
     for pause in _PAUSES:
-        leased, skipped = await _lease(lane, floors, bounds, wants, now, about, lasts, holder)
+        leased, skipped = await _lease(connection, floors, bounds, wants, now, about, lasts, holder)
         if leased.tasks or not skipped:
             return leased
         await asyncio.sleep(pause)
-    leased, _ = await _lease(lane, floors, bounds, wants, now, about, lasts, holder)
+    leased, _ = await _lease(connection, floors, bounds, wants, now, about, lasts, holder)
     return leased
 
 
 async def _lease(
-    lane: PostgresConnection,
+    connection: PostgresConnection,
     floors: ScanPositions,
     bounds: Bounds,
     wants: Mapping[Topic, int],
@@ -103,7 +103,7 @@ async def _lease(
     async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call, lasts, holder), False
 
-    return await lane.run(take, taken)
+    return await connection.run(take, taken)
 
 
 async def _reach(
@@ -178,7 +178,7 @@ async def _again(row: Any, call: Call, lasts: Millis, holder: str) -> Leased:
     return Leased([record_of(one) for one in rows], there, there)
 
 
-async def look_whole(lane: PostgresConnection, bounds: Bounds, asked: Asked) -> None:
+async def look_whole(connection: PostgresConnection, bounds: Bounds, asked: Asked) -> None:
     """From the very start, where that takes long: only reads, and says what comes first."""
     nothing = [0] * len(asked.topics)
 
@@ -190,13 +190,13 @@ async def look_whole(lane: PostgresConnection, bounds: Bounds, asked: Asked) -> 
         bounds.found(asked, min(heads, default=None), time.monotonic() - began)
 
     try:
-        await lane.read(work)
+        await connection.read(work)
     finally:
         bounds.lost_sight(asked)
 
 
 async def look(
-    lane: PostgresConnection,
+    connection: PostgresConnection,
     floors: ScanPositions,
     bounds: Bounds,
     wants: Mapping[Topic, int],
@@ -225,4 +225,4 @@ async def look(
             bounds.emptied(topics, min(heads, default=None))
         return Leased([], floors.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
 
-    return await lane.read(work)
+    return await connection.read(work)

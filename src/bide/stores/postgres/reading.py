@@ -14,7 +14,7 @@ from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.reading import Located, Reads, count_of
 
 
-async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
@@ -24,10 +24,10 @@ async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
             found[row[0] - 1] = record_of(row, 1)
         return found
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
+async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
 
     async def work(call: Call) -> Tally:
@@ -48,7 +48,7 @@ async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Col
         await call.commit()
         return Tally(counts, forecast)
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 class PostgresReads(Reads):

@@ -29,7 +29,7 @@ from bide.stores.postgres.address import Address
 from bide.stores.postgres.connecting import connect
 from bide.stores.postgres.errors import said
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
-from bide.stores.sql.errors import NotSent
+from bide.stores.sql.dialect import NotSent
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
@@ -111,7 +111,7 @@ class Hearing:
         self._address = address
         self._channel = channel
         self._name = name
-        self._echo_lane = echo
+        self._echo_connection = echo
         self._patience = patience
         self._listeners = Listeners(_log)
         self._task: asyncio.Task[None] | None = None
@@ -195,8 +195,8 @@ class Hearing:
         async def work(call: Call) -> None:
             await call.fetch("notify", self._name)
 
-        async with asyncio.timeout(2 * ECHO_EVERY):  # the lane may be busy for a moment
-            await self._echo_lane.read(work)
+        async with asyncio.timeout(2 * ECHO_EVERY):  # it may be busy for a moment
+            await self._echo_connection.read(work)
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:

@@ -1,10 +1,24 @@
-"""What one kind of server has of its own, where all that connects to it needs it."""
+"""What one kind of server has of its own: its connections, and what it means by its errors.
+
+Errors are told apart by what is to be done about them:
+
+Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
+NotSent       there is no connection, or nothing that writes at its end: trying again is safe
+Again         it was refused and undone for what others did meanwhile: the same batch once more
+Locked        the same, since others keep a row of it locked: the others of the batch without it
+Shut          the gate is: this call was done before, or its caller has no row yet
+Taken         it was refused and undone, since a key that was to be new is there
+Fewer         it was refused and undone, since not all of the rows were as they were thought to be
+(a StoreError) it will not be done, for the reason that it says
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 
 
 class Connection(Protocol):
@@ -52,3 +66,72 @@ class Dialect(NamedTuple):
     """The driver's errors, of the server as of the way to it."""
     names: Callable[[str, str], Any]
     """What the tables are called in a schema, with a prefix."""
+
+
+Code = TypeVar("Code")
+
+
+class NotSent(Exception):
+    """Nothing was done, and it may pass."""
+
+
+class Lost(Exception):
+    """The connection broke, or nothing came in time, after it was sent."""
+
+
+class Again(Exception):
+    """Undone by the server, because of others: try again."""
+
+
+class Locked(Again):
+    """Undone by the server: somebody has kept a row locked for longer than our connections wait for one."""
+
+
+class Shut(Exception):
+    """The gate is shut: this call was done before, or its caller has no row yet."""
+
+
+class Taken(Exception):
+    """A key that was to be new is there already."""
+
+
+class Fewer(Exception):
+    """Not all of the rows were as they were thought to be."""
+
+
+OURS = (BideError, NotSent, Lost, Again, Shut, Taken, Fewer)
+"""Errors that mean what they are."""
+
+
+class Meanings(Generic[Code]):
+    """What the codes of a server's errors mean. A code that is not known is a StoreUnavailable."""
+
+    def __init__(
+        self,
+        kinds: Mapping[type[Exception], Collection[Code]],
+        *,
+        full: Collection[Code],
+        refusals: Sequence[tuple[type[StoreError], Collection[Code], str]],
+    ) -> None:
+        """`full`: no space is left. `refusals`: for each error its codes, and what to do about it."""
+        self._kinds: dict[Code, type[Exception]] = {code: kind for kind, codes in kinds.items() for code in codes}
+        self._full = full
+        self._refusals: dict[Code, tuple[type[StoreError], str]] = {
+            code: (kind, advice) for kind, codes, advice in refusals for code in codes
+        }
+
+    def meaning(self, code: Code, text: str, *, adding: bool = False) -> Exception:
+        """The error to raise, or to act on. `adding`: new tasks need space, and are refused for the want of it."""
+        if code in self._kinds:
+            return self._kinds[code](text)
+        if code in self._full:
+            return (StoreFull if adding else StoreUnavailable)(f"{text}: free some of its disk")
+        if code in self._refusals:
+            kind, advice = self._refusals[code]
+            return kind(f"{text}; {advice}")
+        return StoreUnavailable(text)
+
+
+def plain(found: Exception) -> BideError:
+    """The error for a caller outside of a call, which is not sent again: one of bide's own."""
+    return found if isinstance(found, BideError) else StoreUnavailable(str(found))

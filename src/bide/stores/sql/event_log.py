@@ -13,7 +13,7 @@ from bide.core.texts import storable
 _COLUMNS = 10
 
 
-async def record(lane: Any, events: Sequence[Event], kept: int) -> None:
+async def record(connection: Any, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     lines = [
         (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
@@ -26,10 +26,10 @@ async def record(lane: Any, events: Sequence[Event], kept: int) -> None:
         if last - first >= kept + kept // 10:
             await call.ask("trim_events", line=int(last) - kept)
 
-    await lane.repeat(work)
+    await connection.repeat(work)
 
 
-async def events(lane: Any, ref: Ref | None, limit: int, kept: int) -> list[Event]:
+async def events(connection: Any, ref: Ref | None, limit: int, kept: int) -> list[Event]:
     """The newest first; never more than the log is said to keep."""
     limit = max(0, min(limit, kept))
 
@@ -47,12 +47,12 @@ async def events(lane: Any, ref: Ref | None, limit: int, kept: int) -> list[Even
             for at, topic, key, life, kind, attempt, who, what, was, wake_at in rows
         ]  # fmt: skip
 
-    found: list[Event] = await lane.read(work)
+    found: list[Event] = await connection.read(work)
     return found
 
 
 async def announce(
-    lane: Any, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+    connection: Any, holder: str, topics: Collection[Topic], until: Millis, now: Millis
 ) -> dict[str, list[Topic]]:
     """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
 
@@ -67,5 +67,5 @@ async def announce(
             await call.ask("forget_workers", holders=call.listed(gone), now=now)
         return {call.text(name): call.unpacked(its) for name, its, end in rows if end > now}
 
-    alive: dict[str, list[Topic]] = await lane.repeat(work)
+    alive: dict[str, list[Topic]] = await connection.repeat(work)
     return alive

@@ -17,7 +17,7 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import Borrowed, Driver
-from bide.stores.sql import errors as kinds
+from bide.stores.sql.dialect import Again, Locked, Lost, NotSent
 from bide.stores.sql.reading import find
 from bide.stores.sql.savepoint import Known, Whole
 
@@ -140,12 +140,12 @@ class ServerVerbs(ABC):
     def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
         """What to raise: a caller's transaction is not begun anew, as ours would be."""
         found = self._meaning(error, adding=adding)
-        if isinstance(found, kinds.Lost):
+        if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
-        if isinstance(found, kinds.Locked):
+        if isinstance(found, Locked):
             return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
-        if isinstance(found, (kinds.Again, kinds.NotSent)) or not (found is error or isinstance(found, BideError)):
+        if isinstance(found, (Again, NotSent)) or not (found is error or isinstance(found, BideError)):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found
 

@@ -19,10 +19,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
-from bide.stores.lost_answers import refused_later
+from bide.stores.batches import refused_later
 from bide.stores.server_time import ServerTime
-from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.errors import Again, Fewer, Locked, Lost, NotSent, Shut, Taken
+from bide.stores.sql.dialect import Again, Dialect, Fewer, Locked, Lost, NotSent, Shut, Taken
 from bide.stores.sql.locked_rows import RowLocked
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5

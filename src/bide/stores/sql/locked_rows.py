@@ -1,7 +1,7 @@
 """Tasks that somebody keeps locked: they are tried again beside, so that nobody waits for them but who asked.
 
 An open transaction of the application's that has changed a task keeps its row locked for as long as it lasts. Batches
-go on past such rows, and what was passed over comes here: it is tried again on a lane of its own, which waits for
+go on past such rows, and what was passed over comes here: it is tried again on a connection of its own, which waits for
 nobody, until it is let go or patience is over.
 """
 
@@ -16,7 +16,7 @@ from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
-"""A call on a lane of the store, with a part of a batch."""
+"""A call on a connection of the store, with a part of a batch."""
 
 
 class RowLocked(StoreUnavailable):
@@ -26,8 +26,8 @@ class RowLocked(StoreUnavailable):
 class LockedRows:
     """Who waits for what is locked. Belongs to one event loop."""
 
-    def __init__(self, lane: Any, where: str) -> None:
-        self._lane = lane
+    def __init__(self, connection: Any, where: str) -> None:
+        self._connection = connection
         self._where = where
         self._waiting: set[asyncio.Task[None]] = set()
 
@@ -52,7 +52,7 @@ class LockedRows:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 try:
-                    answers = await ask(self._lane, asked)
+                    answers = await ask(self._connection, asked)
                 except PartlyFailed as error:
                     answers = list(error.answers)
                 except StoreError as error:

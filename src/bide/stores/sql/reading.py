@@ -48,7 +48,7 @@ class Reads(ABC):
         """One state by its time, and by row among equal times, from behind that place."""
 
 
-async def find(lane: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
+async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
     """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
     place = read_cursor(page.cursor, where)
 
@@ -60,7 +60,7 @@ async def find(lane: Any, reads: type[Reads], where: Filter, page: Page) -> Foun
         await call.commit()
         return found
 
-    found: Found = await lane.read(work)
+    found: Found = await connection.read(work)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import ModuleType
@@ -10,17 +11,45 @@ from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Leased, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import Conflicts, merge_earliest, slices
 from bide.stores.server_time import ServerTime
-from bide.stores.sql.background import Background
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.locked_rows import Ask, LockedRows
 from bide.stores.sql.reading import Reads
 from bide.stores.sql.savepoint import Known
 from bide.stores.sql.transactions import OwnTransactions
+
+
+class Background:
+    """Runs one thing at a time. Belongs to one event loop."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._task: asyncio.Task[None] | None = None
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Begin `work`, unless something is under way: then False. If the store is away that is said, and no more."""
+        if self._task is not None and not self._task.done():
+            return False
+        self._task = asyncio.get_running_loop().create_task(self._run(work), name="bide aside")
+        return True
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except StoreError as error:
+            self._log.info("a look from the very start came to nothing: %s", error)
+
+    async def close(self) -> None:
+        """What is under way is ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 """The kinds of calls: each has a connection of its own, opened when first used."""

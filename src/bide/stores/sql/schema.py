@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bide.core.errors import StoreMismatch
 from bide.stores.named_queries import read_statements
-from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.errors import plain
+from bide.stores.sql.dialect import Dialect, plain
 
 PATIENCE = 30.0
 """Seconds that connecting, and waiting for another who migrates, may take."""

@@ -18,7 +18,7 @@ from bide.core.records import NewTask
 from bide.core.table_source import UNREADABLE, VIEW, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, is_unique
 from bide.stores.server_time import ServerTime, StoreClock
-from bide.stores.sql.errors import Again, Lost, NotSent
+from bide.stores.sql.dialect import Again, Lost, NotSent
 from bide.stores.sql.table_connections import ECHO, SILENCE, TableConnections
 from bide.stores.sql.table_times import TableTimes
 

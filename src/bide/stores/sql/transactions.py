@@ -16,7 +16,7 @@ from typing import Any
 
 from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
 from bide.stores.driver_adapters import Driver, driver_of
-from bide.stores.sql.errors import Lost, NotSent, plain
+from bide.stores.sql.dialect import Lost, NotSent, plain
 from bide.stores.sql.idle import Idle
 from bide.stores.sql.savepoint import Known, to_its_end
 
