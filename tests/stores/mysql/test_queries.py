@@ -252,8 +252,8 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
 
 
 def test_every_query_is_used(root: Path) -> None:
-    folder = root / "src" / "bide" / "stores" / "mysql"
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "mysql") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     assert set(queries_of("bide", "bide_")) <= used
 

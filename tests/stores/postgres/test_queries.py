@@ -207,8 +207,8 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
 
 
 def test_every_query_is_used(root: Path) -> None:
-    folder = root / "src" / "bide" / "stores" / "postgres"
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "postgres") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
     assert names - used <= {"page_of_state", "lease", "lease_more"}, "these are named with a number"

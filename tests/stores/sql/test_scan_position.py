@@ -6,7 +6,7 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In
-from bide.stores import floors
+from bide.stores.sql import scan_position
 from bide.stores.sql.scan_position import SLACK, ScanPositions
 from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
 
@@ -39,7 +39,7 @@ def test_what_is_told_of_while_a_look_is_under_way_is_where_the_next_begins() ->
 
 
 def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
     known = ScanPositions(used=True)
     assert [known.ask(["t"], NOW)[1] for _ in range(3)] == [True] * 3
 
@@ -69,7 +69,7 @@ def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
 async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 600.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 600.0)
     store = await open_store(url, clock="server")
     await put_one(store, new(due=In(0)))
     assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1
