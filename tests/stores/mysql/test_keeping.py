@@ -8,7 +8,7 @@ from tests.stores.sql.fixtures import OpensStore
 from bide.core.names import new_id
 from bide.core.records import At, Filter, Redrive, State
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.connecting import Rows, connect
+from bide.stores.mysql.dialect import Rows, connect
 from bide.testing.store_suite.acts import (
     DAY,
     HOUR,

@@ -18,7 +18,7 @@ from bide.core import lifecycle
 from bide.core.records import At
 from bide.stores.mysql import adding
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.connecting import Connection, connect
+from bide.stores.mysql.dialect import Connection, connect
 from bide.stores.mysql.filing import FileName, these_files
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values

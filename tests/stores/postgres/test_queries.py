@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.connecting import SESSION, connect
+from bide.stores.postgres.dialect import SESSION, connect
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.acts import NOW

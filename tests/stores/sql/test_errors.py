@@ -12,8 +12,8 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import In, Ref
-from bide.stores.mysql import errors as mysql
-from bide.stores.postgres import errors as postgres
+from bide.stores.mysql import dialect as mysql
+from bide.stores.postgres import dialect as postgres
 from bide.stores.sql import dialect as kinds
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry, see, settle, take
 

@@ -14,8 +14,7 @@ from tests.waiting import pause, until
 from bide import Bide, PartlyFailed, StoreUnavailable, Task
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.mysql import journaled_connection
-from bide.stores.mysql.connecting import MYSQL
-from bide.stores.mysql.errors import meaning
+from bide.stores.mysql.dialect import MYSQL, meaning
 from bide.stores.sql.dialect import Locked
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see

@@ -16,8 +16,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Due, NewTask, Result, State, Token
 from bide.stores.batches import Conflicts, rounds, wakes_of
-from bide.stores.mysql.connecting import Rows
-from bide.stores.mysql.errors import meaning
+from bide.stores.mysql.dialect import Rows, meaning
 from bide.stores.mysql.journaled_connection import Call, Repeated
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.queries import returns_tokens

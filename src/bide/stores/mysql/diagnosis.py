@@ -8,7 +8,7 @@ from asyncmy.errors import MySQLError
 
 from bide.ports import Finding
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import Connection
+from bide.stores.mysql.dialect import Connection
 from bide.stores.mysql.ear import POLL
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.schema import SCHEMA
@@ -27,7 +27,7 @@ async def diagnose(connection: Runs, address: Address, time: ServerTime) -> list
         connection = call.connection
         return [
             await _server(connection, address),
-            await _schema(connection, address),
+            await SCHEMA.finding(connection, address),
             await _durability(connection),
             await _log(connection),
             _packet(connection),
@@ -53,12 +53,6 @@ async def _server(connection: Connection, address: Address) -> Finding:
     return Finding(
         ok, f"{address.shown}: {name} {version}", "" if ok else "bide needs MySQL 8.0 or MariaDB 10.6, or newer"
     )
-
-
-async def _schema(connection: Connection, address: Address) -> Finding:
-    found = await SCHEMA.version(connection, address)
-    ok = found >= SCHEMA.wanted
-    return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
 async def _durability(connection: Connection) -> Finding:

@@ -27,8 +27,7 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import Connection, connect
-from bide.stores.mysql.errors import Broken, said
+from bide.stores.mysql.dialect import Broken, Connection, connect, said
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.statements import Template
 from bide.stores.sql.dialect import NotSent

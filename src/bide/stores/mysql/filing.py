@@ -23,7 +23,7 @@ import msgspec
 from bide.core.instants import Millis
 from bide.core.records import Record, Settlement, Token, Topic
 from bide.stores.batches import slices
-from bide.stores.mysql.connecting import Rows
+from bide.stores.mysql.dialect import Rows
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.statements import Code, Quote, held, literal
 from bide.stores.mysql.statements import rows as tuples

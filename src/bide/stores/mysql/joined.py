@@ -17,8 +17,7 @@ from bide.core.records import NewTask, Settlement
 from bide.stores.batches import Conflicts
 from bide.stores.driver_adapters import Driver, MysqlDriver
 from bide.stores.mysql import adding
-from bide.stores.mysql.connecting import Connection, Rows, connect
-from bide.stores.mysql.errors import by_code, meaning, said
+from bide.stores.mysql.dialect import Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.filing import Settling
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE

@@ -16,9 +16,8 @@ from bide.core.errors import StoreMismatch
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import MYSQL, Connection, Rows, connect
+from bide.stores.mysql.dialect import MYSQL, Connection, Rows, connect
 from bide.stores.mysql.queries import THERE, queries_of
-from bide.stores.mysql.rows import located
 from bide.stores.mysql.statements import Code, Quote, listed, quoted
 from bide.stores.mysql.statements import rows as tuples
 from bide.stores.sql.dialect import NotSent
@@ -47,7 +46,6 @@ class Call(NumberedCall):
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
     packed = staticmethod(msgspec.json.encode)
-    located = staticmethod(located)
 
     def __init__(self, of: MySqlConnection, connection: Connection, limit: asyncio.Timeout, *, again: bool) -> None:
         super().__init__(of, connection, of.queries_on(connection), limit)

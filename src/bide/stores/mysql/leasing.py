@@ -16,8 +16,8 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
+from bide.stores.mysql.dialect import Rows
 from bide.stores.mysql.filing import AT_ONCE as FILES
 from bide.stores.mysql.filing import (
     Expired,
@@ -30,12 +30,12 @@ from bide.stores.mysql.filing import (
     file_anew,
     look_up,
     read_expired,
-)
+)  # fmt: skip
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
 from bide.stores.sql.journaled_connection import Runs
-from bide.stores.sql.scan_position import SLACK, ScanPositions
+from bide.stores.sql.scan_position import SLACK, ScanFloors
 
 MOST = 1_000_000
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
@@ -91,7 +91,7 @@ class Expected:
 
 async def lease(
     connection: Runs,
-    floors: ScanPositions,
+    floors: ScanFloors,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -127,7 +127,7 @@ async def lease(
 
 async def _lease(
     connection: Runs,
-    floors: ScanPositions,
+    floors: ScanFloors,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -275,7 +275,7 @@ def _statements(call: Call, numbers: list[int], micros: int, until: Millis, hold
     return [call.write("lease_tasks", these=rows, micros=micros, until=until, holder=filled(holder))]
 
 
-def _depth(call: Call, floors: ScanPositions, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
+def _depth(call: Call, floors: ScanFloors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
     """From where on to look."""
     since, thorough = floors.ask(topics, about)
     if thorough:
@@ -323,7 +323,7 @@ def _next_wake(
 
 
 def _note(
-    floors: ScanPositions,
+    floors: ScanFloors,
     expected: Expected,
     counts: Mapping[Topic, int],
     room: list[Topic],
@@ -374,12 +374,7 @@ async def look_whole(connection: MySqlConnection, depths: Depths, topics: Sequen
 
 
 async def _look(
-    connection: Runs,
-    floors: ScanPositions,
-    depths: Depths,
-    wants: Mapping[Topic, int],
-    now: Millis | None,
-    about: Millis,
+    connection: Runs, floors: ScanFloors, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
 ) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)

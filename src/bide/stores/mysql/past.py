@@ -13,7 +13,7 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.records import Topic
 from bide.stores.batches import Named
-from bide.stores.mysql.errors import meaning
+from bide.stores.mysql.dialect import meaning
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.sql.dialect import Locked
 from bide.stores.sql.locked_rows import RowLocked

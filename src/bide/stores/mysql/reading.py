@@ -11,7 +11,7 @@ from bide.ports import COUNTED
 from bide.stores.mysql.filing import under_way
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.operations import look_up
-from bide.stores.mysql.rows import CODES, STATES, located
+from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
 from bide.stores.mysql.statements import these
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.reading import LATEST, Located, Reads, by_wake_at, count_of, topics_from
@@ -73,6 +73,8 @@ async def _counted(
 
 
 class MySqlReads(Reads):
+    _record_of, _row = record_of, ROW
+
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
@@ -85,7 +87,7 @@ class MySqlReads(Reads):
             statements.insert(0, self._call.write("page_at_instant", row=max(row, 0), **values))
         found: list[Located] = []
         for rows in await self._call.send(*statements):
-            found += located(rows)
+            found += self._located(rows)
         return found[:most]
 
     async def _leased(self, topic: Topic, after: tuple[Millis, int], before: Millis, most: int) -> list[Located]:
@@ -94,4 +96,4 @@ class MySqlReads(Reads):
             return []
         rows = sorted(one.row for one in held[:most])
         [found] = await self._call.send(self._call.write("tasks_by_rows", these=these(rows)))
-        return sorted(located(found), key=by_wake_at)
+        return sorted(self._located(found), key=by_wake_at)

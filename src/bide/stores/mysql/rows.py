@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bide.core.records import Record, State, Topic
 from bide.core.texts import storable
-from bide.stores.sql.reading import Located
 
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the table."""
@@ -33,11 +32,6 @@ def record_of(row: Sequence[Any]) -> Record:
         None if error is None else error.decode("utf-8", "replace"), created_at, at if state >= _ENDED else None,
         keep_until,
     )  # fmt: skip
-
-
-def located(rows: Iterable[Sequence[Any]]) -> list[Located]:
-    """Each record with the number of its row."""
-    return [(row[ROW], record_of(row)) for row in rows]
 
 
 def rest_of_waiting(topic: Topic) -> tuple[Any, ...]:

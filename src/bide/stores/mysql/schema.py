@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import MYSQL, Connection
+from bide.stores.mysql.dialect import MYSQL, Connection
 from bide.stores.mysql.queries import Names, queries_of
 from bide.stores.mysql.statements import Template
 from bide.stores.sql.schema import PATIENCE, SqlSchema

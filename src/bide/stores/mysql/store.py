@@ -24,8 +24,8 @@ from bide.stores.batches import slices
 from bide.stores.listeners import Listeners
 from bide.stores.mysql import adding, diagnosis, keeping, leasing, operations, reading
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import MYSQL
 from bide.stores.mysql.depths import Depths
+from bide.stores.mysql.dialect import MYSQL
 from bide.stores.mysql.ear import POLL, Ear
 from bide.stores.mysql.filing import LeasedRows
 from bide.stores.mysql.joined import CallersConnection, Transactions, identity_of
@@ -37,7 +37,7 @@ from bide.stores.mysql.schema import SCHEMA
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.sql.locked_rows import Ask, RowLocked, is_among, together
 from bide.stores.sql.runtime import Runtime
-from bide.stores.sql.scan_position import ScanPositions
+from bide.stores.sql.scan_position import ScanFloors
 from bide.stores.sql.store import SqlStore
 
 AT_ONCE = 1_000
@@ -95,6 +95,7 @@ def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTa
 
 class MySqlRuntime(Runtime):
     dialect = MYSQL
+    adding: ClassVar[ModuleType] = adding
     operations: ClassVar[ModuleType] = operations
     reading: ClassVar[ModuleType] = reading
     reads = MySqlReads
@@ -106,7 +107,7 @@ class MySqlRuntime(Runtime):
         self.joined_queries = queries_of(address.schema, address.prefix)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
-        self.floors = ScanPositions(used=self.by_server, slack=POLL)
+        self.floors = ScanFloors(used=self.by_server, slack=POLL)
         self.depths = Depths(used=self.by_server, beside=self._look_whole)
         self.expected = leasing.Expected()
         self.listeners = Listeners(MYSQL.log)
@@ -131,12 +132,8 @@ class MySqlRuntime(Runtime):
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     def operation(self, kind: str) -> Callable[..., Any]:
-        operations: dict[str, Callable[..., Any]] = {
-            "add": partial(adding.add, conflicts=self.conflicts),
-            "change": self.operations.change,
-            "settle": partial(self.operations.settle, leased=self.leased),
-        }
-        return operations[kind]
+        found = super().operation(kind)
+        return partial(found, leased=self.leased) if kind == "settle" else found
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         return await go_past(self.connections[kind], self.connections["held"], part, ask, known=self.locked)
@@ -200,11 +197,11 @@ class MySqlRuntime(Runtime):
         self.ear.looked(wants, sent)
         return leased
 
-    async def purge(self, now: Millis | None, limit: int) -> int:
-        keep = self.connections["keep"]
-        purged = await keeping.purge(keep, now, limit)
-        await keeping.forget_callers(keep, [connection.name for connection in self.connections.values()])
-        return purged
+    async def purge(self, connection: MySqlConnection, now: Millis | None, limit: int) -> int:
+        return await keeping.purge(connection, now, limit)
+
+    async def forget_callers(self, connection: MySqlConnection, ours: list[str]) -> None:
+        await keeping.forget_callers(connection, ours)
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         return self.ear.listen(topics, heard)

@@ -20,7 +20,7 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import NOT_CHANGED, Sql, TableSource
 from bide.core.wall_clock import Stretch
 from bide.ports import DueRow, Joined, RowRefused, check_changed
-from bide.stores.mysql.connecting import AFRESH, MYSQL, Connection, Rows, connect
+from bide.stores.mysql.dialect import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.table import Plan, SqlTable
 from bide.stores.sql.table_connections import SILENCE, SOON, TableConnections

@@ -29,7 +29,7 @@ async def diagnose(
         await call.begin()
         found = [
             await _server(connection, address),
-            await _schema(connection, address),
+            await SCHEMA.finding(connection, address),
             await _durability(connection),
             _listening(address, hearing, works=works),
             await _bloat(connection, address),
@@ -50,12 +50,6 @@ async def _server(connection: Any, address: Address) -> Finding:
         f"{address.shown}: PostgreSQL {version}",
         "" if number >= 120_000 else "bide needs PostgreSQL 12 or newer",
     )
-
-
-async def _schema(connection: Any, address: Address) -> Finding:
-    found = await SCHEMA.version(connection, address)
-    ok = found >= SCHEMA.wanted
-    return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
 async def _durability(connection: Any) -> Finding:

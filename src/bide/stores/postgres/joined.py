@@ -20,8 +20,7 @@ from bide.core.records import NewTask
 from bide.stores.batches import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
 from bide.stores.postgres import adding
-from bide.stores.postgres.connecting import connect
-from bide.stores.postgres.errors import by_code, meaning, said
+from bide.stores.postgres.dialect import by_code, connect, meaning, said
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.dialect import Lost
 from bide.stores.sql.joined import CallersVerbs, ServerVerbs

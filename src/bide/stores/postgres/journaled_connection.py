@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import PLANNER, POSTGRES, SESSION, connect
-from bide.stores.postgres.rows import columns, located
+from bide.stores.postgres.dialect import PLANNER, POSTGRES, SESSION, connect
+from bide.stores.postgres.rows import columns
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 
 CALLS_OF_A_ROW = 256
@@ -35,7 +35,6 @@ class Call(NumberedCall):
     __slots__ = ("begun",)
     text = name = str
     packed = unpacked = listed = list
-    located = staticmethod(located)
 
     def __init__(
         self, of: PostgresConnection, connection: Any, queries: Any, limit: asyncio.Timeout | None = None

@@ -14,7 +14,7 @@ from bide.stores.postgres.journaled_connection import Call, PostgresConnection, 
 from bide.stores.postgres.queries import MOST
 from bide.stores.postgres.rows import WOKE, record_of
 from bide.stores.sql.dialect import Shut
-from bide.stores.sql.scan_position import ScanPositions
+from bide.stores.sql.scan_position import ScanFloors
 
 _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""
@@ -28,7 +28,7 @@ _LATER: Millis = 20
 
 async def lease(
     connection: PostgresConnection,
-    floors: ScanPositions,
+    floors: ScanFloors,
     bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -56,7 +56,7 @@ async def lease(
 
 async def _lease(
     connection: PostgresConnection,
-    floors: ScanPositions,
+    floors: ScanFloors,
     bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,
@@ -107,7 +107,7 @@ async def _lease(
 
 
 async def _reach(
-    call: Call, floors: ScanPositions, bounds: Bounds, topics: list[Topic], since: list[Millis], *, thorough: bool
+    call: Call, floors: ScanFloors, bounds: Bounds, topics: list[Topic], since: list[Millis], *, thorough: bool
 ) -> Reach:
     """From where on a look that is to be thorough, or not, is to look."""
     if not thorough:
@@ -123,7 +123,7 @@ async def _reach(
 
 
 def _taken(
-    rows: list[Any], floors: ScanPositions, looked: Bounds | None, wants: Mapping[Topic, int]
+    rows: list[Any], floors: ScanFloors, looked: Bounds | None, wants: Mapping[Topic, int]
 ) -> tuple[Leased, bool]:
     """The tasks, oldest first, and whether some were passed over; `floors` is told how far it was looked.
 
@@ -156,7 +156,7 @@ def _taken(
     return Leased(tasks, floors.sleep(wake, there, thorough=looked is not None), there), skipped
 
 
-def _taken_more(rows: list[Any], floors: ScanPositions, topic: Topic, want: int) -> Leased:
+def _taken_more(rows: list[Any], floors: ScanFloors, topic: Topic, want: int) -> Leased:
     """The tasks, oldest first. If there are fewer than wanted, why is for the next look, at once, to see."""
     there = rows[0]["now"]
     if rows[0]["topic"] is None:
@@ -197,7 +197,7 @@ async def look_whole(connection: PostgresConnection, bounds: Bounds, asked: Aske
 
 async def look(
     connection: PostgresConnection,
-    floors: ScanPositions,
+    floors: ScanFloors,
     bounds: Bounds,
     wants: Mapping[Topic, int],
     now: Millis | None,

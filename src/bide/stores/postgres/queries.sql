@@ -7,7 +7,7 @@
 -- call sent again waits for the end of the first one.
 --
 -- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
--- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`journaled_connection`);
+-- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`dialect`);
 -- and rows that were locked are found again by their place (ctid).
 
 -- name: insert_tasks

@@ -9,7 +9,7 @@ from bide.core.instants import Millis
 from bide.core.records import Count, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.postgres.journaled_connection import Call
-from bide.stores.postgres.rows import CODES, STATES, located, record_of
+from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.reading import Located, Reads, count_of
 
@@ -52,7 +52,9 @@ async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, onl
 
 
 class PostgresReads(Reads):
+    _record_of, _row = record_of, ROW
+
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
-        return located(await self._call.fetch(f"page_of_state_{CODES[state]}", topic, *after, before, most))
+        return self._located(await self._call.fetch(f"page_of_state_{CODES[state]}", topic, *after, before, most))

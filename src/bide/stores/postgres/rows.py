@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bide.core.records import Record, State
-from bide.stores.sql.reading import Located
 
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the table."""
@@ -31,11 +30,6 @@ def record_of(row: Sequence[Any], start: int = 0) -> Record:
         topic, key, identity, group, STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
         losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
     )  # fmt: skip
-
-
-def located(rows: Iterable[Sequence[Any]]) -> list[Located]:
-    """Each record with the number of its row."""
-    return [(row[ROW], record_of(row)) for row in rows]
 
 
 def values_of(record: Record) -> tuple[Any, ...]:

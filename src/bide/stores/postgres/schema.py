@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import POSTGRES
+from bide.stores.postgres.dialect import POSTGRES
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.sql.schema import SqlSchema
 

@@ -7,7 +7,7 @@ one for each kind of call and one that listens, opened when first used, and up t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from bide.stores.batches import AT_ONCE
 from bide.stores.postgres import adding, diagnosis, leasing, operations, reading
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.bounds import Asked, Bounds
-from bide.stores.postgres.connecting import POSTGRES
+from bide.stores.postgres.dialect import POSTGRES
 from bide.stores.postgres.joined import SAMPLES, CallersConnection, Transactions
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.purging import Purging
@@ -30,7 +30,7 @@ from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.wakes import Hearing, Telling
 from bide.stores.sql.locked_rows import Ask, RowLocked
 from bide.stores.sql.runtime import CallWakes, Runtime
-from bide.stores.sql.scan_position import SLACK, ScanPositions
+from bide.stores.sql.scan_position import SLACK, ScanFloors
 from bide.stores.sql.store import SqlStore
 
 _SLACK: Millis = 100
@@ -41,6 +41,7 @@ class PostgresRuntime(Runtime):
     """`cap`: how far ahead a wake is still told of."""
 
     dialect = POSTGRES
+    adding: ClassVar[ModuleType] = adding
     operations: ClassVar[ModuleType] = operations
     reading: ClassVar[ModuleType] = reading
     reads = PostgresReads
@@ -54,7 +55,7 @@ class PostgresRuntime(Runtime):
         self.telling = Telling(cap)
         channel = Names(address.schema, address.prefix).channel
         self.hearing = Hearing(address, channel, self.name, self.connections["keep"], patience=silence, told=self._told)
-        self.floors = ScanPositions(used=self.by_server, slack=SLACK if address.pooled else _SLACK)
+        self.floors = ScanFloors(used=self.by_server, slack=SLACK if address.pooled else _SLACK)
         self.bounds = Bounds(used=self.by_server and not address.pooled, beside=self._look_whole)
         self.purging = Purging(used=self.by_server)
         self._raised: Millis = -1
@@ -72,14 +73,6 @@ class PostgresRuntime(Runtime):
 
             await self.connections["read"].read(work)
             self._raised = max(now, self._raised)
-
-    def operation(self, kind: str) -> Callable[..., Any]:
-        operations: dict[str, Callable[..., Any]] = {
-            "add": partial(adding.add, conflicts=self.conflicts),
-            "change": self.operations.change,
-            "settle": self.operations.settle,
-        }
-        return operations[kind]
 
     def _told(self, wakes: Mapping[Topic, Millis]) -> None:
         self.floors.told(wakes)
@@ -123,14 +116,14 @@ class PostgresRuntime(Runtime):
             self.connections["lease"], self.floors, self.bounds, wants, self.now(now), self.about(now), lasts, holder
         )
 
-    async def purge(self, now: Millis | None, limit: int) -> int:
-        async def forget(call: Call) -> None:
-            await call.fetch("forget_callers", [connection.name for connection in self.connections.values()])
+    async def purge(self, connection: PostgresConnection, now: Millis | None, limit: int) -> int:
+        return await self.purging.purge(connection, now, limit)
 
-        keep = self.connections["keep"]
-        purged = await self.purging.purge(keep, now, limit)
-        await keep.repeat(forget)
-        return purged
+    async def forget_callers(self, connection: PostgresConnection, ours: list[str]) -> None:
+        async def forget(call: Call) -> None:
+            await call.fetch("forget_callers", ours)
+
+        await connection.repeat(forget)
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         return await self.hearing.listen(topics, heard)

@@ -22,8 +22,7 @@ from bide.core.wall_clock import Stretch
 from bide.ports import DueRow, Joined, check_changed
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import PLANNER, POSTGRES, connect
-from bide.stores.postgres.errors import AWAY, meaning
+from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meaning
 from bide.stores.sql.table import Plan, Rows, SqlTable
 from bide.stores.sql.table_connections import ECHO, SILENCE, SOON, TableConnections
 from bide.stores.sql.table_times import Given, TableTimes

@@ -26,8 +26,7 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import connect
-from bide.stores.postgres.errors import said
+from bide.stores.postgres.dialect import connect, said
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.sql.dialect import NotSent
 

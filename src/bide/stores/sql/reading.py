@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from heapq import merge
-from typing import Any
+from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
@@ -21,8 +21,16 @@ Located = tuple[int, Record]
 class Reads(ABC):
     """The three ways to read, each a seek in an index and so many rows from there, by the queries of one call."""
 
+    _record_of: ClassVar[Callable[[Sequence[Any]], Record]]
+    _row: ClassVar[int]
+    """The place of the row's number."""
+
     def __init__(self, call: Any) -> None:
         self._call = call
+
+    def _located(self, rows: Iterable[Sequence[Any]]) -> list[Located]:
+        record_of, place = type(self)._record_of, self._row
+        return [(row[place], record_of(row)) for row in rows]
 
     async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
         """The first topic behind `after`, of a group or of all."""
@@ -38,8 +46,7 @@ class Reads(ABC):
             rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
         else:
             rows = await self._call.ask("page_by_group", group=group, topic=topic, key=after, most=most)
-        found: list[Located] = self._call.located(rows)
-        return found
+        return self._located(rows)
 
     @abstractmethod
     async def by_time(

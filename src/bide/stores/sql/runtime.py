@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
@@ -60,8 +61,10 @@ class Runtime(ABC):
     """Made when the store is opened, let go of when it is closed. Belongs to one event loop."""
 
     dialect: ClassVar[Dialect]
+    adding: ClassVar[ModuleType]
+    """The module that schedules."""
     operations: ClassVar[ModuleType]
-    """The module that writes."""
+    """The module that changes, settles and extends."""
     reading: ClassVar[ModuleType]
     """The module that reads."""
     reads: ClassVar[type[Reads]]
@@ -134,6 +137,13 @@ class Runtime(ABC):
         """A batch in parts for one statement each."""
         return slices(asked, self.at_once)
 
+    def operation(self, kind: str) -> Callable[..., Any]:
+        """What adds, changes or settles a part of a batch."""
+        if kind == "add":
+            return partial(self.adding.add, conflicts=self.conflicts)
+        operation: Callable[..., Any] = getattr(self.operations, kind)
+        return operation
+
     def wakes_of_call(self, now: Millis) -> CallWakes:
         return CallWakes(self, now)
 
@@ -164,18 +174,18 @@ class Runtime(ABC):
         """What time it is there, in microseconds."""
 
     @abstractmethod
-    def operation(self, kind: str) -> Callable[..., Any]:
-        """What adds, changes or settles a part of a batch."""
-
-    @abstractmethod
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         """What `ask` answers on that connection, and RowLocked for each that somebody keeps locked."""
 
     @abstractmethod
     async def lease(self, wants: Mapping[Topic, int], now: Millis, lasts: Millis, holder: str) -> Leased: ...
     @abstractmethod
-    async def purge(self, now: Millis | None, limit: int) -> int:
-        """Forget ended tasks, and callers that nobody hears of; how many tasks it was."""
+    async def purge(self, connection: Any, now: Millis | None, limit: int) -> int:
+        """Forget ended tasks; how many it was."""
+
+    @abstractmethod
+    async def forget_callers(self, connection: Any, ours: list[str]) -> None:
+        """Those that nobody has heard of for long, `ours` excepted."""
 
     @abstractmethod
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:

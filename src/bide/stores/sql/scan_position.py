@@ -25,7 +25,7 @@ SLACK: Millis = 1_000
 """How long a transaction may be open, so that its tasks are not yet too far back when they appear."""
 
 
-class ScanPositions:
+class ScanFloors:
     """Of each topic: from where on to look, and when it was last looked at thoroughly."""
 
     __slots__ = ("_ends", "_floors", "_heard", "_looked", "_plenty", "_slack", "_used")

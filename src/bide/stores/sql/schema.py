@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bide.core.errors import StoreMismatch
+from bide.ports import Finding
 from bide.stores.named_queries import read_statements
 from bide.stores.sql.dialect import Dialect, plain
 
@@ -110,6 +111,12 @@ class SqlSchema(ABC):
                 f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and "
                 "other processes may go on)"
             )
+
+    async def finding(self, connection: Any, address: Any) -> Finding:
+        """What `doctor` says of it."""
+        found = await self.version(connection, address)
+        ok = found >= self.wanted
+        return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
     def statements(self, address: Any, since: int = 0) -> list[str]:
         """What `migrate` runs after version `since`, in a schema that is there: to run it by hand, for example."""

@@ -182,7 +182,10 @@ class SqlStore(ABC):
 
     async def purge(self, *, now: Millis, limit: int) -> int:
         runtime = self._open()
-        return await runtime.purge(runtime.now(now), limit)
+        keep = runtime.connections["keep"]
+        purged = await runtime.purge(keep, runtime.now(now), limit)
+        await runtime.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
+        return purged
 
     # --- look
 
