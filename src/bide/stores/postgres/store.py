@@ -166,4 +166,4 @@ class PostgresStore(SqlStore):
     _callers = CallersConnection
 
     def __init__(self, url: str, *, cap: Millis = 60_000, **options: Any) -> None:
-        super().__init__(url, cap=cap, **options)
+        super().__init__(url, own={"cap": cap}, **options)

@@ -266,7 +266,6 @@ class PostgresTable(SqlTable):
                     text, _ = self._write("change", now, (), changes, ids=[])
                     await connection.prepare(text, timeout=SILENCE)
         except asyncpg.InsufficientPrivilegeError as error:
-            self._times = None
             raise meaning(error, self._address.shown) from error
         nodes = _nodes(json.loads(plan)[0]["Plan"])
         served = not any(node["Node Type"] in _UNINDEXED or "Filter" in node for node in nodes)

@@ -52,9 +52,9 @@ class SqlStore(ABC):
         patience: float = 10.0,
         silence: float = 10.0,
         events_kept: int = EVENTS_KEPT,
-        **options: Any,
+        own: Mapping[str, Any] | None = None,
     ) -> None:
-        """`options`: the Runtime's own."""
+        """`own`: options of the server's Runtime."""
         self._address: Any = self._schema.dialect.address_of(url)
         self._url = url
         if clock not in ("server", "caller"):
@@ -63,7 +63,7 @@ class SqlStore(ABC):
             raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
         self._clock: Literal["server", "caller"] = clock
         self._patience = patience
-        self._options = {"by_server": clock == "server", "silence": silence, **options}
+        self._options = {"by_server": clock == "server", "silence": silence, **(own or {})}
         self._events_kept = events_kept
         self._opened: Runtime | None = None
         self._changing = asyncio.Lock()

@@ -188,8 +188,10 @@ class SqlTable(ABC):
         self._times = times
         try:
             plan = await self._plan(connection, now, types)
-        except self._refused as error:
+        except BaseException as error:
             self._times = None
+            if not isinstance(error, self._refused):
+                raise
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
         what = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
         advice = "" if plan.served else f"each look reads rows that are not due; run: {plan.making}"
