@@ -62,7 +62,7 @@ class Conflicts:
         self._wary: dict[Topic, int] = {}
 
     def likely(self, tasks: Sequence[Named]) -> bool:
-        """Whether one of these may be there already."""
+        """Tell whether one of these may be there already."""
         return bool(self._wary) and not self._wary.keys().isdisjoint({one.topic for one in tasks})
 
     def met(self, tasks: Sequence[Named], taken: Iterable[Named]) -> None:

@@ -60,13 +60,13 @@ class Broken(Exception):
 
 
 UNREADABLE = (AttributeError, AssertionError, IndexError, TypeError, ValueError, RuntimeError, struct.error)
-"""What the driver may raise where an answer ends too early."""
+"""Errors that the driver may raise where an answer ends too early."""
 AWAY = (MySQLError, Broken, NotSent, OSError, EOFError, TimeoutError)
 """The driver's errors, of the server as of the way to it, and ours where there is no way."""
 
 
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
-    """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, OURS):
         return error
     if isinstance(error, UnicodeEncodeError):
@@ -81,14 +81,14 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
 
 
 def by_code(code: int, text: str, *, adding: bool = False) -> Exception:
-    """What an error means that the server, or the driver, reported under this number."""
+    """The meaning of an error that the server, or the driver, reported under this number."""
     if code in _INPUT:
         return BadInput("task", text, "names and holders of at most 255 bytes, and integers of at most 64 bits")
     return _MEANINGS.meaning(code, text, adding=adding)
 
 
 def said(error: BaseException) -> str:
-    """What an error says, or what it is if it says nothing."""
+    """The text of an error, or its type if it has none."""
     return str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
 
 
@@ -117,7 +117,7 @@ AFRESH = (
 )
 """For a connection that a handler is given: what an earlier one has set is not the next one's."""
 _PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
-"""What a reset leaves as it is."""
+"""The state that a reset leaves as it is."""
 _QUERY, _RESET = 0x03, 0x1F
 _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 
@@ -133,7 +133,7 @@ class Connection:
         self.largest = 0
         """Bytes of one packet that the server takes."""
         self.read_only = False
-        """Whether it was, when the connection was made: then it is a replica, and may be behind."""
+        """True if it was, when the connection was made: then it is a replica, and may be behind."""
         self.mariadb = True
         self.place: Sequence[Any] = ()
 
@@ -194,7 +194,7 @@ class Connection:
         await self.ask("ROLLBACK")
 
     async def reset(self) -> None:
-        """What a handler has set, locked or made in its session is not the next one's. One round trip."""
+        """Take back what a handler has set, locked or made in its session. One round trip."""
         try:
             await self.driver._execute_command(_RESET, b"")
             await self.driver._read_ok_packet()

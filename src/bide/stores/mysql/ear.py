@@ -65,7 +65,7 @@ class Ear:
         `now`: what time it is there, as far as is known. `tell`: is told of the wakes.
         """
         self.hears = False
-        """Whether its last look was answered. Until the first is, and where nobody listens, it does not hear."""
+        """True while its last look was answered. Until the first is, and where nobody listens, it does not hear."""
         self._address = address
         self._listeners = listeners
         self._used = used
@@ -83,7 +83,7 @@ class Ear:
         return listener
 
     def hears_of(self, topics: Collection[Topic]) -> bool:
-        """Whether whoever listens to these is told of what becomes due."""
+        """True if whoever listens to these is told of what becomes due."""
         return self.hears and self._listeners.topics().issuperset(topics)
 
     def looked(self, topics: Collection[Topic], sent: float) -> None:
@@ -142,7 +142,7 @@ class Ear:
         return {topic: rows[0][0] for topic, rows in zip(topics, answers, strict=True) if rows and rows[0][0] <= soon}
 
     def _deafened(self, why: str) -> None:
-        """Who relies on it and sleeps is woken, to look for himself from now on."""
+        """Wake those who rely on it and sleep, to look for themselves from now on."""
         if self.hears:
             self.hears = False
             _log.info("nobody hears of others' commits for now (%s): each worker looks for itself", why)

@@ -154,8 +154,10 @@ class JoinedVerbs(ServerVerbs):
         return Whole(driver, gone=partial(self._was_undone, driver, known))
 
     async def _was_undone(self, driver: Driver, known: Known, error: Exception) -> bool:
-        """Whether the server has undone all of the caller's transaction, as by a deadlock. Nobody has told the caller
-        or the driver, so another one is begun: what comes is not committed statement by statement."""
+        """Tell whether the server has undone all of the caller's transaction, as by a deadlock.
+
+        Nobody has told the caller or the driver, so another one is begun: else what comes is committed one by one.
+        """
         if code_of(error) != _NO_SAVEPOINT:
             return False
         known.gone = True

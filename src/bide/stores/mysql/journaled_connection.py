@@ -30,7 +30,7 @@ _topics = msgspec.json.Decoder(list[Topic])
 
 
 class Repeated(NamedTuple):
-    """What the caller's row says of a call that was done before."""
+    """The caller's row of a call that was done before."""
 
     now: Millis
     micros: int
@@ -42,7 +42,7 @@ class Call(NumberedCall):
 
     __slots__ = ("_ahead", "again")
     utc = True
-    """Whether the time zone of the connection is UTC."""
+    """True if the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
     packed = staticmethod(msgspec.json.encode)
@@ -51,7 +51,7 @@ class Call(NumberedCall):
         super().__init__(of, connection, of.queries_on(connection), limit)
         self._ahead: tuple[bytes, ...] = ()
         self.again = again
-        """Whether an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
+        """True if an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
 
     @property
     def largest(self) -> int:
@@ -81,7 +81,7 @@ class Call(NumberedCall):
         return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
 
     def look_at_clock(self, now: Millis | None) -> bytes:
-        """What time it is, for the caller alone."""
+        """The statement that tells the time to the caller alone."""
         return self.write("look_at_clock", there=self._there(now))
 
     def _there(self, now: Millis | None) -> Code | int:
@@ -97,7 +97,7 @@ class Call(NumberedCall):
         return [self.write("commit")]
 
     async def begin_snapshot(self) -> None:
-        """What is asked from now on is of one state of the database. It takes no round trip of its own."""
+        """Show one state of the database to what is asked from now on. It takes no round trip of its own."""
         self._ahead = self.write("snapshot"), self.write("begin_snapshot")
 
     async def commit(self) -> None:
@@ -146,7 +146,7 @@ class Call(NumberedCall):
 
     @staticmethod
     def name(data: bytes) -> str:
-        """What names a task: what is no UTF-8, by another program's doing, is read so that it still does."""
+        """Read what names a task: what is no UTF-8, by another program's doing, still names it."""
         return data.decode("utf-8", "surrogateescape")
 
     @staticmethod

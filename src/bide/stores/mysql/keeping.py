@@ -1,4 +1,4 @@
-"""What is forgotten: tasks that have been kept for long enough, and callers that nobody hears of any more.
+"""Forget tasks that have been kept for long enough, and callers that nobody hears of any more.
 
 What ends with a time to be kept until leaves a line in `kept`. If the task lives again meanwhile, the line stays and is
 found out when its time has come.

@@ -76,7 +76,7 @@ def by_topic(asked: Sequence[Named]) -> list[tuple[Topic, list[str]]]:
 async def lock(
     call: Call, asked: Sequence[Named], begin: Sequence[bytes]
 ) -> tuple[Millis, int, dict[tuple[Topic, str], Old]]:
-    """What time it is there, in both units, and those of the names that are there, locked."""
+    """The time there, in both units, and those of the names that are there, locked."""
     statements = [*begin, call.write("clock"), *_about(call, "lock_tasks", asked)]
     [[(there, micros)], *answers] = await call.timed(*statements)
     olds: dict[tuple[Topic, str], Old] = {}
@@ -233,7 +233,7 @@ class Writes:
         self._leaving: list[int] = []
         self._joining: list[tuple[int, str, str, str]] = []
         self.waiting: list[Record] = []
-        """What now waits, and may have to be told."""
+        """Tasks that now wait, and may have to be told."""
 
     def replace(self, old: Old, record: Record) -> None:
         """A new life, with a payload and a group of its own."""

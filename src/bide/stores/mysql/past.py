@@ -31,7 +31,7 @@ async def go_past(
     known: Collection[Name] = (),
     waiting: bool = True,
 ) -> list[Any]:
-    """What `ask` answers, and RowLocked for each that is locked.
+    """The answers of `ask`, and RowLocked for each that is locked.
 
     `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the connection `probe`.
     """

@@ -231,7 +231,7 @@ class MySqlStore(SqlStore):
     _callers = CallersConnection
 
     async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
-        """What makes too large a packet fails alone."""
+        """Add each; a task that makes too large a packet fails alone."""
         problems = too_large(tasks, self._open().connections["read"].largest)
         if not problems:
             return await super().add_apart(tasks, now=now)

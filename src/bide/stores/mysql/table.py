@@ -267,7 +267,7 @@ class MySqlTable(SqlTable):
         return False
 
     def _serves(self, columns: Sequence[str], conditions: Collection[str]) -> bool:
-        """Whether an index leads to the rows of `where` in the order of their times."""
+        """Tell whether an index leads to the rows of `where` in the order of their times."""
         due = self._source.due.lower()
         before = columns[: columns.index(due)] if due in columns else None
         return before is not None and set(before) <= set(conditions) and (bool(before) or not set(conditions) - {due})

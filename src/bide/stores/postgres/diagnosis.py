@@ -1,4 +1,4 @@
-"""What `doctor` looks at: settings of the server that cost tasks or time, the table's health, and the clocks."""
+"""The checks of `doctor`: settings of the server that cost tasks or time, the table's health, and the clocks."""
 
 from __future__ import annotations
 

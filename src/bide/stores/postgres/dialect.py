@@ -49,7 +49,7 @@ _MEANINGS: Meanings[str] = Meanings(
 
 
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
-    """What to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
     if isinstance(error, OURS):
         return error
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
@@ -65,13 +65,13 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
 
 
 def by_code(code: str, text: str, *, adding: bool = False) -> Exception:
-    """What an error means that the server reported under this SQLSTATE."""
+    """The meaning of an error that the server reported under this SQLSTATE."""
     short = adding and code.startswith("53") and code != _TOO_MANY_CLIENTS  # of memory, say, to write what is new
     return _MEANINGS.meaning(_FULL if short else code, text, adding=adding)
 
 
 def said(error: BaseException) -> str:
-    """What an error says, or what it is if it says nothing."""
+    """The text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -121,7 +121,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     settings = ""
     """Statements that make those that it was opened with."""
     pooled = False
-    """Whether a proxy stands between, so that the session is nobody's."""
+    """True if a proxy stands between, so that the session is nobody's."""
 
     @property
     def driver(self) -> Self:

@@ -41,7 +41,7 @@ _FIRST = (
     "SELECT set_config('lock_timeout', '10s', true) "
     "WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'",
 )
-"""What holds for a verb: its plans, and that it waits for a lock so long at most; the caller may have said less."""
+"""Settings during a verb: its plans, and how long it waits for a lock at most; the caller may have said less."""
 _LAST = (
     "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true), "
     "set_config('lock_timeout', current_setting('bide.patience'), true)",

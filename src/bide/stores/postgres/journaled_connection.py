@@ -78,7 +78,7 @@ class Call(NumberedCall):
         await self.connection.execute(f"BEGIN {how}{_POOLED_SESSION if self._of.pooled else ''}")
 
     async def begin_snapshot(self) -> None:
-        """What is asked from now on is of one state of the database."""
+        """Show one state of the database to what is asked from now on."""
         await self.begin(_SNAPSHOT)
 
     async def commit(self) -> None:

@@ -265,7 +265,7 @@ class Writes:
         self._moved: list[tuple[Any, ...]] = []
         self._forgotten: list[tuple[str, str]] = []
         self.waiting: list[Record] = []
-        """What now waits, and may have to be told."""
+        """Tasks that now wait, and may have to be told."""
 
     def put(self, record: Record) -> None:
         self._put.append(values_of(record))

@@ -140,7 +140,7 @@ class PostgresRuntime(Runtime):
 
 
 class _CallWakes(CallWakes):
-    """What is worth a message is sent within the call's own transaction."""
+    """Has the wakes that are worth a message sent within the call's own transaction."""
 
     def __call__(self, wakes: Mapping[Topic, Millis]) -> list[str]:
         super().__call__(wakes)

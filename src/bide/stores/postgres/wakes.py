@@ -55,12 +55,12 @@ class Telling:
         """Which wake was told of, and when."""
 
     def forget(self, topics: Iterable[Topic]) -> None:
-        """What was to be told of these was not."""
+        """Forget these: what was to be told of them was not."""
         for topic in topics:
             self._known.pop(topic, None)
 
     def messages(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
-        """What to send for the earliest wakes of a batch."""
+        """The messages for the earliest wakes of a batch."""
         worth = {}
         for topic, wake in wakes.items():
             if wake > now + self._cap:
@@ -89,7 +89,7 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 
 
 class Hearing:
-    """Who listens, and the ear, had from the first listener on."""
+    """The listeners, and the connection that hears for them, had from the first listener on."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Hearing:
         self.replaced = 0
         """How often the ear was found deaf or cut off, and replaced."""
         self.hears = False
-        """Whether the last echo came back, or the connection is new and none is due yet."""
+        """True if the last echo came back, or the connection is new and none is due yet."""
         self._address = address
         self._channel = channel
         self._name = name
@@ -119,7 +119,7 @@ class Hearing:
 
     @property
     def polls(self) -> bool:
-        """Whether somebody listens who may hear nothing."""
+        """True if somebody listens who may hear nothing."""
         return bool(self._listeners) and not self.hears
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
@@ -137,7 +137,7 @@ class Hearing:
         return listener
 
     async def works(self) -> bool:
-        """Whether an echo comes back; an ear is made for it if there is none yet."""
+        """Tell whether an echo comes back; a connection is made for it if there is none yet."""
         if self._address.pooled:
             return False
         listener = await self.listen((), lambda topic, wake: None)

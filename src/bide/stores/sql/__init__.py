@@ -1,1 +1,1 @@
-"""What the stores in PostgreSQL and MySQL share; each of the two is a dialect on it."""
+"""The body of the stores in PostgreSQL and MySQL; each of the two is a dialect on it."""

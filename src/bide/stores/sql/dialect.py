@@ -1,4 +1,4 @@
-"""What one kind of server has of its own: its connections, and what it means by its errors.
+"""The traits of one kind of server: its connections, and the meaning of its errors.
 
 Errors are told apart by what is to be done about them:
 
@@ -29,7 +29,7 @@ class Connection(Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as the driver knows."""
+        """True while it is open, as far as the driver knows."""
         ...
 
     async def ask(self, statement: str, /) -> Any:
@@ -59,13 +59,13 @@ class Dialect(NamedTuple):
     connect: Callable[..., Awaitable[Any]]
     """Makes a Connection to an address, `within` seconds."""
     meaning: Callable[..., Exception]
-    """What to raise, or to act on, for an error of a statement."""
+    """Give the exception to raise, or to act on, for an error of a statement."""
     said: Callable[[BaseException], str]
-    """What an error says, or what it is if it says nothing."""
+    """The text of an error, or its type if it has none."""
     away: tuple[type[Exception], ...]
     """The driver's errors, of the server as of the way to it."""
     names: Callable[[str, str], Any]
-    """What the tables are called in a schema, with a prefix."""
+    """The names of the tables in a schema, with a prefix."""
 
 
 Code = TypeVar("Code")
@@ -104,7 +104,7 @@ OURS = (BideError, NotSent, Lost, Again, Shut, Taken, Fewer)
 
 
 class Meanings(Generic[Code]):
-    """What the codes of a server's errors mean. A code that is not known is a StoreUnavailable."""
+    """The meanings of a server's error codes. A code that is not known is a StoreUnavailable."""
 
     def __init__(
         self,

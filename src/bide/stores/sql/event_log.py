@@ -1,4 +1,4 @@
-"""What lies beside the tasks: the log of events, and who works on what."""
+"""The tables beside the tasks: the log of events, and the workers with their topics."""
 
 from __future__ import annotations
 

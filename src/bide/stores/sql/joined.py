@@ -47,7 +47,7 @@ class ServerVerbs(ABC):
     accepted: ClassVar[str]
     """The connections that may be joined."""
     _place: ClassVar[str]
-    """What a connection must be to: a database of a server, or any of it."""
+    """The target that a connection must have: a database of a server, or any of it."""
     _at_once: ClassVar[int]
     """Tasks in one statement."""
     _within: ClassVar[type[Within]] = Within
@@ -58,7 +58,7 @@ class ServerVerbs(ABC):
         self._runtime = runtime
         self._connection = connection
         self.wakes: dict[Topic, Millis] = {}
-        """What this transaction makes wake earlier, to be told once it is committed."""
+        """The wakes that this transaction makes earlier, to be told once it is committed."""
 
     @property
     def connection(self) -> Any:
@@ -138,7 +138,7 @@ class ServerVerbs(ABC):
             raise BadInput("connection", self._connection, f"{self.accepted}: {other}")
 
     def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
-        """What to raise: a caller's transaction is not begun anew, as ours would be."""
+        """The error to raise: a caller's transaction is not begun anew, as ours would be."""
         found = self._meaning(error, adding=adding)
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
@@ -161,11 +161,11 @@ class ServerVerbs(ABC):
 
     @abstractmethod
     async def _identity(self, driver: Driver) -> object | None:
-        """What a connection is to; None: nothing of bide's. Raises BadInput if it does not give what we take."""
+        """The target of a connection; None: nothing of bide's. Raises BadInput if its values are not as we need."""
 
     @abstractmethod
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        """What an error of a driver means, whichever it is."""
+        """The meaning of an error of any of the drivers."""
 
 
 class CallersVerbs(ServerVerbs):

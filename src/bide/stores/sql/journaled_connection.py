@@ -27,17 +27,17 @@ from bide.stores.sql.locked_rows import RowLocked
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
-"""What is done with a call."""
+"""The work of a call."""
 Repeated = Callable[[Any, Any], Awaitable[T]]
 """Makes the answer of a call that was done before, from its row and another call."""
 
 
 class Runs(Protocol):
-    """What carries out calls: a connection, or the transaction of somebody else's that they take part in."""
+    """Carries out calls: a connection, or the transaction of somebody else's that they take part in."""
 
     @property
     def passes(self) -> bool:
-        """Whether it waits for nobody: what others have locked is passed over from the first."""
+        """True if it waits for nobody: rows that others have locked are passed over from the first."""
 
     async def run(
         self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
@@ -59,7 +59,7 @@ class NumberedCall(ABC):
         self.number: int = of.number
         self.queries = queries
         self.sent = False
-        """Whether something was sent that may be done although no answer came: within a transaction only its end."""
+        """True once something was sent that may be done although no answer came: within a transaction only its end."""
 
     @property
     def caller(self) -> str:
@@ -106,7 +106,7 @@ class JournaledConnection(ABC, Generic[C]):
     ) -> None:
         """`time`: whom to tell what time it is there; None where the caller's clock counts. `passes`: see Runs."""
         self.name = name
-        """What its row is called by now."""
+        """The present name of its row."""
         self.number = 0
         """Of the last call."""
         self.time = time
@@ -280,7 +280,7 @@ class JournaledConnection(ABC, Generic[C]):
         return self._dialect.meaning(error, self._address.shown, adding=adding)
 
     def _fit(self, connection: Any) -> bool:
-        """Whether the connection will do for another call."""
+        """Tell whether the connection will do for another call."""
         return bool(connection.usable)
 
     @abstractmethod
@@ -291,8 +291,8 @@ class JournaledConnection(ABC, Generic[C]):
 
     @abstractmethod
     async def _prepare(self, call: C, *, again: bool) -> Any:
-        """What comes before the work of a numbered call; the row of that, if it is found to be done already."""
+        """Do what comes before the work of a numbered call; return the call's row if it is found to be done already."""
 
     def _kept(self, row: Any) -> Any:
-        """What the caller's row says of a call that was done before; its first column is the call's number."""
+        """Read the caller's row of a call that was done before; its first column is the call's number."""
         return row

@@ -24,7 +24,7 @@ class RowLocked(StoreUnavailable):
 
 
 class LockedRows:
-    """Who waits for what is locked. Belongs to one event loop."""
+    """Waits for locked rows, and tries again. Belongs to one event loop."""
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class LockedRows:
 
 
 def is_among(kind: type, answers: Sequence[Any]) -> bool:
-    """Whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
+    """Tell whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 

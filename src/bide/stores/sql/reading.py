@@ -72,12 +72,12 @@ async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -
 
 
 def count_of(number: int, upto: int) -> Count:
-    """What was counted up to one more than `upto`."""
+    """A count that was made up to one more than `upto`."""
     return Count(min(number, upto), number <= upto)
 
 
 async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
-    """What `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
+    """The tasks that `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
     tasks: list[Record] = []
     last = place
     async for row, record in _walk(reads, where, place, limit + 1):

@@ -1,4 +1,4 @@
-"""What an open store has: a connection for each kind of call, and what it knows of its server."""
+"""The state of an open store: a connection for each kind of call, and its knowledge of the server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Background:
             self._log.info("a look from the very start came to nothing: %s", error)
 
     async def close(self) -> None:
-        """What is under way is ended."""
+        """End the work that is under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -78,7 +78,7 @@ class Runtime(ABC):
         self.address = address
         self.where: str = address.shown
         self.by_server = by_server
-        """Whether its clock is the server's, and not the caller's."""
+        """True if its clock is the server's, and not the caller's."""
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
         self.background = Background(self.dialect.log)
@@ -86,7 +86,7 @@ class Runtime(ABC):
         self.loop = asyncio.get_running_loop()
         self.identity: object = None
         self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
-        """What is remembered of callers' connections."""
+        """The state of each caller's connection."""
         options = {"patience": patience, "silence": silence, "time": self.time if by_server else None}
         self.connections = {
             kind: self._connection(f"{self.name}:{kind}", passes=kind == "held", **options) for kind in KINDS
@@ -95,18 +95,18 @@ class Runtime(ABC):
         self.transactions = self._transactions(self, silence=silence)
 
     def now(self, now: Millis) -> Millis | None:
-        """What a statement is told: nothing where it is to look at the server's clock."""
+        """The time that a statement is told: none where it is to look at the server's clock."""
         return None if self.by_server else now
 
     def about(self, now: Millis) -> Millis:
-        """What time it is there, as far as is known without asking."""
+        """The time there, as far as it is known without asking."""
         return int(self.time.seconds() * 1000) if self.by_server else now
 
     async def look_at_the_clock(self) -> None:
         await self.time.look(lambda: self.connections["read"].read(self._micros))
 
     async def is_this(self, identity: object) -> bool:
-        """Whether a connection to `identity` is to this server; looked up anew, for it may be another by now."""
+        """Tell whether a connection to `identity` is to this server; looked up anew, for it may be another by now."""
         if identity != self.identity:
             await self.here(self.look())
         return identity == self.identity
@@ -138,7 +138,7 @@ class Runtime(ABC):
         return slices(asked, self.at_once)
 
     def operation(self, kind: str) -> Callable[..., Any]:
-        """What adds, changes or settles a part of a batch."""
+        """The operation that adds, changes or settles a part of a batch."""
         if kind == "add":
             return partial(self.adding.add, conflicts=self.conflicts)
         operation: Callable[..., Any] = getattr(self.operations, kind)
@@ -148,7 +148,7 @@ class Runtime(ABC):
         return CallWakes(self, now)
 
     def messages(self, wakes: Mapping[Topic, Millis], about: Millis) -> list[str]:
-        """What a transaction of the caller's sends with these wakes."""
+        """The messages that a transaction of the caller's sends with these wakes."""
         return []
 
     async def reserve(self, now: Millis, most: int) -> int:
@@ -171,11 +171,11 @@ class Runtime(ABC):
 
     @abstractmethod
     async def _micros(self, call: Any) -> int:
-        """What time it is there, in microseconds."""
+        """The time there, in microseconds."""
 
     @abstractmethod
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """What `ask` answers on that connection, and RowLocked for each that somebody keeps locked."""
+        """The answers of `ask` on that connection, and RowLocked for each that somebody keeps locked."""
 
     @abstractmethod
     async def lease(self, wants: Mapping[Topic, int], now: Millis, lasts: Millis, holder: str) -> Leased: ...
@@ -189,13 +189,13 @@ class Runtime(ABC):
 
     @abstractmethod
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """What was committed in this process, or seen there, and wakes then."""
+        """Tell of tasks that were committed in this process, or seen there, and wake then."""
 
     @abstractmethod
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
     @abstractmethod
     def deaf_to(self, topics: Collection[Topic]) -> bool:
-        """Whether nobody tells of what other processes schedule: then whoever works on these has to look."""
+        """True if nobody tells of other processes' tasks: then whoever works on these topics has to look."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -215,7 +215,7 @@ class CallWakes:
         return []
 
     def undone(self) -> None:
-        """What was to be told was not."""
+        """Take back what was to be told, and was not."""
 
     def done(self) -> None:
         if self._wakes:

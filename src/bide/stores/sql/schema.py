@@ -80,16 +80,19 @@ class SqlSchema(ABC):
         return await self._asked(url, apply)
 
     async def plan(self, url: str) -> list[str]:
-        """What `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
+        """The statements that `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
         _, missing = await self._asked(url, self._missing)
         return missing
 
     async def versions(self, url: str) -> tuple[int, int]:
-        """What is there, and what this code wants: `bide migrate --check`. Raises StoreUnavailable, StoreMismatch."""
+        """The version there, and the one that this code wants: `bide migrate --check`.
+
+        Raises StoreUnavailable, StoreMismatch.
+        """
         return await self._asked(url, self.version), self.wanted
 
     async def version(self, connection: Any, address: Any) -> int:
-        """What is there, 0 for nothing. Raises StoreMismatch where a migration is not the one that we know."""
+        """The version there, 0 for none. Raises StoreMismatch where a migration is not the one that we know."""
         checksums = {one.number: one.checksum for one in self.known}
         version = 0
         for number, checksum in await self._done(connection, address):
@@ -113,13 +116,13 @@ class SqlSchema(ABC):
             )
 
     async def finding(self, connection: Any, address: Any) -> Finding:
-        """What `doctor` says of it."""
+        """The line of `doctor` on it."""
         found = await self.version(connection, address)
         ok = found >= self.wanted
         return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
     def statements(self, address: Any, since: int = 0) -> list[str]:
-        """What `migrate` runs after version `since`, in a schema that is there: to run it by hand, for example."""
+        """The statements of `migrate` after version `since`, in a schema that is there: to run them by hand, say."""
         write = self.dialect.names(address.schema, address.prefix).write
         written = [write(self._book)] if since == 0 else []
         for one in self.known:
@@ -135,7 +138,7 @@ class SqlSchema(ABC):
         return version, made + self.statements(address, version)
 
     async def _asked(self, url: str, ask: Callable[[Any, Any], Awaitable[T]]) -> T:
-        """What a connection of its own is answered."""
+        """Ask on a connection of its own."""
         address = self.dialect.address_of(url)
         try:
             connection = await self._connect(address)

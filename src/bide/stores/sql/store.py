@@ -265,7 +265,7 @@ class SqlStore(ABC):
     # --- HasSchema
 
     async def schema_version(self) -> tuple[int, int]:
-        """What is there (0: nothing), and what this code wants."""
+        """The version there (0: none), and the one that this code wants."""
         return await self._schema.versions(self._url)
 
     async def plan(self) -> list[str] | None:

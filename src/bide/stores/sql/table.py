@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     """How the server finds the due rows, and tells rows apart."""
 
     served: bool
-    """Whether an index leads to them."""
+    """True if an index leads to them."""
     unique: bool
     making: str
     """The statement that makes such an index."""
@@ -229,7 +229,7 @@ class SqlTable(ABC):
 
     @contextmanager
     def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
-        """What goes wrong with a statement of ours, in bide's words."""
+        """Put the errors of our statements in bide's words."""
         connections = asked or self._connections
         dialect, shown = connections.dialect, connections.address.shown
         try:
@@ -247,7 +247,7 @@ class SqlTable(ABC):
 
     @contextmanager
     def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
-        """What the database has against the rows themselves: all but what passes, and what is of the table."""
+        """Refuse the rows for errors that are their own: not for those that pass, nor for those of the table."""
         try:
             yield
         except self._refusals as error:
@@ -259,7 +259,7 @@ class SqlTable(ABC):
             raise RowRefused(rows, f"the database refuses the changes: {error}") from error
 
     def _maybe_altered(self, error: Exception) -> bool:
-        """Whether a change failed since the table may have been altered: then it is examined anew.
+        """Tell whether a change failed since the table may have been altered: then it is examined anew.
 
         If the same comes again after that it was a row's own, such as a trigger of its that names a missing table.
         """
@@ -298,11 +298,11 @@ class SqlTable(ABC):
         return Head(row.due, int(micros) // 1000, row.id)
 
     def _answered(self, error: BaseException) -> bool:
-        """Whether the connection is of use after this error."""
+        """Tell whether the connection is of use after this error."""
         return False
 
     def _server_s(self, query: str) -> bool:
-        """Whether this statement goes by the clock of the server that it is for."""
+        """Tell whether this statement goes by the clock of the server that it is for."""
         return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
 
     def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:

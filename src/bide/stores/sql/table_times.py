@@ -1,4 +1,4 @@
-"""What a column of times holds, and how it compares with the server's clock within a statement."""
+"""The values of a column of times, and how they compare with the server's clock within a statement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TableTimes(ABC):
     """Its type of numbers that does not, and which to take instead."""
     finer: ClassVar[str]
     called: ClassVar[str]
-    """What it calls times."""
+    """Its word for times."""
 
     def __init__(self, source: TableSource, kind: str) -> None:
         self._is = DueIs(source.due_is)

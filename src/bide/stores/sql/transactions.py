@@ -103,7 +103,7 @@ class OwnTransactions(ABC):
             self._runtime.tell(joined.wakes)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
-        """What to raise where the server refuses to commit."""
+        """The error to raise where the server refuses to commit."""
         return plain(found)
 
     # --- the pool
@@ -184,7 +184,7 @@ class OwnTransactions(ABC):
                 raise StoreUnavailable(f"{found}; the transaction came to nothing") from error
 
     async def _was_committed(self, lent: Lent, why: Exception) -> bool:
-        """What became of a commit whose answer was lost. Raises OutcomeUnknown."""
+        """Find out what became of a commit whose answer was lost. Raises OutcomeUnknown."""
         try:
             return await self._marked(lent) == lent.number
         except Exception as error:
