@@ -90,14 +90,14 @@ async def test_two_who_open_at_once_open_it_once(
     """Of two that had connected one would never be closed."""
     await database.schema.migrate(fresh_url)
     store = database.Store(fresh_url)
-    make, made = store._made, 0
+    make, made = store._runtime, 0
 
-    def counted(patience: float) -> object:
+    def counted(*given: object, **options: object) -> object:
         nonlocal made
         made += 1
-        return make(patience)
+        return make(*given, **options)
 
-    monkeypatch.setattr(store, "_made", counted)
+    monkeypatch.setattr(store, "_runtime", counted)
     try:
         await asyncio.gather(store.open(), store.open())
         assert made == 1

@@ -81,7 +81,7 @@ class SqlStore(ABC):
                 self._opened = await self._connect()
 
     async def _connect(self) -> Runtime:
-        runtime = type(self)._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
+        runtime = self._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
         try:
             await runtime.look(check=True)
             await runtime.look_at_the_clock()
