@@ -1,7 +1,7 @@
 """Past what somebody keeps locked: who asked for other tasks is not to wait for it.
 
 A call that waits for a lock for as long as our connections do (a second) is undone. Then each of its tasks is looked at
-without waiting, and those that are locked are left out: they are tried again beside, see `stores.held`.
+without waiting, and those that are locked are left out: they are tried again beside, see `sql.locked_rows`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Where thorough looks begin while whole ones are dear: no earlier than anything can still appear.
 
-A thorough look (see `floors`) is a whole one as long as that is cheap: from the very start. While somebody holds an old
-snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is dead,
-0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased.
+A thorough look (`scan_position`) is a whole one as long as that is cheap: from the very start. While somebody holds an
+old snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is
+dead, 0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is
+leased.
 
 So then whole looks are made beside, on a connection of their own, and for no more than a small part of the time: they
 only say where there is something. And a thorough look begins at a bound. That this finds everything all the same, needs

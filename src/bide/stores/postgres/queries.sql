@@ -151,8 +151,9 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
--- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `floors`; if so, $10 is from where
--- on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see `bounds`.
+-- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `sql.scan_position`; if so, $10
+-- is from where on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see
+-- `bounds`.
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
