@@ -1,4 +1,4 @@
-"""What lies beside the tasks in the file: the log of events, and who works on what."""
+"""The log of events, and the register of workers: tables beside the tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import msgspec
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
-from bide.stores.sqlite import damage
-from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.work import Work
+from bide.stores.sqlite.operations import UnitOfWork
+from bide.stores.sqlite.rows import QUERIES, UNREADABLE, check_row_is_to_blame
 
 _log = logging.getLogger("bide.sqlite")
 _COLUMNS = "at, topic, key, id, kind, attempt, who, what, was, wake_at"
@@ -22,7 +21,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[str])
 
 
-def record(work: Work, events: Sequence[Event], kept: int) -> None:
+def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     rows = [
         (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
@@ -41,14 +40,14 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
     text = QUERIES[query]
     try:
         return [_event(row) for row in cursor.execute(text, arguments).fetchall()]
-    except damage.UNREADABLE as error:
-        damage.check(error)
+    except UNREADABLE as error:
+        check_row_is_to_blame(error)
     found: list[Event] = []
     for (line,) in cursor.execute(text.replace(_COLUMNS, "line", 1), arguments).fetchall():
         try:
             found.append(_event(cursor.execute(QUERIES["event_by_line"], (line,)).fetchone()))
-        except damage.UNREADABLE as error:
-            damage.check(error)
+        except UNREADABLE as error:
+            check_row_is_to_blame(error)
             _log.warning("line %d of the log of events cannot be read, and is passed over: %s", line, error)
     return found
 
@@ -64,8 +63,10 @@ def _event(row: tuple[Any, ...]) -> Event:
     )  # fmt: skip
 
 
-def announce(work: Work, holder: str, topics: Collection[Topic], until: Millis, now: Millis) -> dict[str, list[Topic]]:
-    """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
+def announce(
+    work: UnitOfWork, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+) -> dict[str, list[Topic]]:
+    """Register that `holder` works on `topics` until then (none: it has gone); the live workers with their topics."""
     if topics:
         work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
     else:
