@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bide.stores.named_queries import read_queries
-from bide.stores.sqlite import database, rows
+from bide.stores.sqlite import database
 from bide.stores.sqlite.rows import QUERIES
 
 SCANS = {
@@ -53,13 +53,6 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
         step for step in steps if step.startswith("SCAN") and "(subquery" not in step and step != "SCAN CONSTANT ROW"
     ]
     assert bool(scans) == (name in SCANS), steps
-
-
-@pytest.mark.parametrize("name", [name for name, query in QUERIES.items() if rows.RECORD_COLUMNS in query])
-def test_the_numbers_of_a_querys_rows_come_from_the_same_index(connection: sqlite3.Connection, name: str) -> None:
-    query = rows.numbers_only(QUERIES[name])
-    assert query.startswith("SELECT row FROM")
-    assert all(step.startswith("SEARCH bide_task USING") for step in plan(connection, query)[:1])
 
 
 @pytest.mark.parametrize(

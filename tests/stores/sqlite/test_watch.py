@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import block, until
@@ -15,7 +16,7 @@ from tests.waiting import block, until
 from bide.core.errors import BadInput
 from bide.core.records import In
 from bide.stores.sqlite import SqliteStore
-from bide.stores.sqlite.watch import Polling, Signal, signal_of
+from bide.stores.sqlite.watch import Polling, signal_of
 from bide.testing.store_suite.acts import NOW, SECOND, new, put_one
 
 WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
@@ -147,7 +148,7 @@ async def test_a_watcher_that_is_just_waking_up_can_be_stopped(
     kind, stop = type(signal), type(signal).stop
     signal.close()
 
-    def slow_stop(signal: Signal) -> None:
+    def slow_stop(signal: Any) -> None:
         with contextlib.closing(sqlite3.connect(path)) as other, other:
             other.execute("UPDATE bide_token SET last = last + 1")
         block(0.1, why="the thread gets to know of the end meanwhile")

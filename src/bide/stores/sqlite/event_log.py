@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -13,10 +12,9 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
 from bide.stores.sqlite.operations import UnitOfWork
-from bide.stores.sqlite.rows import QUERIES, UNREADABLE, check_row_is_to_blame
+from bide.stores.sqlite.rows import QUERIES, Row, read_rows
 
 _log = logging.getLogger("bide.sqlite")
-_COLUMNS = "at, topic, key, id, kind, attempt, who, what, was, wake_at"
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[str])
 
@@ -37,22 +35,16 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
     """The newest first; never more than the log is said to keep."""
     limit = max(0, min(limit, kept))
     query, arguments = ("events", (limit,)) if ref is None else ("events_by_name", (*ref, limit))
-    text = QUERIES[query]
-    try:
-        return [_event(row) for row in cursor.execute(text, arguments).fetchall()]
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
     found: list[Event] = []
-    for (line,) in cursor.execute(text.replace(_COLUMNS, "line", 1), arguments).fetchall():
+    for row in read_rows(cursor, QUERIES[query], arguments):
         try:
-            found.append(_event(cursor.execute(QUERIES["event_by_line"], (line,)).fetchone()))
-        except UNREADABLE as error:
-            check_row_is_to_blame(error)
-            _log.warning("line %d of the log of events cannot be read, and is passed over: %s", line, error)
+            found.append(_event(row))
+        except ValueError as error:
+            _log.warning("an entry of the log of events cannot be read, and is passed over: %s", error)
     return found
 
 
-def _event(row: tuple[Any, ...]) -> Event:
+def _event(row: Row) -> Event:
     """Raises ValueError for a row whose values are of other types than its columns declare."""
     at, topic, key, life, kind, attempt, who, what, was, wake_at = row
     if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):

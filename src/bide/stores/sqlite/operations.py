@@ -38,15 +38,13 @@ from bide.stores.sqlite.rows import (
     FEW,
     QUERIES,
     ROW,
-    UNREADABLE,
     Found,
     Row,
     by_name,
     by_names,
-    check_row_is_to_blame,
-    check_types,
-    numbers_only,
-    read_damaged,
+    flaw_in,
+    mended,
+    read_rows,
     record_of,
     values_of,
 )
@@ -235,49 +233,26 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
 
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
     """The rows of `topic` that are due, oldest first; what waits and what a lost holder left are merged."""
-    try:
-        waiting = work.cursor.execute(_WAITING_DUE, (topic, now, want)).fetchall()
-        lost = work.cursor.execute(_LEASED_DUE, (topic, now, want)).fetchall()
-        for row in chain(waiting, lost):
-            check_types(row)
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
-        waiting, lost = (_readable_due(work, query, topic, want, now) for query in (_WAITING_DUE, _LEASED_DUE))
-    if not lost:
-        return waiting
-    return sorted(waiting + lost, key=_by_at)[:want]
+    while True:
+        waiting = read_rows(work.cursor, _WAITING_DUE, (topic, now, want))
+        lost = read_rows(work.cursor, _LEASED_DUE, (topic, now, want))
+        damaged = [(row, flaw) for row in chain(waiting, lost) if (flaw := flaw_in(row))]
+        if not damaged:
+            return sorted(waiting + lost, key=_by_at)[:want] if lost else waiting
+        for row, flaw in damaged:
+            _set_aside(work, row, flaw, now)
 
 
-def _readable_due(work: UnitOfWork, query: str, topic: Topic, want: int, now: Millis) -> list[Row]:
-    """The rows of a query of what is due, one at a time; those that cannot be read are set aside as dead."""
-    rows: list[Row] = []
-    damaged = True
-    while damaged:
-        damaged = False
-        rows.clear()
-        for (row,) in work.cursor.execute(numbers_only(query), (topic, now, want)).fetchall():
-            try:
-                found = work.one(QUERIES["task_by_row"], (row,))
-                check_types(found)
-                rows.append(found)
-            except UNREADABLE as error:
-                check_row_is_to_blame(error)
-                _set_aside(work, row, str(error), now)
-                damaged = True
-    return rows
-
-
-def _set_aside(work: UnitOfWork, row: int, why: str, now: Millis) -> None:
-    """Make a task dead whose row cannot be read, so that somebody looks at it."""
-    old = read_damaged(work.cursor, row)
-    assert old is not None
+def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
+    """Make a damaged task dead, so that somebody looks at it, and nobody else is kept waiting."""
+    old = mended(row)
     token = next_token(work.last_token(), now)
     work.used_token(token)
     dead = structs.replace(
-        old, state=State.DEAD, token=token, error=f"damaged row: {why}", finished_at=now, keep_until=now + KEEP_DAMAGED
+        old, state=State.DEAD, token=token, error=f"damaged row: {flaw}", finished_at=now, keep_until=now + KEEP_DAMAGED
     )
-    work.cursor.execute(_PUT, values_of(dead, row))
-    work.cursor.execute(QUERIES["rename_task"], (old.key, row))
+    work.cursor.execute(_PUT, values_of(dead, row[ROW]))
+    work.cursor.execute(QUERIES["rename_task"], (old.key, row[ROW]))
 
 
 def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:

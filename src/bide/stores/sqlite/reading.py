@@ -16,7 +16,7 @@ from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
-from bide.stores.sqlite.rows import CODES, FEW, QUERIES, STATES, by_name, by_names, read_page
+from bide.stores.sqlite.rows import CODES, FEW, QUERIES, STATES, by_name, by_names, read_tasks
 
 _LATEST: Millis = 2**62
 """After every instant that there is."""
@@ -120,11 +120,11 @@ def _timed(
 ) -> list[tuple[int, Record]]:
     """One state of one topic by its time, and by row among equal times, from after that place."""
     instant, row = after
-    same = read_page(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
+    same = read_tasks(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
     if len(same) == enough or instant >= before:
         return same if instant < before else []
     later = (topic, CODES[state], instant, before, enough - len(same))
-    return same + read_page(cursor, QUERIES["page_after_instant"], later)
+    return same + read_tasks(cursor, QUERIES["page_after_instant"], later)
 
 
 def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:
@@ -136,9 +136,9 @@ def _named(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> 
     key = start.key
     while True:
         if where.group is None:
-            page = read_page(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
+            page = read_tasks(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
         else:
-            page = read_page(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
+            page = read_tasks(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
         for found in page:
             if where.admits(found[1]):
                 yield found

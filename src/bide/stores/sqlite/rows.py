@@ -1,7 +1,7 @@
 """Rows of tasks: the statements that read and write them, between a row and its Record, and rows that are damaged.
 
 SQLite stores whatever bytes it was given as text; `sqlite3` refuses the whole result when one of them is not UTF-8.
-Such a row never stops the others: it is read as bytes instead, and its text escaped. Damage to the pages of the file is
+Such a row never stops the others: its text is read as bytes instead, and escaped. Damage to the pages of the file is
 another matter: SQLite reports it, and it stays an error.
 """
 
@@ -52,10 +52,9 @@ STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the file."""
 CODES = {state: code for code, state in enumerate(STATES)}
 TEXTS = (0, 1, 2, 3, 12, 16)
-"""Which fields are text, and so can be damaged."""
+"""Which fields are text."""
 FEW = 3
 """Up to so many tasks, reading one by one is quicker."""
-UNREADABLE = (sqlite3.OperationalError, UnicodeDecodeError, IndexError, TypeError, ValueError)
 
 _TYPES: tuple[type, ...] = (
     str, str, str, str, int, int, int, int, int, int, int, int, str, bytes, bytes, int, str, int, int, int, int,
@@ -69,7 +68,6 @@ _ENDED = 2
 
 _BY_NAMES = QUERIES["tasks_by_names"]
 _BY_NAME = QUERIES["task_by_name"]
-_BY_ROW = QUERIES["task_by_row"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -100,13 +98,12 @@ def values_of(record: Record, row: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def check_types(row: Row) -> None:
-    """Raises ValueError for a row of `{record}` whose values are of other types than its columns declare, as a damaged
-    page, or a file of an SQLite without STRICT, may have them."""
+def flaw_in(row: Row) -> str:
+    """Say what is wrong with the values of a row of `{record}`, as text that is not UTF-8, a damaged page, or a file of
+    an SQLite without STRICT may have them; "" if nothing."""
     if not _declared(tuple(map(type, row))) or not 0 <= row[STATE] < len(STATES):
-        raise ValueError("values of other types than the columns declare")
-    if max(row[8:11]) >= _MOST:
-        raise ValueError("more deliveries than there can have been")
+        return "values of other types than the columns declare"
+    return "more deliveries than there can have been" if max(row[8:11]) >= _MOST else ""
 
 
 @lru_cache(maxsize=256)
@@ -118,103 +115,80 @@ def _declared(types: tuple[type, ...]) -> bool:
     )
 
 
-def sound_record(row: Row) -> Record:
-    """The record of a row that is what its columns declare. Raises one of UNREADABLE for any other."""
-    check_types(row)
-    return record_of(row)
+def mended(row: Row) -> Record:
+    """The record of a row with a flaw: what is not UTF-8 escaped, and something of the right type in each place."""
+    fields = [_mended(place, value) for place, value in enumerate(row)]
+    for place in (8, 9, 10):
+        fields[place] = min(fields[place], _MOST - 1)
+    if row[STATE] not in range(len(STATES)):
+        fields[STATE] = CODES[State.DEAD]
+    return record_of(fields)
 
 
-# --- by name, many in one statement
-#
-# Each statement that is run, and each row that is stepped to, lets go of the interpreter's lock and takes it again,
-# which is most of what a lookup costs: 3.2 us a task this way, 5.2 one by one.
+def _mended(place: int, value: Any) -> Any:
+    kind = _TYPES[place]
+    if type(value) is kind or (value is None and place in _NULLABLE):
+        return value
+    if kind is int:
+        try:
+            return max(-_MOST, min(int(value), _MOST))
+        except (TypeError, ValueError, OverflowError):
+            return 0
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    text = "" if value is None else str(value)
+    return text if kind is str else text.encode()
+
+
+# --- reading
+
+
+def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Row]:
+    """The rows of a query; if there is text that is not UTF-8, with bytes in its place."""
+    try:
+        return cursor.execute(query, arguments).fetchall()
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if code_of(error):
+            raise
+    connection = cursor.connection
+    text_factory = connection.text_factory
+    connection.text_factory = _text_or_bytes
+    try:
+        return cursor.execute(query, arguments).fetchall()
+    finally:
+        connection.text_factory = text_factory
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[tuple[int, Record]]:
+    """The tasks of a `{record}` query, each with its row's number; mended if need be."""
+    rows = read_rows(cursor, query, arguments)
+    return [(row[ROW], mended(row) if flaw_in(row) else record_of(row)) for row in rows]
 
 
 def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> Found:
-    """Those of `names` that are there and can be read in one go. Who is missing is to be looked for by `by_name`."""
+    """Those of `names` that are there, all of a topic in one statement.
+
+    Each statement that is run, and each row that is stepped to, lets go of the interpreter's lock and takes it again,
+    which is most of what a lookup costs: 3.2 us a task this way, 5.2 one by one.
+    """
     topics: dict[Topic, list[str]] = {}
     for topic, key in names:
         topics.setdefault(topic, []).append(key)
-    found: Found = {}
-    try:
-        for topic, keys in topics.items():
-            for row in cursor.execute(_BY_NAMES, (topic, _encode(keys).decode())).fetchall():
-                found[topic, row[1]] = row[ROW], sound_record(row)
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
-        return {}
-    return found
+    return {
+        (topic, found[1].key): found
+        for topic, keys in topics.items()
+        for found in read_tasks(cursor, _BY_NAMES, (topic, _encode(keys).decode()))
+    }
 
 
 def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> tuple[int, Record] | None:
-    """One task, also a damaged one (mended)."""
-    try:
-        row = cursor.execute(_BY_NAME, (topic, key)).fetchone()
-        return None if row is None else (row[ROW], sound_record(row))
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
-    found = cursor.execute(QUERIES["row_by_name"], (topic, key)).fetchone()
-    record = None if found is None else read_row(cursor, found[0])[0]
-    return None if record is None else (found[0], record)
-
-
-# --- rows that cannot be read
-
-
-def check_row_is_to_blame(error: Exception) -> None:
-    """Raise `error` again if it is SQLite's own (locked, full, a damaged page), or of a name that was asked for."""
-    if code_of(error) or isinstance(error, UnicodeEncodeError):
-        raise error
-
-
-def read_row(cursor: sqlite3.Cursor, row: int) -> tuple[Record | None, str]:
-    """The record of a row, mended if need be; and what was wrong with it ("" if nothing)."""
-    try:
-        found = cursor.execute(_BY_ROW, (row,)).fetchone()
-        return (None if found is None else sound_record(found)), ""
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
-        return read_damaged(cursor, row), str(error)
-
-
-def read_page(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[tuple[int, Record]]:
-    """The rows of a `{record}` query, each with its number; row by row when one of them cannot be read."""
-    try:
-        return [(row[ROW], sound_record(row)) for row in cursor.execute(query, arguments).fetchall()]
-    except UNREADABLE as error:
-        check_row_is_to_blame(error)
-    page = []
-    for (row,) in cursor.execute(numbers_only(query), arguments).fetchall():
-        record, _ = read_row(cursor, row)
-        if record is not None:
-            page.append((row, record))
-    return page
-
-
-def numbers_only(query: str) -> str:
-    """The same query for the numbers of its rows alone, which can be read whatever else is damaged."""
-    return query.replace(RECORD_COLUMNS, "row", 1)
-
-
-def read_damaged(cursor: sqlite3.Cursor, row: int) -> Record | None:
-    """The record of a row, read as bytes and mended."""
-    found = cursor.execute(QUERIES["damaged_row"], (row,)).fetchone()
-    return None if found is None else mended(found)
-
-
-def mended(row: Row) -> Record:
-    """The record of a row of the query `damaged_row`, with what is not UTF-8 escaped, and with something of the right
-    type in the place of nothing."""
-    fields = list(row)
-    for position, value in enumerate(fields):
-        if value is None and position not in _NULLABLE:
-            fields[position] = b"" if _TYPES[position] is not int else 0
-        if position in TEXTS and value is not None:
-            fields[position] = bytes(value).decode("utf-8", "backslashreplace")
-        elif position in TEXTS and position not in _NULLABLE:
-            fields[position] = ""
-    for position in (8, 9, 10):
-        fields[position] = min(fields[position], _MOST - 1)
-    if fields[STATE] not in range(len(STATES)) or row[STATE] is None:
-        fields[STATE] = CODES[State.DEAD]
-    return record_of(fields)
+    """One task and its row's number."""
+    found = read_tasks(cursor, _BY_NAME, (topic, key))
+    return found[0] if found else None

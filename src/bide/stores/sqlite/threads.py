@@ -149,18 +149,12 @@ class Writer(_Thread):
         queue = self._queue
         going = True
         while going:
-            first = queue.get()
             group: list[Operation] = []
-            if first is None:
-                going = False
-            else:
-                group.append(first)
-            while not queue.empty() and len(group) < _GROUP:
-                more = queue.get()
-                if more is None:
-                    going = False
-                else:
-                    group.append(more)
+            while (operation := queue.get()) is not None:
+                group.append(operation)
+                if queue.empty() or len(group) == _GROUP:
+                    break
+            going = operation is not None
             if group:
                 before = self._connection.total_changes
                 try:

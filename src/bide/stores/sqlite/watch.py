@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
@@ -47,7 +47,7 @@ class Listener:
 
     def __init__(self, topics: Collection[Topic], heard: Heard, closed: Callable[[Listener], None]) -> None:
         self.topics = frozenset(topics)
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._heard = heard
         self._closed = closed
         self._open = True
@@ -59,7 +59,14 @@ class Listener:
         self._open = False
         self._closed(self)
 
-    def hear(self, wakes: Mapping[Topic, Millis]) -> None:
+    def post(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tell it of these, from any thread: one call into its loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._hear, wakes)
+        except RuntimeError:  # the loop has been closed, and this not
+            self._closed(self)
+
+    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
         for topic, wake_at in wakes.items():
             if self._open and topic in self.topics:
                 self._heard(topic, wake_at)
@@ -72,7 +79,7 @@ class CommitListener(Listener):
         super().__init__((), lambda topic, wake: None, closed)
         self._committed = committed
 
-    def committed(self) -> None:
+    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
         if self._open:
             self._committed()
 
@@ -138,22 +145,16 @@ class Notifier:
         return set[Topic]().union(*(listener.topics for listener in self._listeners))
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Pass on the earliest wake of each topic, from any thread: one call into each loop that cares."""
+        """Pass on the earliest wake of each topic, from any thread, to everybody who cares."""
         for listener in self._listeners:
             if not listener.topics.isdisjoint(wakes):
-                self._call(listener, listener.hear, wakes)
+                listener.post(wakes)
 
     def tell_of_commit(self) -> None:
         """Pass on that another connection has committed."""
         for listener in self._listeners:
             if isinstance(listener, CommitListener):
-                self._call(listener, listener.committed)
-
-    def _call(self, listener: Listener, callback: Callable[..., None], *arguments: object) -> None:
-        try:
-            listener.loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:  # its loop has been closed without closing it
-            self._remove(listener)
+                listener.post({})
 
     def foreign_version(self) -> int | None:
         """A number that changes whenever another connection has committed; None while we are writing."""
@@ -164,15 +165,6 @@ class Notifier:
             return version
         finally:
             self._lock.release()
-
-
-class Signal(Protocol):
-    """What wakes the watcher."""
-
-    def wait(self, timeout: float | None) -> bool: ...
-    def drain(self) -> bool: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Polling:
@@ -278,6 +270,10 @@ class Inotify:
             number = self._errno()
             raise OSError(number, os.strerror(number))
         return answer
+
+
+Signal: TypeAlias = Polling | Inotify
+"""What wakes the watcher."""
 
 
 def signal_of(wal: str, how: str) -> Signal:
