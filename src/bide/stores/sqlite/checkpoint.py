@@ -32,7 +32,7 @@ _RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3
 
 
 def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
-    """Whether this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
+    """True if this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
 
     Before, a checkpoint that starts when there is nothing left to write back, at the instant at which a commit lets
     the WAL start over, could take the new commit for one that is in the file already: it was then lost.
@@ -63,7 +63,7 @@ class Checkpointer:
         self._wal_pages = 0
         """Pages in the WAL when it was last looked at."""
         self._behind = False
-        """Whether the last checkpoint could not keep up."""
+        """True if the last checkpoint could not keep up."""
         self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
         self._thread.start()
 

@@ -84,7 +84,7 @@ def patiently(connection: sqlite3.Connection, statement: str, *, patience: float
 
 
 class WriteLock:
-    """Which of this process's connections may write to the file now.
+    """The right to write to the file, which one connection of this process has at a time.
 
     SQLite has such a lock too, but waiting for it is polling; between our own threads a plain lock does. Two of them:
     one to stand in line with, one to write under, so that a busy writer thread cannot overtake a waiting transaction.
@@ -166,7 +166,7 @@ def refuse_other_libraries(path: str) -> None:
 
 
 def opened_by_apsw(path: str) -> bool:
-    """Whether a connection of apsw's, if that is loaded at all, is to this file."""
+    """True if a connection of apsw's, if that is loaded at all, is to this file."""
     apsw = sys.modules.get("apsw")
     if apsw is None or not os.path.exists(path):
         return False

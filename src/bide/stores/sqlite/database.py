@@ -121,7 +121,7 @@ class OpenFile:
 
     @property
     def ours(self) -> bool:
-        """Whether this process opened it: after a fork the child must not touch the parent's connections."""
+        """True if this process opened it: after a fork the child must not touch the parent's connections."""
         return os.getpid() == self._process
 
     def close(self) -> None:

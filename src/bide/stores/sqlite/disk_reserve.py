@@ -61,8 +61,8 @@ def _size(payload: object) -> int:
 
 
 def kept_bytes(path: str, reserve: int) -> int:
-    """What is not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since that
-    has to find room in the file."""
+    """Bytes that are not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since
+    that has to find room in the file."""
     if reserve == 0:
         return 0
     try:
@@ -79,6 +79,6 @@ def disk_bytes(path: str) -> int:
 
 
 def free_bytes(folder: str) -> int:
-    """What may still be written there by somebody without privileges."""
+    """Bytes that somebody without privileges may still write there."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

@@ -18,7 +18,7 @@ _PART_IS_GONE = re.compile(
     "no such (table|index|column)|has no column|malformed|Could not decode|unsupported file format"
 )
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
-"""What is raised for a value of a wrong type, or one that is too large for SQLite."""
+"""Raised for a value of a wrong type, or one that is too large for SQLite."""
 
 
 def code_of(error: BaseException) -> int:
@@ -43,7 +43,7 @@ def _damaged(path: str, what: object) -> StoreCorrupt:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another connection holds the lock that was asked for."""
+    """True if another connection holds the lock that was asked for."""
     return code_of(error) in _BUSY
 
 
@@ -52,7 +52,7 @@ def full(path: str, why: str) -> StoreFull:
 
 
 def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
-    """What to raise from `error`. Errors that are not the database's fault come back as they are, ours as their like.
+    """The error to raise from `error`. One that is not the database's fault comes back as it is, ours as its like.
 
     Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
     """

@@ -72,7 +72,7 @@ def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 
 
 def _walk(cursor: sqlite3.Cursor, where: Filter, place: Place, enough: int) -> Iterator[tuple[int, Record]]:
-    """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
+    """Yield the tasks of `where` in order, from after `place`; at most `enough` rows are read at once."""
     for topic in _topics_from(cursor, where, place.topic):
         if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
             continue

@@ -52,7 +52,7 @@ STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the file."""
 CODES = {state: code for code, state in enumerate(STATES)}
 TEXTS = (0, 1, 2, 3, 12, 16)
-"""Which fields are text."""
+"""The places of text."""
 FEW = 3
 """Up to so many tasks, reading one by one is quicker."""
 
@@ -62,7 +62,7 @@ _TYPES: tuple[type, ...] = (
 _NULLABLE = frozenset({3, 12, 15, 16, 18, 19})
 _NONE = type(None)
 _MOST = 2**62
-"""What can still be counted on from, within 64 bits."""
+"""A count can still rise from here, within 64 bits."""
 _ENDED = 2
 """The first code of a state in which nothing is still to happen."""
 
@@ -108,7 +108,7 @@ def flaw_in(row: Row) -> str:
 
 @lru_cache(maxsize=256)
 def _declared(types: tuple[type, ...]) -> bool:
-    """Whether a row may be of these types; cached, since there are few that rows are of."""
+    """True if a row may be of these types; cached, since there are few that rows are of."""
     return all(
         found is kind or (found is _NONE and place in _NULLABLE)
         for place, (found, kind) in enumerate(zip(types, _TYPES, strict=True))

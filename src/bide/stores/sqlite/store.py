@@ -166,7 +166,7 @@ class SqliteStore:
     # HasSchema
 
     async def schema_version(self) -> tuple[int, int]:
-        """What the file has (0: nothing), and what this code wants. Also before `open`, without changing anything."""
+        """The version of the file (0: none), and that of this code. Also before `open`, without changing anything."""
         return await asyncio.to_thread(version_of_file, self._settings.path), VERSION
 
     async def plan(self) -> list[str] | None:

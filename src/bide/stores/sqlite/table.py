@@ -159,7 +159,7 @@ class SqliteTable:
     def _change(
         self, cursor: sqlite3.Cursor, now: Millis, rows: list[DueRow], changes: Mapping[str, Any] | None = None
     ) -> list[DueRow]:
-        """Make the changes."""
+        """Make the changes, and check that each row was changed."""
         if not rows:
             return []
         text, given = self._changing(now, [row.id for row in rows], changes or self._source.changes)
@@ -253,7 +253,7 @@ class SqliteTable:
         ]
 
     def _unique(self, cursor: sqlite3.Cursor, of: str, table: str, primary: set[str]) -> bool:
-        """Whether the primary key, or an index of the whole table, says that the id is."""
+        """True if the primary key, or an index of the whole table, says that the id is unique."""
         ids = {column.lower() for column in self._source.ids}
         if primary and primary <= ids:
             return True
@@ -265,7 +265,7 @@ class SqliteTable:
 
     @staticmethod
     def _narrow(cursor: sqlite3.Cursor, of: str, index: str) -> bool:
-        """Whether that index leaves rows out, or has further columns to find them by."""
+        """True if that index leaves rows out, or has further columns to find them by."""
         columns = cursor.execute(f"PRAGMA {of}index_info({_quoted(index)})").fetchall()
         made = cursor.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()
         partial = made is not None and made[0] is not None and " where " in " ".join(made[0].lower().split())
@@ -322,7 +322,7 @@ class TableTimes:
         return f"no such function: {self._function}" in str(error)
 
     def parameters(self, now: Millis, *, beyond: bool = False) -> dict[str, Any]:
-        """What `come` (or, `beyond`, `ahead`) compares with."""
+        """The parameters of `come` (or, `beyond`, of `ahead`)."""
         now -= self._after
         if self._kind is DueIs.MILLISECONDS:
             return {"now": now}
@@ -352,7 +352,7 @@ class TableTimes:
         return f"'{text}'"
 
     def _shown(self, now: Millis) -> datetime:
-        """What a clock shows that keeps the column's time."""
+        """`now` on a clock that keeps the column's time."""
         if self._offset is None:
             return cutoff(now, self._source.zone)
         return (as_datetime(now) + self._offset).replace(tzinfo=None)

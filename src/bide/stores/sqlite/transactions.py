@@ -40,7 +40,7 @@ _OF_A_SESSION = frozenset({
     sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
     sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
 })  # fmt: skip
-"""What outlives a transaction, and is not the next one's."""
+"""Statements whose effect outlives a transaction, and is not for the next borrower."""
 
 
 class JoinedVerbs:
@@ -51,7 +51,7 @@ class JoinedVerbs:
         self._file = file
         self._path = file.path
         self.wakes: dict[Topic, Millis] = {}
-        """What this transaction makes wake earlier, to be told once it is committed."""
+        """The earlier wakes of this transaction, to be told once it is committed."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -127,7 +127,7 @@ class LentConnection(sqlite3.Connection):
     """A connection inside a transaction that is not the borrower's to end."""
 
     _spent = False
-    """Whether something was done that is the session's: then nobody else gets it."""
+    """True once the borrower has changed the session: then nobody else gets the connection."""
 
     def note(self, action: int, *_: object) -> int:
         """The connection's authorizer."""

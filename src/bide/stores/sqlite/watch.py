@@ -273,7 +273,7 @@ class Inotify:
 
 
 Signal: TypeAlias = Polling | Inotify
-"""What wakes the watcher."""
+"""The signals that can wake the watcher."""
 
 
 def signal_of(wal: str, how: str) -> Signal:
@@ -300,7 +300,7 @@ class Watcher:
         self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
-        """What was last seen. None: the first look tells all heads, since something may have come before it."""
+        """The version that was last seen. None: the first look tells all heads, since some may be news."""
         self._told: dict[Topic, tuple[Millis, Token]] = {}
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
