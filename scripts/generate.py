@@ -22,7 +22,7 @@ from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
 from bide_lab.report.document import Document
-from bide_lab.report.families import FAMILIES, Family
+from bide_lab.report.findings import FAMILIES, Family
 from bide_proofs.reliability import Results
 from bide_proofs.simulate.mutants.table import table as mutants_table
 

@@ -35,7 +35,7 @@ async def test_a_delay_is_relayed_over_the_largest_levels_that_fit(
     strategy = DelayLevels(setting_of(DelayLevels, {"rabbitmq": ""}, tmp_path, minute=60.0))
     item = Item("k", seconds * 1000)
     while passed < item.due:
-        await strategy.send_on(item, hop=len(sent) + 1)
+        await strategy.send_for(item, hop=len(sent) + 1)
     assert (sent, passed) == (hops, item.due)
     await strategy.close()
 
@@ -98,7 +98,7 @@ async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
     rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would wait for ever for a connection to say goodbye on."""
-    monkeypatch.setattr("bide_lab.servers.rabbitmq._GOODBYE", 0.05)
+    monkeypatch.setattr("bide_lab.servers.brokers._GOODBYE", 0.05)
     async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         effects, one = Effects(), await company.another()
         [consumer] = await company.start(effects, one=one)

@@ -11,7 +11,7 @@ from tests.lab.playing import FAR, Company, Effects, keeps_its_word, named, sett
 from tests.servers.redis_server import RedisServer
 from tests.waiting import pause
 
-from bide_lab.catalogue import catalogue, chosen
+from bide_lab.strategies import catalogue, chosen
 from bide_lab.strategies.s11_timed_message import TimedMessage
 from bide_lab.strategy import Item, Strategy, now
 

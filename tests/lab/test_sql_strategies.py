@@ -63,7 +63,7 @@ async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
     async with Company(Hourly, setting_of(Hourly, {}, tmp_path)) as company:
         first = present[0] + 3_600_000
         await company.client.schedule([Item("late", first + 1), *(Item(key, first) for key in KEYS)])
-        monkeypatch.setattr(s02_cron_batch, "asyncio", SimpleNamespace(sleep=turn))
+        monkeypatch.setattr("bide_lab.strategy.asyncio", SimpleNamespace(sleep=turn))
         with pytest.raises(asyncio.CancelledError):
             await company.client.run("worker", effects)
     assert turns == [0, len(KEYS), len(KEYS) + 1]

@@ -43,7 +43,7 @@ SLOTS = 30
 
 
 class IdleConnections(Strategy):
-    """What the variants share: on the event loop that serves the connections, one time-out for all, whatever is asked.
+    """One time-out for all, whatever is asked, on the event loop that serves the connections.
 
     `schedule` is the first packet, `reschedule` another one, `cancel` the end of the connection.
     """
@@ -52,17 +52,16 @@ class IdleConnections(Strategy):
     precision: ClassVar[float | None] = 1.0
     shows = ("touch",)
     unfit = "its only delay is the one time-out of all connections"
+    _effect: Effect
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.time_out_after = setting.span(SLOTS)
         """Seconds of silence."""
         self.slot = setting.span(1)
-        self._effect: Effect | None = None
         self._effects: set[asyncio.Task[None]] = set()
-        self._looks = 0
-        self._looked = 0
-        self._longest = 0
+        self._looks: list[int] = []
+        """Nanoseconds of processor time of each."""
 
     def touch(self, uid: str) -> None:
         """A packet of `uid`, maybe its first."""
@@ -81,25 +80,28 @@ class IdleConnections(Strategy):
             self.touch(item.key)
 
     async def reschedule(self, item: Item) -> bool:
-        if not self.knows(item.key):
-            return False
-        self.touch(item.key)
-        return True
+        known = self.knows(item.key)
+        if known:
+            self.touch(item.key)
+        return known
 
     async def cancel(self, key: str) -> bool:
         return self.forget(key)
 
     async def fire_now(self, key: str) -> bool:
-        if not self.forget(key):
-            return False
-        self.idle([key])
-        return True
+        known = self.forget(key)
+        if known:
+            self.idle([key])
+        return known
 
     def idle(self, uids: Iterable[str]) -> None:
         """Close them, at the same time."""
-        assert self._effect is not None
+
+        async def close(uid: str) -> None:
+            await self._effect(uid, now())
+
         for uid in uids:
-            task = asyncio.get_running_loop().create_task(_done(self._effect, uid))
+            task = asyncio.get_running_loop().create_task(close(uid))
             self._effects.add(task)
             task.add_done_callback(self._effects.discard)
 
@@ -120,22 +122,15 @@ class IdleConnections(Strategy):
         raise NotImplementedError
 
     def took(self, nanoseconds: int) -> None:
-        self._looks += 1
-        self._looked += nanoseconds
-        self._longest = max(self._longest, nanoseconds)
+        self._looks.append(nanoseconds)
 
     def counts(self) -> Mapping[str, float]:
         """`tick_us`: microseconds of processor time of a look on average, `tick_longest_us` of the longest."""
         if not self._looks:
             return {}
-        return {
-            "ticks": self._looks, "tick_us": round(self._looked / self._looks / 1e3, 2),
-            "tick_longest_us": round(self._longest / 1e3, 1),
-        }  # fmt: skip
-
-
-async def _done(effect: Effect, uid: str) -> None:
-    await effect(uid, now())
+        mean = sum(self._looks) / len(self._looks)
+        longest = round(max(self._looks) / 1e3, 1)
+        return {"ticks": len(self._looks), "tick_us": round(mean / 1e3, 2), "tick_longest_us": longest}
 
 
 def _early(seen: Figures) -> str:
@@ -175,9 +170,8 @@ class PublishedRing(IdleConnections):
     def turn(self) -> Sequence[str]:
         self._hand = (self._hand + 1) % SLOTS
         silent = list(self._slots[self._hand])
-        self._slots[self._hand].clear()
         for uid in silent:
-            del self._where[uid]
+            self.forget(uid)
         return silent
 
 
@@ -212,15 +206,20 @@ class LazyRing(IdleConnections):
 class _MeasuredRing(IdleRing[str]):
     """Tells how long its looks take."""
 
-    def __init__(self, told: LazyRing, *, timeout: Millis, tick: Millis) -> None:
+    def __init__(self, owner: LazyRing, *, timeout: Millis, tick: Millis) -> None:
         super().__init__(timeout=timeout, tick=tick)
-        self._told = told
+        self._owner = owner
 
     def advance(self, now: Millis) -> list[str]:
         began = time.thread_time_ns()
         silent = super().advance(now)
-        self._told.took(time.thread_time_ns() - began)
+        self._owner.took(time.thread_time_ns() - began)
         return silent
+
+
+def _all_at_once(seen: Figures) -> str:
+    look = seen.counts.get("tick_us", 0)
+    return f"{look / 1000:.2f} ms a look, with {seen.scheduled:,} connections" if look > 100 else ""
 
 
 class WholeScan(IdleConnections):
@@ -228,15 +227,7 @@ class WholeScan(IdleConnections):
 
     name = "S16-scan"
     title = "map of last times, scanned whole"
-    flaws = (
-        Flaw(
-            "every look is at all connections, and holds up all else meanwhile", "touch",
-            lambda seen: (
-                f"{seen.counts['tick_us'] / 1000:.2f} ms a look, with {seen.scheduled:,} connections"
-                if seen.counts.get("tick_us", 0) > 100 else ""
-            ),
-        ),
-    )  # fmt: skip
+    flaws = (Flaw("every look is at all connections, and holds up all else meanwhile", "touch", _all_at_once),)
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -259,21 +250,18 @@ class WholeScan(IdleConnections):
         return silent
 
 
+def _remade(seen: Figures) -> str:
+    touch = seen.counts.get("touch_ns", 0)
+    return f"{touch / 1000:.2f} us and {seen.client_bytes_per_task or 0:,.0f} bytes a connection" if touch else ""
+
+
 class TimerEach(IdleConnections):
     """A timer of the event loop for each connection, cancelled and made anew by every packet."""
 
     name = "S16-timers"
     title = "a timer per connection"
     precision = None
-    flaws = (
-        Flaw(
-            "every packet cancels a timer and makes another", "touch",
-            lambda seen: (
-                f"{touch / 1000:.2f} us and {seen.client_bytes_per_task or 0:,.0f} bytes a connection"
-                if (touch := seen.counts.get("touch_ns", 0)) else ""
-            ),
-        ),
-    )  # fmt: skip
+    flaws = (Flaw("every packet cancels a timer and makes another", "touch", _remade),)
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -36,8 +36,8 @@ from typing import Any, ClassVar
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
 from bide_lab.figures import Figures
-from bide_lab.servers.none import GONE, InMemory, Waiting
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.servers.memory import GONE, InMemory, Waiting, held_up
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy
 
 POOL = 10
 """APScheduler's default."""
@@ -61,13 +61,6 @@ def _crowded(seen: Figures) -> str:
     return f"of {seen.fired:,} due at once half were more than {late:,.0f} ms late" if late and late > _FIGHT else ""
 
 
-def _no_thread(seen: Figures) -> str:
-    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
-    if not slow or late < slow / 4:
-        return ""
-    return f"behind {seen.counts['slow']:.0f} tasks of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
-
-
 class ThreadEach(Strategy):
     """`threading.Timer` for each task."""
 
@@ -81,29 +74,26 @@ class ThreadEach(Strategy):
         Flaw("threads that come due at once fight for the interpreter's one lock", "burst", _crowded),
         GONE,
     )
+    _effect: Effect
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._timers: dict[str, threading.Timer] = {}
         self._lock = threading.Lock()
-        self._effect: Effect | None = None
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for item in items:
-            self._start(item)
-
-    def _start(self, item: Item) -> None:
-        timer = threading.Timer(max(0.0, item.due / 1000 - time.time()), self._fire, item)
-        timer.daemon = True
-        with self._lock:
-            self._timers[item.key] = timer
-        timer.start()
+            timer = threading.Timer(max(0.0, item.due / 1000 - time.time()), self._fire, item)
+            timer.daemon = True
+            with self._lock:
+                self._timers[item.key] = timer
+            timer.start()
 
     async def reschedule(self, item: Item) -> bool:
-        if not await self.cancel(item.key):
-            return False
-        self._start(item)
-        return True
+        there = await self.cancel(item.key)
+        if there:
+            await self.schedule([item])
+        return there
 
     async def cancel(self, key: str) -> bool:
         with self._lock:
@@ -113,15 +103,11 @@ class ThreadEach(Strategy):
         timer.cancel()
         return True
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     def _fire(self, key: str, due: int) -> None:
         with self._lock:  # whoever takes it out has it: this thread, or a cancel that comes at the last moment
             if self._timers.get(key) is not threading.current_thread():
                 return
             del self._timers[key]
-        assert self._effect is not None
         self._effect.blocking(key, due)
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -139,7 +125,7 @@ class Pooled(InMemory):
     name = "S17-B"
     title = "a scheduler with a pool of threads"
     shows = ("steady", "idle")
-    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", _no_thread),)
+    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", held_up),)
     skips: ClassVar[Mapping[str, str]] = {"cost": "its structure is the heap of S12"}
 
     def __init__(self, setting: Setting) -> None:
