@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
@@ -81,19 +81,22 @@ class Flaw(NamedTuple):
     """What of it is to be seen in these figures, in words with numbers; empty if nothing is."""
 
 
-def when(name: str, words: str) -> Callable[[Figures], str]:
-    """The `seen` of a flaw that shows where a figure, or else a count, of this name is more than nothing.
+def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
+    """The `seen` of a flaw that shows where a figure, or else a count, of this name is `over` so much.
 
-    `words` are a format of all figures, and of `counts`.
+    `words` are a format of all figures and counts, and of `p50_s` and `most_s`, lateness in seconds. One that was not
+    taken is 0.
 
     >>> when("lost", "{lost} of {expected} gone")(Figures(lost=3, expected=9))
     '3 of 9 gone'
     """
 
     def seen(figures: Figures) -> str:
-        value = getattr(figures, name) if hasattr(figures, name) else figures.counts.get(name)
-        counts = defaultdict(float, figures.counts)
-        return words.format_map({**msgspec.structs.asdict(figures), "counts": counts}) if value else ""
+        taken = {**figures.counts, **msgspec.structs.asdict(figures)}
+        taken |= {one: getattr(figures, one) for one in ("p50", "p99", "most")}
+        values = defaultdict(int, {one: value for one, value in taken.items() if value is not None})
+        values |= {f"{one}_s": values[one] / 1000 for one in ("p50", "most")}
+        return words.format_map(values) if values[name] > over else ""
 
     return seen
 
@@ -147,6 +150,8 @@ class Strategy:
         self.setting = setting
         self.counted: Counter[str] = Counter()
         """Counts of this process, such as hops or messages passed on."""
+        self.closing = AsyncExitStack()
+        """All that `close` has to do."""
 
     async def prepare(self) -> None:
         """Make what all its processes need: tables, queues. Called once, before any other process opens it."""
@@ -159,6 +164,7 @@ class Strategy:
 
     async def close(self) -> None:
         """Disconnect. Also called after `open` failed half way."""
+        await self.closing.aclose()
 
     async def schedule(self, items: Sequence[Item]) -> None:
         """It answers when the tasks are as safe as they will be. Of one key there is one schedule in a cell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from bide_lab import journal
 from bide_lab.figures import Figures
 from bide_lab.processes import LabFault, Process, Spec, Step
 from bide_lab.strategies import catalogue, source_of
-from bide_lab.strategy import Setting, Strategy
+from bide_lab.strategy import Setting, Strategy, now
 
 _LOOK = 0.02
 """Seconds between two looks at what has fired."""
@@ -166,6 +167,22 @@ class Trial:
         figures.counts = await self.counts()
         return figures
 
+    async def through(
+        self, steps: Sequence[Step], *, fires: int, last: float, lead: int = 0, callers: int = 256, sets: int = 1,
+        more: float = 0.0, **effects: float,
+    ) -> Figures:  # fmt: skip
+        """Start consumers and a client, make the calls, and `finish`.
+
+        `fires` tasks are due, the last of them `last` milliseconds from when steps count, which is in `lead`
+        milliseconds. `sets`: so many consumers of each role; `effects`: see `start`.
+        """
+        for _ in range(sets):
+            await self.start(**effects)
+        client = await self.client()
+        begin = now() + lead
+        await client.play(begin, steps, callers=callers)
+        return await self.finish(fires, end=max((begin + last) / 1000, time.time()), more=more)
+
     def written(self) -> tuple[Sequence[journal.Call], Sequence[journal.Firing]]:
         """All that the processes wrote down."""
         return journal.read(process.spec.journal for process in self.processes)
@@ -194,12 +211,13 @@ class Trial:
 
 
 class Workload:
-    """A few seconds in a trial. It starts the processes that it wants, and reports what they did."""
+    """A few seconds in a trial. It starts the processes that it wants, and reports what they did.
+
+    The first sentence of a docstring says what is asked of a strategy, or done to it, to whoever reads a report.
+    """
 
     name: ClassVar[str]
     """One word."""
-    about: ClassVar[str]
-    """One sentence."""
     relayed: ClassVar[bool] = False
     """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
     for_all: ClassVar[bool] = False
@@ -214,6 +232,11 @@ class Workload:
     """Why it makes no sense for a strategy without a server; empty if it does."""
     part: ClassVar[Mapping[str, str]] = {}
     """The attribute that a strategy has to have and that must not be false, and why it makes no sense without it."""
+
+    @property
+    def about(self) -> str:
+        """The sentence that its docstring begins with."""
+        return " ".join((inspect.getdoc(self) or "").partition("\n\n")[0].split()).rstrip(".")
 
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -50,19 +50,16 @@ class RabbitMqStrategy(Strategy):
     """
 
     needs = ("rabbitmq",)
-    connection: Any = None
-    channel: Any = None
+    connection: Any
+    channel: Any
 
     async def open(self) -> None:
         import aio_pika
 
         self.connection = await aio_pika.connect_robust(self.setting.urls["rabbitmq"], reconnect_interval=_RECONNECT)
+        self.closing.push_async_callback(self.connection.close)
         self.channel = await self.connection.channel()
         await self.channel.set_qos(prefetch_count=_WINDOW)
-
-    async def close(self) -> None:
-        if self.connection is not None:
-            await self.connection.close()
 
     def queue(self, name: str) -> str:
         return f"{self.setting.prefix}.{name}"
@@ -167,11 +164,12 @@ class RocketMqStrategy(Strategy):
 
     needs = ("rocketmq",)
     direct = True  # the proxy tells its clients its own address
-    producer: Any = None
+    producer: Any
 
     async def open(self) -> None:
         client = _client(self.setting)
         self.producer = client.Producer(self._configuration(client), (TOPIC,))
+        self.closing.push_async_callback(asyncio.to_thread, self.producer.shutdown)
         await asyncio.to_thread(self.producer.startup)
 
     async def prepare(self) -> None:
@@ -180,10 +178,6 @@ class RocketMqStrategy(Strategy):
     def _configuration(self, client: Any) -> Any:
         address = urlsplit(self.setting.urls["rocketmq"]).netloc
         return client.ClientConfiguration(address, client.Credentials())
-
-    async def close(self) -> None:
-        if self.producer is not None:
-            await asyncio.to_thread(self.producer.shutdown)
 
     async def send(self, item: Item, *, at: int) -> None:
         """To be handed out at a time in whole seconds since the epoch: the client takes no others."""
@@ -228,11 +222,7 @@ class WithRows(Strategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._lock = threading.Lock()
-        self._rows = _row_file(setting.folder)
-
-    async def close(self) -> None:
-        await super().close()
-        self._rows.close()
+        self._rows = self.closing.enter_context(closing(_row_file(setting.folder)))
 
     async def send_for(self, item: Item, *, at_once: bool = False) -> None:
         """Send the message for this time of the task; `at_once`, where its time has come."""

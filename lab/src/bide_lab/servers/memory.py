@@ -151,12 +151,10 @@ class Laps(Generic[Thing]):
         return item in self.waiting
 
 
-def _visited(seen: Figures) -> str:
-    vain, waiting = seen.counts.get("vain_visits", 0), seen.counts.get("far", 0)
-    return f"{vain:,.0f} visits in vain to {waiting:,.0f} tasks in {seen.counts['laps']:.1f} laps" if vain else ""
-
-
-VISITED = Flaw("every lap visits every task whose lap has not come", "laps", _visited)
+VISITED = Flaw(
+    "every lap visits every task whose lap has not come", "laps",
+    when("vain_visits", "{vain_visits:,.0f} visits in vain to {far:,.0f} tasks in {laps:.1f} laps"),
+)  # fmt: skip
 
 
 class GoingRound(InMemory):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from bide_lab.strategy import Setting, Strategy
+from bide_lab.strategy import Strategy
 
 _CONNECTIONS = 64
 """To Redis, of one process; who finds none free waits for one."""
@@ -19,7 +19,7 @@ class RedisStrategy(Strategy):
     """One connection pool, and keys that all begin with the cell's prefix."""
 
     needs: ClassVar[Sequence[str]] = ("redis",)
-    redis: Any = None
+    redis: Any
     """A plain asyncio client of redis-py."""
 
     async def open(self) -> None:
@@ -30,11 +30,7 @@ class RedisStrategy(Strategy):
             self.setting.urls["redis"], max_connections=_CONNECTIONS, timeout=None,
             socket_timeout=None, socket_connect_timeout=_PATIENCE,
         )  # fmt: skip
-        self.redis = Redis.from_pool(pool)
-
-    async def close(self) -> None:
-        if self.redis is not None:
-            await self.redis.aclose()
+        self.redis = await self.closing.enter_async_context(Redis.from_pool(pool))
 
     def key(self, name: str) -> str:
         return f"{self.setting.prefix}:{name}"
@@ -55,7 +51,7 @@ class _Tables(Strategy):
 
     connections: ClassVar[int]
     """Of one process, at most."""
-    pool: Any = None
+    pool: Any
     """The driver's."""
 
     def table(self, name: str) -> str:
@@ -69,11 +65,7 @@ class PostgresStrategy(_Tables):
     connections: ClassVar[int] = 8
 
     async def open(self) -> None:
-        self.pool = await postgres_pool(self.setting, self.connections, command_timeout=60)
-
-    async def close(self) -> None:
-        if self.pool is not None:
-            await self.pool.close()
+        self.pool = await postgres_pool(self, self.connections, command_timeout=60)
 
     async def clear(self) -> None:
         found = await self.pool.fetch(
@@ -84,10 +76,13 @@ class PostgresStrategy(_Tables):
             await self.pool.execute(f'DROP TABLE "{one["tablename"]}"')
 
 
-async def postgres_pool(setting: Setting, connections: int, **more: float) -> Any:
+async def postgres_pool(owner: Strategy, connections: int, **more: float) -> Any:
+    """One that is closed with its owner."""
     import asyncpg
 
-    return await asyncpg.create_pool(setting.urls["postgres"], min_size=1, max_size=connections, **more)
+    pool = await asyncpg.create_pool(owner.setting.urls["postgres"], min_size=1, max_size=connections, **more)
+    owner.closing.push_async_callback(pool.close)
+    return pool
 
 
 def changed(status: str) -> bool:
@@ -105,19 +100,17 @@ class MysqlStrategy(_Tables):
         self.pool = await self.pool_of(self.setting.urls[self.needs[0]])
 
     async def pool_of(self, url: str, place: str = "") -> Any:
-        """Connections to the server of a URL, or to `place`, HOST:PORT, as the same user."""
+        """Connections to the server of a URL, or to `place`, HOST:PORT, as the same user; closed with the strategy."""
         import asyncmy
 
         more = {"database": urlsplit(url).path.removeprefix("/"), "autocommit": True}
         if place:
             host, _, port = place.partition(":")
             more |= {"host": host, "port": int(port)}
-        return await asyncmy.create_pool(**{**mysql_server(url), **more}, minsize=1, maxsize=self.connections)
-
-    async def close(self) -> None:
-        if self.pool is not None:
-            self.pool.close()
-            await self.pool.wait_closed()
+        pool: Any = await asyncmy.create_pool(**{**mysql_server(url), **more}, minsize=1, maxsize=self.connections)
+        self.closing.push_async_callback(pool.wait_closed)
+        self.closing.callback(pool.close)
+        return pool
 
     async def change(self, statement: str, *values: Any) -> int:
         """Rows that it changed."""

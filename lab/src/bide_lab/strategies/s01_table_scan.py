@@ -37,7 +37,6 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 from zlib import crc32
 
-from bide_lab.figures import Figures
 from bide_lab.servers.stores import MysqlStrategy
 from bide_lab.strategy import Effect, Flaw, Item, Setting, each_period, now, together, when
 
@@ -63,7 +62,7 @@ class Serial(MysqlStrategy):
     flaws: ClassVar[Sequence[Flaw]] = (
         Flaw(
             "what came due while the scanner was away for longer than its window never fires", "away",
-            when("lost", "{lost} of {expected} posts never published after {counts[away_seconds]} s without a scanner"),
+            when("lost", "{lost} of {expected} posts never published after {away_seconds} s without a scanner"),
         ),
     )  # fmt: skip
 
@@ -173,13 +172,6 @@ class Tables(Serial):
     flaws = ()
 
 
-def _behind(seen: Figures) -> str:
-    again, late = seen.counts.get("looked_at_in_vain", 0), seen.p50
-    if not again or late is None:
-        return ""
-    return f"half of them {late:,.0f} ms late, and {again:,.0f} posts met again that were published already"
-
-
 class Replica(Serial):
     """One table, read from a replica that is as far behind as it is, and written to where it is kept."""
 
@@ -189,19 +181,19 @@ class Replica(Serial):
     direct = True
     precision = 4 * _PERIOD  # one of its own, and three for a replica that is as far behind
     shows = ()
-    flaws = (Flaw("what it reads is as old as the replica is behind", "steady", _behind),)
-    reader: Any = None
+    flaws = (
+        Flaw(
+            "what it reads is as old as the replica is behind", "steady",
+            when("looked_at_in_vain", "half of them {p50:,.0f} ms late, and {looked_at_in_vain:,.0f} posts met again "
+                 "that were published already"),
+        ),
+    )  # fmt: skip
+    reader: Any
 
     async def open(self) -> None:
         await super().open()
         url = self.setting.urls["mysql_replica"]
         self.reader = await self.pool_of(url, parse_qs(urlsplit(url).query)["replica"][0])
-
-    async def close(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
-            await self.reader.wait_closed()
-        await super().close()
 
     async def prepare(self) -> None:
         await super().prepare()

@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from contextlib import closing
+from typing import ClassVar
 
-from bide_lab.figures import Figures
-from bide_lab.strategy import Effect, Flaw, Item, Strategy, each_period, now
+from bide_lab.strategy import Effect, Flaw, Item, Strategy, each_period, now, when
 
 _WAIT = 48 * 3_600_000
 """Milliseconds from the end of the order to the stars. It is the task's own delay, and never scaled."""
@@ -47,10 +47,11 @@ class _CronBatch(Strategy):
 
     every: ClassVar[float]
     """Seconds of strategy time."""
-    database: Any = None
+    database: sqlite3.Connection
 
     async def open(self) -> None:
-        self.database = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
+        file = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
+        self.database = self.closing.enter_context(closing(file))
         self.database.execute("PRAGMA journal_mode = wal")
         self.database.execute("PRAGMA synchronous = normal")
 
@@ -58,14 +59,9 @@ class _CronBatch(Strategy):
         self.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, finish_time INTEGER, status INTEGER, stars INTEGER)")
         self.sql("CREATE INDEX to_rate ON orders (status, finish_time)")
 
-    async def close(self) -> None:
-        if self.database is not None:
-            self.database.close()
-
     def sql(self, statement: str, *values: int | str) -> sqlite3.Cursor:
         """Statements here take microseconds: a thread for each would cost more than it saves."""
-        done: sqlite3.Cursor = self.database.execute(statement, values)
-        return done
+        return self.database.execute(statement, values)
 
     async def schedule(self, items: Sequence[Item]) -> None:
         with self.database:
@@ -107,12 +103,6 @@ class _CronBatch(Strategy):
         return len(page)
 
 
-def _late(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < _NOTICED:
-        return ""
-    return f"late by {seen.p50 / 1000:.1f} s in the middle and {seen.most / 1000:.1f} s at most"
-
-
 class Hourly(_CronBatch):
     """Once an hour. An hour is played as four minutes of strategy time, since a cell has to end."""
 
@@ -121,7 +111,12 @@ class Hourly(_CronBatch):
     every = 240.0
     precision = every
     shows = ()
-    flaws = (Flaw("a task is late by anything up to an hour", "steady", _late),)
+    flaws = (
+        Flaw(
+            "a task is late by anything up to an hour", "steady",
+            when("most", "late by {p50_s:.1f} s in the middle and {most_s:.1f} s at most", over=_NOTICED),
+        ),
+    )  # fmt: skip
 
 
 class EveryMinute(_CronBatch):

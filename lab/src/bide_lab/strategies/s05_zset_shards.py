@@ -38,7 +38,7 @@ from uuid import uuid4
 
 from bide_lab.figures import Figures
 from bide_lab.servers.stores import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together, when
 
 _SHARDS = 4
 _PERIOD = 0.1
@@ -69,12 +69,6 @@ def _evened(seen: Figures) -> str:
     return f"asked before each schedule, {_told(seen)}" if _of_shards(seen, "waiting") else ""
 
 
-def _standstill(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < 500:
-        return ""
-    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms while a dead poller's locks lasted"
-
-
 class HashedShards(RedisStrategy):
     """The hash of a uuid picks the shard."""
 
@@ -84,9 +78,13 @@ class HashedShards(RedisStrategy):
     roles = ("poller", "worker")
     hold = _LOCK + 0.5
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("the shards of a poller that dies stand still until its lock ends", "failover", _standstill),
+        Flaw(
+            "the shards of a poller that dies stand still until its lock ends", "failover",
+            when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms while a dead poller's locks lasted",
+                 over=500),
+        ),
         Flaw("shards that get equal shares of calls grow uneven", "uneven", _unevenness),
-    )
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

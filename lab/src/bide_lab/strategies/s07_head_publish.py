@@ -81,7 +81,7 @@ class HeadPublish(RedisStrategy):
         Flaw(
             "a subscription that is dropped unnoticed stops delivery", "deaf",
             when("waited_for_a_restart",
-                 "{counts[waited_for_a_restart]:,.0f} of {expected} tasks stayed until the listener was started again"),
+                 "{waited_for_a_restart:,.0f} of {expected} tasks stayed until the listener was started again"),
         ),
     )  # fmt: skip
 

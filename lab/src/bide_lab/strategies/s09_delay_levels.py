@@ -34,9 +34,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bide_lab.figures import Figures
 from bide_lab.servers.brokers import Message, RabbitMqStrategy, WithRows
-from bide_lab.strategy import Effect, Flaw, Item, now
+from bide_lab.strategy import Effect, Flaw, Item, now, when
 
 _MINUTE, _HOUR = 60, 3600
 LEVELS = (
@@ -55,17 +54,6 @@ def level_for(seconds: int) -> int:
     return max((level for level in LEVELS if level <= seconds), default=LEVELS[0])
 
 
-def _hops(seen: Figures) -> str:
-    most = seen.counts.get("hops_most", 0)
-    late = seen.counts.get("late_ms_per_hop", 0)
-    return f"up to {most:.0f} hops for a delay, {late:.1f} ms late at each" if most > 1 else ""
-
-
-def _superseded(seen: Figures) -> str:
-    alive, moves = seen.counts.get("messages_alive_per_task", 0), seen.counts.get("moves_per_task", 0)
-    return f"{alive:.0f} messages alive for each task that was moved {moves:.0f} times" if alive > 1 else ""
-
-
 class DelayLevels(WithRows, RabbitMqStrategy):
     """The rows are in SQLite; the levels are RabbitMQ queues."""
 
@@ -74,9 +62,16 @@ class DelayLevels(WithRows, RabbitMqStrategy):
     precision = 1.0
     shows = ("steady", "churn")
     flaws = (
-        Flaw("a delay that is no level is relayed over several hops, each with a lateness of its own", "relay", _hops),
-        Flaw("a moved task leaves its old message behind", "relay", _superseded),
-    )
+        Flaw(
+            "a delay that is no level is relayed over several hops, each with a lateness of its own", "relay",
+            when("hops_most", "up to {hops_most:.0f} hops for a delay, {late_ms_per_hop:.1f} ms late at each", over=1),
+        ),
+        Flaw(
+            "a moved task leaves its old message behind", "relay",
+            when("messages_alive_per_task", "{messages_alive_per_task:.0f} messages alive for each task that was moved "
+                 "{moves_per_task:.0f} times", over=1),
+        ),
+    )  # fmt: skip
 
     def queues(self) -> Sequence[str]:
         return [self.queue(name) for name in (_ARRIVED, *map(str, LEVELS))]

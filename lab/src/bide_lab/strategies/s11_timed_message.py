@@ -31,13 +31,8 @@ import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from bide_lab.figures import Figures
 from bide_lab.servers.brokers import RocketMqStrategy, WithRows
 from bide_lab.strategy import Effect, Flaw, Item, when
-
-
-def _late(seen: Figures) -> str:
-    return f"half of the tasks more than {seen.p50:,.0f} ms late" if (seen.p50 or 0) > 100 else ""
 
 
 class TimedMessage(WithRows, RocketMqStrategy):
@@ -53,11 +48,14 @@ class TimedMessage(WithRows, RocketMqStrategy):
         **dict.fromkeys(("trips", "cut"), "its clients go around what would count or cut"),
     }
     flaws = (
-        Flaw("it is precise to a second", "steady", _late),
+        Flaw(
+            "it is precise to a second", "steady",
+            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100),
+        ),
         Flaw(
             "the broker delivers what was moved or cancelled all the same", "churn",
             when("superseded_dropped",
-                 "{counts[superseded_dropped]:.0f} messages arrived for tasks that had been moved or cancelled"),
+                 "{superseded_dropped:.0f} messages arrived for tasks that had been moved or cancelled"),
         ),
     )  # fmt: skip
 

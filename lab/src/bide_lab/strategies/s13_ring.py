@@ -145,7 +145,7 @@ class AsPublished(GoingRound):
         Flaw(
             "what is due in exactly a lap waits for another", "laps",
             when("a_lap_late",
-                 "{counts[a_lap_late]:.0f} of {counts[near]:.0f} tasks due in a lap came a whole lap late"),
+                 "{a_lap_late:.0f} of {near:.0f} tasks due in a lap came a whole lap late"),
         ),
         VISITED,
     )  # fmt: skip

@@ -34,9 +34,8 @@ from typing import Any, Generic
 
 from bide.core.instants import Millis
 from bide.timers import HashedWheel
-from bide_lab.figures import Figures
 from bide_lab.servers.memory import GONE, VISITED, GoingRound, InMemory, Laps, Thing
-from bide_lab.strategy import Flaw, Item
+from bide_lab.strategy import Flaw, Item, when
 
 TICK: Millis = 100
 BUCKETS = 512
@@ -124,11 +123,6 @@ class TickingWheel(Laps[Thing]):
         return self._start + (self._ticks + 1) * self._tick
 
 
-def _ticks(seen: Figures) -> str:
-    late = seen.p50
-    return f"half of them more than {late:.0f} ms late, at ticks of {TICK} ms" if late and late > TICK / 4 else ""
-
-
 class Ticking(GoingRound):
     """Netty's form. Options: `lap`, seconds of strategy time instead of 512 ticks; `pending`, the most that may wait
     (without it there is no limit, as in Netty)."""
@@ -137,7 +131,14 @@ class Ticking(GoingRound):
     title = "hashed wheel that ticks, as in Netty"
     period = TICK / 1000
     shows = ("cost",)
-    flaws = (Flaw("every task waits for the end of its tick", "steady", _ticks), VISITED, GONE)
+    flaws = (
+        Flaw(
+            "every task waits for the end of its tick", "steady",
+            when("p50", f"half of them more than {{p50:.0f}} ms late, at ticks of {TICK} ms", over=TICK / 4),
+        ),
+        VISITED,
+        GONE,
+    )  # fmt: skip
 
     def timer_of(self, start: Millis) -> TickingWheel[Any]:
         lap = self.setting.options.get("lap")

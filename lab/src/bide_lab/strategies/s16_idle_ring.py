@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import IdleRing, drive
@@ -59,6 +59,8 @@ class IdleConnections(Strategy):
         self.time_out_after = setting.span(SLOTS)
         """Seconds of silence."""
         self.slot = setting.span(1)
+        self._alive: dict[str, Any] = {}
+        """The connections that are there, and not idle yet."""
         self._effects: set[asyncio.Task[None]] = set()
         self._looks: list[int] = []
         """Nanoseconds of processor time of each."""
@@ -69,11 +71,10 @@ class IdleConnections(Strategy):
 
     def forget(self, uid: str) -> bool:
         """Its connection is closed; False: it was not there."""
-        raise NotImplementedError
+        return self._alive.pop(uid, None) is not None
 
     def knows(self, uid: str) -> bool:
-        """Whether it is there, and not idle yet."""
-        raise NotImplementedError
+        return uid in self._alive
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for item in items:
@@ -149,23 +150,17 @@ class PublishedRing(IdleConnections):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._slots: list[set[str]] = [set() for _ in range(SLOTS)]
-        self._where: dict[str, int] = {}
         self._hand = 0
 
     def touch(self, uid: str) -> None:
         self.forget(uid)
-        behind = self._where[uid] = (self._hand - 1) % SLOTS
+        behind = self._alive[uid] = (self._hand - 1) % SLOTS
         self._slots[behind].add(uid)
 
     def forget(self, uid: str) -> bool:
-        slot = self._where.pop(uid, None)
-        if slot is None:
-            return False
-        self._slots[slot].discard(uid)
-        return True
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._where
+        if uid in self._alive:
+            self._slots[self._alive[uid]].discard(uid)
+        return super().forget(uid)
 
     def turn(self) -> Sequence[str]:
         self._hand = (self._hand + 1) % SLOTS
@@ -229,24 +224,14 @@ class WholeScan(IdleConnections):
     title = "map of last times, scanned whole"
     flaws = (Flaw("every look is at all connections, and holds up all else meanwhile", "touch", _all_at_once),)
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._last: dict[str, float] = {}
-
     def touch(self, uid: str) -> None:
-        self._last[uid] = time.monotonic()
-
-    def forget(self, uid: str) -> bool:
-        return self._last.pop(uid, None) is not None
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._last
+        self._alive[uid] = time.monotonic()
 
     def turn(self) -> Sequence[str]:
         since = time.monotonic() - self.time_out_after
-        silent = [uid for uid, last in self._last.items() if last <= since]
+        silent = [uid for uid, last in self._alive.items() if last <= since]
         for uid in silent:
-            del self._last[uid]
+            self.forget(uid)
         return silent
 
 
@@ -263,26 +248,17 @@ class TimerEach(IdleConnections):
     precision = None
     flaws = (Flaw("every packet cancels a timer and makes another", "touch", _remade),)
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
     def touch(self, uid: str) -> None:
         self.forget(uid)
-        self._timers[uid] = asyncio.get_running_loop().call_later(self.time_out_after, self._silent, uid)
+        self._alive[uid] = asyncio.get_running_loop().call_later(self.time_out_after, self._silent, uid)
 
     def forget(self, uid: str) -> bool:
-        timer = self._timers.pop(uid, None)
-        if timer is None:
-            return False
-        timer.cancel()
-        return True
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._timers
+        if uid in self._alive:
+            self._alive[uid].cancel()
+        return super().forget(uid)
 
     def _silent(self, uid: str) -> None:
-        del self._timers[uid]
+        self.forget(uid)
         self.idle([uid])
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -290,5 +266,5 @@ class TimerEach(IdleConnections):
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        for uid in list(self._timers):
+        for uid in list(self._alive):
             self.forget(uid)

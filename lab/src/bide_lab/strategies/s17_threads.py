@@ -35,9 +35,8 @@ from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.figures import Figures
 from bide_lab.servers.memory import GONE, InMemory, Waiting, held_up
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, when
 
 POOL = 10
 """APScheduler's default."""
@@ -45,20 +44,6 @@ _FIGHT = 15.0
 """Milliseconds that half of a burst may be late before it is worth a word: a heap in one thread takes 5 ms."""
 _MANY = 100
 """Threads that are worth a word."""
-
-
-def _threads(seen: Figures) -> str:
-    if not seen.threads or seen.threads < _MANY:
-        return ""
-    return (
-        f"{seen.threads:,} threads for {seen.scheduled:,} waiting tasks, {seen.client_bytes_per_task or 0:,.0f} bytes"
-        " each, besides what the kernel keeps"
-    )
-
-
-def _crowded(seen: Figures) -> str:
-    late = seen.p50
-    return f"of {seen.fired:,} due at once half were more than {late:,.0f} ms late" if late and late > _FIGHT else ""
 
 
 class ThreadEach(Strategy):
@@ -70,10 +55,17 @@ class ThreadEach(Strategy):
     bears = 2_000
     shows = ("steady",)
     flaws = (
-        Flaw("every waiting task is a thread", "idle", _threads),
-        Flaw("threads that come due at once fight for the interpreter's one lock", "burst", _crowded),
+        Flaw(
+            "every waiting task is a thread", "idle",
+            when("threads", "{threads:,} threads for {scheduled:,} waiting tasks, {client_bytes_per_task:,.0f} bytes "
+                 "each, besides what the kernel keeps", over=_MANY),
+        ),
+        Flaw(
+            "threads that come due at once fight for the interpreter's one lock", "burst",
+            when("p50", "of {fired:,} due at once half were more than {p50:,.0f} ms late", over=_FIGHT),
+        ),
         GONE,
-    )
+    )  # fmt: skip
     _effect: Effect
 
     def __init__(self, setting: Setting) -> None:
@@ -131,12 +123,10 @@ class Pooled(InMemory):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._pool = ThreadPoolExecutor(POOL, thread_name_prefix="pool")
+        self.closing.callback(self._pool.shutdown, wait=False, cancel_futures=True)
 
     def timer_of(self, start: Millis) -> HeapTimer[Any]:
         return HeapTimer(start=start)
 
     def fire(self, task: Waiting) -> None:
         self._pool.submit(super().fire, task)
-
-    async def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)

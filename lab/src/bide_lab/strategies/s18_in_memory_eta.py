@@ -37,7 +37,7 @@ import msgspec
 
 from bide_lab.figures import Figures
 from bide_lab.servers.stores import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, due_or_told, now, poll, together
+from bide_lab.strategy import Effect, Flaw, Item, Setting, due_or_told, now, poll, together, when
 
 _VISIBLE = 3600.0
 """Seconds of strategy time."""
@@ -66,12 +66,6 @@ def _repeated(seen: Figures) -> str:
     )
 
 
-def _held(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < 500:
-        return ""
-    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms where the killed worker held them"
-
-
 def _heavy(seen: Figures) -> str:
     if not (held := seen.counts.get("held", 0)):
         return ""
@@ -93,9 +87,13 @@ class InMemoryEta(RedisStrategy):
     )
     flaws = (
         Flaw("a task due later than the time-out is done several times", "beyond", _repeated),
-        Flaw("what a killed worker held comes only after the time-out", "failover", _held),
+        Flaw(
+            "what a killed worker held comes only after the time-out", "failover",
+            when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms where the killed worker held them",
+                 over=500),
+        ),
         Flaw("every task that waits is in a worker's memory", "idle", _heavy),
-    )
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

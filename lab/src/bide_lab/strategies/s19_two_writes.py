@@ -38,7 +38,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from bide_lab.figures import Figures
 from bide_lab.servers.stores import PostgresStrategy, postgres_pool
 from bide_lab.strategies.s20_bide import OnPostgres
 from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, poll, when
@@ -52,13 +51,6 @@ _ALARM_AFTER = 5
 _PAGE = 100
 _CONNECTIONS = 16
 """To PostgreSQL, of one process."""
-
-
-def _lost(seen: Figures) -> str:
-    kills, written = seen.counts.get("kills", 0), seen.counts.get("committed", 0)
-    if not seen.lost:
-        return ""
-    return f"{seen.lost} of {written:.0f} orders have no timer after {kills:.0f} writers were killed"
 
 
 class NoTimer(Exception):
@@ -79,9 +71,12 @@ class NoCare(PostgresStrategy):
         VERBS[1:], "it would be two writes again, with the same gap, and is not played"
     )
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("a writer that dies between the two writes leaves an order whose timer never fires", "writer", _lost),
-    )
-    redis: Any = None
+        Flaw(
+            "a writer that dies between the two writes leaves an order whose timer never fires", "writer",
+            when("lost", "{lost} of {committed:.0f} orders have no timer after {kills:.0f} writers were killed"),
+        ),
+    )  # fmt: skip
+    redis: Any
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -89,7 +84,7 @@ class NoCare(PostgresStrategy):
         self.timers = f"{setting.prefix}:timers"
 
     async def open(self) -> None:
-        self.redis = self.redis_client()
+        self.redis = await self.closing.enter_async_context(self.redis_client())
         await super().open()
 
     def redis_client(self) -> Any:
@@ -99,11 +94,6 @@ class NoCare(PostgresStrategy):
         from redis.backoff import NoBackoff
 
         return Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
-
-    async def close(self) -> None:
-        if self.redis is not None:
-            await self.redis.aclose()
-        await super().close()
 
     async def prepare(self) -> None:
         await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
@@ -216,7 +206,7 @@ class Open(NoCare):
     flaws = (
         Flaw(
             "a writer that dies before the commit leaves a timer for an order that never was", "writer",
-            when("fired_without_a_row", "{counts[fired_without_a_row]:.0f} timers fired for orders that do not exist"),
+            when("fired_without_a_row", "{fired_without_a_row:.0f} timers fired for orders that do not exist"),
         ),
     )  # fmt: skip
 
@@ -274,7 +264,7 @@ class OneTransaction(OnPostgres):
     title = "one transaction with bide in it"
     shows = ("writer",)
     flaws = ()
-    pool: Any = None
+    pool: Any
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -282,12 +272,7 @@ class OneTransaction(OnPostgres):
 
     async def open(self) -> None:
         await super().open()
-        self.pool = await postgres_pool(self.setting, _CONNECTIONS)
-
-    async def close(self) -> None:
-        if self.pool is not None:
-            await self.pool.close()
-        await super().close()
+        self.pool = await postgres_pool(self, _CONNECTIONS)
 
     async def prepare(self) -> None:
         await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")

@@ -62,10 +62,8 @@ class _Bide(Strategy):
         # the first of a cell's processes makes what the others find; only SQLite would do that by itself
         if isinstance(store, HasSchema) and await store.plan():
             await store.migrate()
+        self.closing.push_async_callback(self.app.close)
         await self.app.open()
-
-    async def close(self) -> None:
-        await self.app.close()
 
     async def schedule(self, items: Sequence[Item]) -> None:
         await self.app.schedule_many(

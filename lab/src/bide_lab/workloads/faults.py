@@ -21,14 +21,13 @@ _HOLD = 1.5
 
 
 class Killed(Workload):
-    """In the middle of it all every consumer is killed by SIGKILL; a second later others take their places.
+    """500 tasks due at once and 200 over the next 0.6 s; every consumer is killed -9, and started again.
 
-    A strategy that does one task after another is then in the middle of what was due at once; one that does many at a
-    time is done with that, and in the middle of what comes after it.
+    A strategy that does one task after another is then in the middle of what was due at once; one that does many at
+    a time is done with that, and in the middle of what comes after it.
     """
 
     name = "killed"
-    about = "500 tasks due at once and 200 over the next 0.6 s; every consumer is killed -9, and started again"
     for_all = True
     alone = False
     within = _WITH_ITS_CLIENT
@@ -59,10 +58,12 @@ class Killed(Workload):
 
 
 class Cut(Workload):
-    """Every connection is reset in the middle of a steady load, once; calls that fail are not repeated."""
+    """every connection is reset in the middle of 200 tasks a second.
+
+    Calls that fail are not repeated.
+    """
 
     name = "cut"
-    about = "every connection is reset in the middle of 200 tasks a second"
     for_all = True
     alone = False
     relayed = True
@@ -87,29 +88,27 @@ class Cut(Workload):
 
 
 class TwoAtOnce(Workload):
-    """Two of each consumer at the same time, as after a deployment, or for more throughput."""
+    """two of each consumer at once, each effect taking 1 ms.
+
+    As after a deployment, or for more throughput.
+    """
 
     name = "two"
-    about = "two of each consumer at once, each effect taking 1 ms"
     for_all = True
     within = _ONE_PROCESS
     seconds = 0.001
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
         count, rate, ahead = (300, 300.0, 800) if quick else (1_200, 400.0, 2_000)
-        for _ in range(2):
-            await trial.start(seconds=self.seconds)
-        client = await trial.client()
-        begin = now() + 200
-        await client.play(begin, steps_at(rate, keys_of(count), ahead=ahead))
-        return await trial.finish(count, end=begin / 1000 + count / rate + ahead / 1000)
+        last = count * 1000 / rate + ahead
+        steps = steps_at(rate, keys_of(count), ahead=ahead)
+        return await trial.through(steps, fires=count, last=last, lead=200, sets=2, seconds=self.seconds)
 
 
 class Away(Workload):
-    """No consumer runs for six strategy-minutes, in which tasks come due; then one comes back."""
+    """no consumer runs for six minutes of strategy time, in which 100 tasks come due."""
 
     name = "away"
-    about = "no consumer runs for six minutes of strategy time, in which 100 tasks come due"
     for_all = True
     alone = False
     within = _WITH_ITS_CLIENT
@@ -135,10 +134,12 @@ class Away(Workload):
 
 
 class Restarted(Workload):
-    """The one process of a strategy without a server ends and begins again, with tasks waiting."""
+    """the process ends with 500 tasks waiting, and is started again.
+
+    It is the one process of a strategy without a server.
+    """
 
     name = "restarted"
-    about = "the process ends with 500 tasks waiting, and is started again"
     for_all = True
     alone = False
 
@@ -158,10 +159,12 @@ class Restarted(Workload):
 
 
 class Failover(Workload):
-    """Of two of each consumer those that were first are killed in the middle of a steady load; nobody replaces them."""
+    """two of each consumer; the first of each is killed -9 in the middle of 100 tasks a second.
+
+    Nobody replaces them.
+    """
 
     name = "failover"
-    about = "two of each consumer; the first of each is killed -9 in the middle of 100 tasks a second"
     alone = False
     within = _ONE_PROCESS
 
@@ -185,10 +188,9 @@ class Failover(Workload):
 
 
 class Beyond(Workload):
-    """Tasks that are due later than the time-out after which a task that somebody holds is given out again."""
+    """100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again."""
 
     name = "beyond"
-    about = "100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again"
     alone = False
     time_out = 1.0
     part = {"time_out": "nothing is given out again after a time-out"}  # noqa: RUF012 - a ClassVar of the base
@@ -196,12 +198,8 @@ class Beyond(Workload):
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
         trial.option(hold=str(self.time_out))
         count, ahead = (100, 2_500) if quick else (1_000, 5_500)
-        for _ in range(2):
-            await trial.start()
-        client = await trial.client()
-        begin = now()
-        await client.play(begin, batches([(key, ahead) for key in keys_of(count)]))
-        figures = await trial.finish(count, end=(begin + ahead) / 1000)
+        steps = batches([(key, ahead) for key in keys_of(count)])
+        figures = await trial.through(steps, fires=count, last=ahead, sets=2)
         figures.counts = {**figures.counts, "time_out_s": self.time_out, "ahead_s": ahead / 1000}
         return figures
 
@@ -236,12 +234,13 @@ class _Subscriptions:
 
 
 class Deaf(Workload):
-    """The connections by which consumers are told of things go silent while nothing waits; then tasks come. Those that
-    have not fired a while after their time get a consumer that was started again.
+    """subscriptions go silent, unnoticed; then 100 tasks come due, then the consumers are started again.
+
+    They go silent while nothing waits. The consumers are started again only if tasks have not fired a while after
+    their time.
     """
 
     name = "deaf"
-    about = "subscriptions go silent, unnoticed; then 100 tasks come due, then the consumers are started again"
     alone = False
     relayed = True
 
@@ -276,15 +275,14 @@ class Deaf(Workload):
 
 
 class Writer(Workload):
-    """Clients schedule as fast as they can, and are killed by SIGKILL one after another in the middle of it.
+    """clients are killed -9 while they schedule; what they had committed has to fire.
 
-    The tasks of each are due together, some time after its death. What a client was never answered may have been done
-    or not: where the strategy keeps the caller's own data (`Strategy.committed`), those decide. What is committed is
-    owed.
+    The tasks of each are due together, some time after its death. What a client was never answered may have been
+    done or not: where the strategy keeps the caller's own data (`Strategy.committed`), those decide. What is
+    committed is owed.
     """
 
     name = "writer"
-    about = "clients are killed -9 while they schedule; what they had committed has to fire"
     alone = False
     within = "it is one process: see restarted"
     kills, quick_kills = 12, 4

@@ -18,10 +18,12 @@ _YEAR = 365 * 86_400_000
 
 
 class Steady(Workload):
-    """Tasks at one rate, each due the same time after it is scheduled: what lateness is measured by."""
+    """200 tasks a second, each due 2 s ahead (in a quick run 1 s).
+
+    Lateness is measured by it.
+    """
 
     name = "steady"
-    about = "200 tasks a second, each due 2 s ahead (in a quick run 1 s)"
     for_all = True
     rate = 200.0
 
@@ -37,10 +39,12 @@ class Steady(Workload):
 
 
 class Burst(Workload):
-    """Many tasks due at one instant: how fast they come out, and how late the last is."""
+    """5,000 tasks due at one instant.
+
+    How fast do they come out, and how late is the last?
+    """
 
     name = "burst"
-    about = "5,000 tasks due at one instant"
     for_all = True
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
@@ -56,10 +60,12 @@ class Burst(Workload):
 
 
 class Horizon(Workload):
-    """Tasks due between a second and a year from now, evenly over the powers of ten: only the near ones must fire."""
+    """tasks due in 1 s to 1 year; those of the first seconds have to fire.
+
+    They are spread evenly over the powers of ten.
+    """
 
     name = "horizon"
-    about = "tasks due in 1 s to 1 year; those of the first seconds have to fire"
     for_all = True
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
@@ -78,10 +84,9 @@ class Horizon(Workload):
 
 
 class Churn(Workload):
-    """Half of the tasks are moved before they are due, and a third are cancelled."""
+    """half of the tasks are moved, a third are cancelled, the rest fire."""
 
     name = "churn"
-    about = "half of the tasks are moved, a third are cancelled, the rest fire"
     for_all = True
     verbs = ("reschedule", "cancel")
 
@@ -99,33 +104,24 @@ class Churn(Workload):
             elif number % 6 in (3, 4):
                 steps.append(Step(at, "cancel", [(key, None)]))
             fires += number % 6 not in (3, 4)
-        await trial.start()
-        client = await trial.client()
-        begin = now() + 100
-        await client.play(begin, steps)
-        return await trial.finish(fires, end=(begin + moved) / 1000)
+        return await trial.through(steps, fires=fires, last=moved, lead=100)
 
 
 class Gap(Workload):
-    """Tasks that are due as soon as they are there, while a consumer looks: some come between two of its commands."""
+    """2,000 tasks a second that are due at once, so that some come between two commands of a consumer."""
 
     name = "gap"
-    about = "2,000 tasks a second that are due at once, so that some come between two commands of a consumer"
     alone = False
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
         count = 4_000 if quick else 20_000
-        await trial.start()
-        client = await trial.client()
-        await client.play(now() + 100, steps_at(2_000.0, keys_of(count), ahead=0))
-        return await trial.finish(count, end=time.time())
+        return await trial.through(steps_at(2_000.0, keys_of(count), ahead=0), fires=count, last=0, lead=100)
 
 
 class Slow(Workload):
-    """One task that takes long among many that do not, which come due while it runs."""
+    """one slow task, and quick ones that come due while it runs."""
 
     name = "slow"
-    about = "one slow task, and quick ones that come due while it runs"
     many = 1
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
@@ -135,23 +131,19 @@ class Slow(Workload):
     async def meanwhile(self, trial: Trial, count: int, slow: float) -> Figures:
         """The slow ones are due first; the others from a moment later until they are done."""
         ahead = 500
-        await trial.start(slow=slow)
-        client = await trial.client()
         due = [(key, ahead) for key in keys_of(self.many, "slow")]
         due += [(key, ahead + 50 + round(number * slow * 900 / count)) for number, key in enumerate(keys_of(count))]
-        begin = now()
-        await client.play(begin, batches(due), callers=4)
-        end = (begin + ahead) / 1000 + slow
-        figures = await trial.finish(self.many + count, end=end, more=self.many * slow)
+        figures = await trial.through(
+            batches(due), fires=len(due), last=ahead + slow * 1000, callers=4, more=self.many * slow, slow=slow
+        )
         figures.counts = {**figures.counts, "slow_ms": slow * 1000}
         return figures
 
 
 class Crowd(Slow):
-    """Ten tasks that take a second each, all at once, and quick ones that come due meanwhile."""
+    """ten slow tasks at once, and quick ones that come due while they run."""
 
     name = "crowd"
-    about = "ten slow tasks at once, and quick ones that come due while they run"
     many = 10
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
@@ -161,40 +153,33 @@ class Crowd(Slow):
 
 
 class Many(Workload):
-    """A few tasks come due while many more wait for a time far off."""
+    """20 tasks come due while many others wait for an hour."""
 
     name = "many"
-    about = "20 tasks come due while many others wait for an hour"
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
         far, near, ahead, wait = (600, 20, 500, 5.0) if quick else (10_000, 200, 5_000, 60.0)
-        await trial.start()
-        client = await trial.client()
-        begin = now()
         tasks = [(key, _HOUR) for key in keys_of(far, "far")] + [(key, ahead) for key in keys_of(near, "near")]
-        await client.play(begin, batches(tasks), callers=4)
-        figures = await trial.finish(near, end=(begin + ahead) / 1000, more=wait)
+        figures = await trial.through(batches(tasks), fires=near, last=ahead, callers=4, more=wait)
         figures.counts = {**figures.counts, "far_off": far}
         return figures
 
 
 class Uneven(Workload):
-    """One large call and many small ones, whose tasks are due soon or in an hour: where is what is left?"""
+    """one large call and 250 small ones, due in an hour but for every fifth, which is due soon.
+
+    Where is what is left?
+    """
 
     name = "uneven"
-    about = "one large call and 250 small ones, due in an hour but for every fifth, which is due soon"
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
         size = 10 if quick else 50
         plan = [(40 * size, _HOUR), *[(size, 500), *[(size, _HOUR)] * 4] * 50]
         near = sum(count for count, due in plan if due < _HOUR)
-        await trial.start()
-        client = await trial.client()
         keys = iter(keys_of(sum(count for count, _ in plan)))
         steps = [Step(0, "schedule", [(next(keys), due) for _ in range(count)]) for count, due in plan]
-        begin = now()
-        await client.play(begin, steps, callers=1)
-        return await trial.finish(near, end=max(begin / 1000 + 0.5, time.time()), more=near / 1_000)
+        return await trial.through(steps, fires=near, last=500, callers=1, more=near / 1_000)
 
 
 _FIRED_AFTER = "fired_after_"
@@ -202,13 +187,12 @@ _FIRED_AFTER = "fired_after_"
 
 
 class Relay(Workload):
-    """Delays that take one hop and delays that take many, and tasks that are moved again and again meanwhile.
+    """delays that are relayed over 1 to 10 of 18 levels, beside tasks that are moved five times.
 
     Of 18 levels from 1 s to 2 h, taken as the largest that is not above the rest, they need 1 to 10.
     """
 
     name = "relay"
-    about = "delays that are relayed over 1 to 10 of 18 levels, beside tasks that are moved five times"
     verbs = ("reschedule",)
     moves = 5
     quick_delays: ClassVar[Sequence[int]] = (60, 125, 156, 217, 239)
@@ -251,10 +235,9 @@ class Relay(Workload):
 
 
 class Head(Workload):
-    """One task with a long delay, and then many with a short one."""
+    """one task due late, scheduled ahead of 100 that are due soon."""
 
     name = "head"
-    about = "one task due late, scheduled ahead of 100 that are due soon"
     alone = False
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:

@@ -40,15 +40,14 @@ _STEPS = 66_000
 
 
 class Cost(Workload):
-    """Each operation of the bare structure, in a process of its own for each size, its tasks due within an hour.
+    """nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting.
 
-    The curve: `insert_ns`, `cancel_ns`, `advance_ns` (nanoseconds a task, medians of rounds without garbage
-    collection), `bytes` a task (growth of resident memory), and `pause_ns`, the longest of the steps of a
-    millisecond in which a minute is gone through.
+    Each size has a process of its own, whose tasks are due within an hour. The curve: `insert_ns`, `cancel_ns`,
+    `advance_ns` (nanoseconds a task, medians of rounds without garbage collection), `bytes` a task (growth of
+    resident memory), and `pause_ns`, the longest of the steps of a millisecond in which a minute is gone through.
     """
 
     name = "cost"
-    about = "nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting"
     for_all = True
     part = {"structure": "it has no structure in memory that could be measured alone"}  # noqa: RUF012 - as in the base
 
@@ -154,10 +153,9 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
 
 
 class Laps(Workload):
-    """A ring of one strategy-minute a lap, full of tasks that are due an hour from now, with some due in a lap."""
+    """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
 
     name = "laps"
-    about = "5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap"
     alone = False
     part = {"has_laps": "it has no laps"}  # noqa: RUF012 - as in the base
 
@@ -188,14 +186,14 @@ class Laps(Workload):
 
 
 class Touch(Workload):
-    """Connections that send a packet every half time-out, a tenth of which fall silent, in a process of its own.
+    """10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when.
 
-    `lost` are silent ones that were not called idle, `early` those called idle before their time-out had passed, and
-    lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's touch, and what a look cost.
+    A tenth of them fall silent. `lost` are silent ones that were not called idle, `early` those called idle before
+    their time-out had passed, and lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's
+    touch, and what a look cost.
     """
 
     name = "touch"
-    about = "10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when"
     connections = 10_000
     """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
     part = {"touch": "it has no connections to touch"}  # noqa: RUF012 - as in the base

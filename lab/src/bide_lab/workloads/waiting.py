@@ -21,10 +21,12 @@ _HOUR = 3_600_000
 
 
 class Idle(Workload):
-    """Tasks wait and none is due: processor time of client and server, messages, and memory for each."""
+    """tasks due in an hour: what it costs to wait.
+
+    Processor time of clients and servers, messages, and memory for each task.
+    """
 
     name = "idle"
-    about = "tasks due in an hour: what it costs to wait"
     for_all = True
     relayed = True
 
@@ -66,10 +68,12 @@ class Idle(Workload):
 
 
 class Trips(Workload):
-    """One task after another, each fired before the next is scheduled: how often the servers are asked for it."""
+    """one task at a time, from schedule to done: messages to the servers.
+
+    Each is fired before the next is scheduled.
+    """
 
     name = "trips"
-    about = "one task at a time, from schedule to done: messages to the servers"
     for_all = True
     relayed = True
     serverless = "it asks no server"
@@ -102,10 +106,9 @@ class Trips(Workload):
 
 
 class Verbs(Workload):
-    """Each verb alone, one call after another: what it costs a caller, and how often the servers are asked."""
+    """one call at a time: microseconds of each verb."""
 
     name = "verbs"
-    about = "one call at a time: microseconds of each verb"
     for_all = True
 
     async def play(self, trial: Trial, *, quick: bool) -> Figures:
