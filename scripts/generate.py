@@ -88,12 +88,12 @@ def lab_parts() -> dict[str, Callable[[], str]]:
 
     parts: dict[str, Callable[[], str]] = {
         "lab-way": lambda: lab().way(),
-        "lab-flaws": lambda: lab().flaws(),
-        "lab-flaws-zh": lambda: lab().flaws(chinese=True),
-        "lab-picks": lambda: lab().picks(),
-        "lab-picks-zh": lambda: lab().picks(chinese=True),
-        "lab-ahead": lambda: lab().ahead(),
-        "lab-ahead-zh": lambda: lab().ahead(chinese=True),
+        "lab-flaws": lambda: lab().text().flaws() + "\n",
+        "lab-flaws-zh": lambda: lab().text(chinese=True).flaws() + "\n",
+        "lab-picks": lambda: lab().text().picks() + "\n",
+        "lab-picks-zh": lambda: lab().text(chinese=True).picks() + "\n",
+        "lab-ahead": lambda: lab().text().ahead() + "\n",
+        "lab-ahead-zh": lambda: lab().text(chinese=True).ahead() + "\n",
     }
     for family in FAMILIES:
         parts |= of_family(family)

@@ -1,4 +1,4 @@
-"""What every strategy of the lab has to say of itself, and how one is found."""
+"""The declarations that every strategy of the lab has to make, and how one is found."""
 
 from __future__ import annotations
 

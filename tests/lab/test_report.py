@@ -1,4 +1,4 @@
-"""What is made of a results file: findings, tables, pictures, a page, and the parts of the documentation."""
+"""The report of a results file: findings, tables, pictures, a page, and the parts of the documentation."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_markdown_file_names_every_strategy_and_every_cell(found: Findings) 
 
 
 class Elements(HTMLParser):
-    """What a page consists of, with what is not closed."""
+    """The elements of a page, and those that are not closed."""
 
     def __init__(self) -> None:
         super().__init__()

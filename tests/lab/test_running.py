@@ -118,7 +118,7 @@ async def test_a_cell_that_could_not_be_played_says_why(
 
 @pytest.mark.parametrize(("strategy", "workload"), [("S7", "deaf"), ("S4-A", "idle"), ("S16-lazy", "touch")])
 async def test_a_workload_is_played_and_has_figures(strategy: str, workload: str, redis_url: str) -> None:
-    """What they are depends on the machine: people read them."""
+    """The figures themselves depend on the machine."""
     run = Run(urls={"redis": redis_url}, quick=True, minute=0.3)
     result = await measure(Cell(catalogue()[strategy], WORKLOADS[workload]), run)
     assert result.figures is not None, result.why_not

@@ -49,7 +49,7 @@ async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(mysql_u
 async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes due a moment after a turn is late by a whole period: the next one is the first to ask for it."""
+    """A task that comes due a moment after a turn is late by a whole period: only the next turn asks for it."""
     turns: list[int] = []
 
     async def turn(_: float) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 from bide_lab.figures import BY_NAME, SHARES, Figures, figure
@@ -23,7 +24,7 @@ DOWN = frozenset({"killed", "cut", "away", "restarted", "failover", "deaf", "wri
 
 
 class Twice(StrEnum):
-    """Whether a task may be done twice."""
+    """The cases in which a task may be done twice."""
 
     YES = "yes"
     CRASH = "crash"
@@ -42,11 +43,11 @@ class Wishes:
     servers: frozenset[str] = frozenset()
     """The kinds that there are."""
     several: bool = False
-    """Whether processes on several machines take part."""
+    """Processes on several machines take part."""
     cancel: bool = True
     move: bool = True
     survive: bool = True
-    """Whether tasks must outlive a process that dies."""
+    """Tasks must outlive a process that dies."""
     twice: Twice = Twice.CRASH
     memory: int = 1 << 30
     """Bytes that its own processes may take for what waits."""
@@ -57,7 +58,7 @@ class Reason(NamedTuple):
 
     words: str
     measured: bool = False
-    """Whether a figure says so, or only the strategy itself."""
+    """True if a figure says so, and not only the strategy itself."""
 
 
 class Candidate(NamedTuple):
@@ -79,7 +80,7 @@ class Choice(NamedTuple):
     excluded: Sequence[Candidate]
     """In the order of the catalogue, but for the case that none fits: then those with the fewest reasons first."""
     measured: bool
-    """Whether there were any figures to go by."""
+    """True if there were any figures to go by."""
 
 
 def choose(wishes: Wishes, found: Findings) -> Choice:
@@ -88,7 +89,7 @@ def choose(wishes: Wishes, found: Findings) -> Choice:
     for row in found.rows:
         if row.strategy is Strategy:  # only its results know it
             continue
-        if against := [reason for rule in RULES if (reason := next(rule(wishes, row), None)) is not None]:
+        if against := list(_against(wishes, row)):
             excluded.append(Candidate(row, against))
         else:
             fitting.append(Candidate(row, (), list(_merits(wishes, row)), list(_minds(wishes, row))))
@@ -97,26 +98,20 @@ def choose(wishes: Wishes, found: Findings) -> Choice:
     return Choice(sorted(fitting, key=_order), excluded, any(row.measured for row in found.rows))
 
 
-def _servers(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    if missing := [kind for kind in row.strategy.needs if kind not in wishes.servers]:
+def _against(wishes: Wishes, row: Row) -> Iterator[Reason]:
+    """Everything that its class says, and of each further rule the first reason."""
+    strategy = row.strategy
+    if missing := [kind for kind in strategy.needs if kind not in wishes.servers]:
         yield Reason(f"needs {' and '.join(missing)}, which you have not")
-
-
-def _fitness(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    if row.strategy.unfit:
-        yield Reason(row.strategy.unfit)
-
-
-def _machines(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    if wishes.several and not row.strategy.needs:
-        yield Reason(f"what waits is in a {'process' if row.strategy.in_process else 'file'} of one machine")
-
-
-def _verbs(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    wanted = {"cancel": wishes.cancel, "reschedule": wishes.move}
-    cannot = row.strategy.cannot
-    if reasons := dict.fromkeys(cannot[verb] for verb, is_wanted in wanted.items() if is_wanted and verb in cannot):
+    if strategy.unfit:
+        yield Reason(strategy.unfit)
+    if wishes.several and not strategy.needs:
+        yield Reason(f"what waits is in a {'process' if strategy.in_process else 'file'} of one machine")
+    wanted = [*(["cancel"] if wishes.cancel else []), *(["reschedule"] if wishes.move else [])]
+    if reasons := dict.fromkeys(strategy.cannot[verb] for verb in wanted if verb in strategy.cannot):
         yield Reason("; ".join(reasons))
+    for rule in (_lateness, _early, _losses, _repeats, _size):
+        yield from islice(rule(wishes, row), 1)
 
 
 def _lateness(wishes: Wishes, row: Row) -> Iterator[Reason]:
@@ -178,10 +173,6 @@ def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
             f"its own processes would take {bytes_words(each * wishes.tasks)} for {wishes.tasks:,} tasks "
             f"({figure(each)} bytes each)", measured=True,
         )  # fmt: skip
-
-
-RULES = (_servers, _fitness, _machines, _verbs, _lateness, _early, _losses, _repeats, _size)
-"""Of each the first reason counts."""
 
 
 def _waited_for(down: bool) -> list[str]:
@@ -272,7 +263,7 @@ def _minds(wishes: Wishes, row: Row) -> Iterator[str]:
 
 
 def _tried(row: Row, names: Iterable[str]) -> bool:
-    """Whether any of these workloads was played, or none of them makes sense here."""
+    """True if any of these workloads was played, or none of them makes sense here."""
     sensible = [name for name in names if not WORKLOADS[name].why_not(row.strategy)]
     return not sensible or any(row.figures(name) is not None for name in sensible)
 

@@ -103,9 +103,9 @@ class Measure(NamedTuple):
     """Its words within a sentence: "lateness of half of the tasks"."""
     of: Callable[[Figures], float | None]
     more: bool = False
-    """Whether more is better."""
+    """More is better."""
     counts_harm: bool = False
-    """Whether it counts what went wrong."""
+    """It counts things that went wrong."""
 
     @property
     def whose(self) -> str:

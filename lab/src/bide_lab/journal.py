@@ -48,7 +48,7 @@ class Call(NamedTuple):
     answered: int | None
     """None: it never was, or with an error."""
     done: bool
-    """Whether the answer says that it was done."""
+    """True if the answer says that it was done."""
 
 
 class Firing(NamedTuple):
@@ -213,7 +213,7 @@ def _in_force(versions: Sequence[Version], at: int) -> Version | None:
 
 
 def _must_fire(last: Version, until: int) -> bool:
-    """Whether a firing of a key's last version is owed; of one that nobody knows of, none is."""
+    """True if a firing of a key's last version is owed; of one that nobody knows of, none is."""
     return last.answered is not None and last.due is not None and last.due <= until
 
 

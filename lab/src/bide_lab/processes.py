@@ -41,7 +41,7 @@ class LabFault(Exception):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is to be."""
+    """The part of one process in a cell."""
 
     strategy: str
     source: str

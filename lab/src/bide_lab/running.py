@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is the same for all cells of a run."""
+    """The same for all cells of a run."""
 
     urls: Mapping[str, str]
     """By the kind of server: those that there are."""
@@ -124,7 +124,7 @@ class ResultsFile:
             file.write(msgspec.json.encode(result) + b"\n")
 
     def has(self, cell: Cell, run: Run) -> bool:
-        """Whether this cell was measured already, in the same way."""
+        """True if this cell was measured already, in the same way."""
         return any(
             result.cell == (cell.strategy.name, cell.workload.name) and result.figures is not None
             and (result.quick, result.minute, result.version) == (run.quick, run.minute, __version__)

@@ -78,24 +78,31 @@ class Flaw(NamedTuple):
     """One sentence in the present tense: "two pollers fire the same task"."""
     workload: str
     seen: Callable[[Figures], str]
-    """What of it is to be seen in these figures, in words with numbers; empty if nothing is."""
+    """Its trace in these figures, in words with numbers; empty if there is none."""
+
+
+_ABOVE = {"ns": "us", "us": "ms", "ms": "s"}
+"""By unit: the one that is a thousand times as long."""
 
 
 def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
     """The `seen` of a flaw that shows where a figure, or else a count, of this name is `over` so much.
 
-    `words` are a format of all figures and counts, and of `p50_s` and `most_s`, lateness in seconds. One that was not
-    taken is 0.
+    `words` are a format of all figures and counts; one that was not taken is 0. There are `p50_s` and `most_s`,
+    lateness in seconds, and `done`, all firings; a time in `x_ms` is there as `x_s` too, and so on from `x_ns`.
 
     >>> when("lost", "{lost} of {expected} gone")(Figures(lost=3, expected=9))
     '3 of 9 gone'
     """
 
     def seen(figures: Figures) -> str:
-        taken = {**figures.counts, **msgspec.structs.asdict(figures)}
-        taken |= {one: getattr(figures, one) for one in ("p50", "p99", "most")}
-        values = defaultdict(int, {one: value for one, value in taken.items() if value is not None})
-        values |= {f"{one}_s": values[one] / 1000 for one in ("p50", "most")}
+        taken = {**figures.counts, **msgspec.structs.asdict(figures), "p50": figures.p50, "most": figures.most}
+        values: dict[str, Any] = defaultdict(int, {one: value for one, value in taken.items() if value is not None})
+        values |= {"p50_s": values["p50"] / 1000, "most_s": values["most"] / 1000}
+        values["done"] = values["fired"] + values["duplicated"]
+        for one, (stem, _, unit) in [(one, one.rpartition("_")) for one in figures.counts]:
+            if unit in _ABOVE:
+                values[f"{stem}_{_ABOVE[unit]}"] = values[one] / 1000
         return words.format_map(values) if values[name] > over else ""
 
     return seen
@@ -133,14 +140,14 @@ class Strategy:
     again: ClassVar[float] = 0.0
     """Seconds of strategy time within which it meets what it has done once more, if it does at all."""
     direct: ClassVar[bool] = False
-    """Whether its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
+    """Its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
     shows: ClassVar[Sequence[str]] = ("steady",)
     """The workloads that a quick run plays besides those of its flaws."""
     skips: ClassVar[Mapping[str, str]] = {}
     """By workload: why that makes no sense here."""
     flaws: ClassVar[Sequence[Flaw]] = ()
     loses: ClassVar[str] = ""
-    """What is lost when a process dies or is away, whatever the flaws of a variant are; empty if nothing is."""
+    """The tasks that are lost when a process dies or is away, in words; empty if none are."""
     unfit: ClassVar[str] = ""
     """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
     bears: ClassVar[int | None] = None
@@ -191,7 +198,7 @@ class Strategy:
         return self.counted
 
     async def left(self) -> Mapping[str, float]:
-        """What there is of it on the servers now, such as bytes of a table: asked once, by the owner of the cell."""
+        """Counts of what is on the servers now, such as bytes of a table: asked once, by the owner of the cell."""
         return {}
 
     async def committed(self) -> Mapping[str, int]:

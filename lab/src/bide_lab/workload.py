@@ -219,11 +219,11 @@ class Workload:
     name: ClassVar[str]
     """One word."""
     relayed: ClassVar[bool] = False
-    """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
+    """The strategy's connections go through a relay: that counts and can cut them, and costs time."""
     for_all: ClassVar[bool] = False
-    """Whether every strategy is to be seen under it, unless that makes no sense; else those that name it."""
+    """Every strategy is to be seen under it, unless that makes no sense; else only those that name it."""
     alone: ClassVar[bool] = True
-    """Whether nothing else may be played meanwhile: its figures are times, and not only counts."""
+    """Nothing else may be played meanwhile: its figures are times, and not only counts."""
     verbs: ClassVar[Sequence[str]] = ()
     """The verbs that it takes, besides to schedule."""
     within: ClassVar[str] = ""

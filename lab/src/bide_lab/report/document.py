@@ -6,21 +6,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bide_lab.report import tables
 from bide_lab.report.charts import Picture, pictures, write_pictures
 from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, Family, Findings, findings
-from bide_lab.report.tables import (
-    Table,
-    ahead_table,
-    cards_of,
-    cell_table,
-    counted_table,
-    flaw_table,
-    measure_table,
-    missing_verbs,
-    not_measured,
-    picks_table,
-    ways,
-)
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import PARTS
 
@@ -57,25 +45,25 @@ class Text:
 
     def flaws(self) -> str:
         """The flaws of each strategy, and what was seen of them."""
-        return self._table(flaw_table(self.found.rows))
+        return self._table(tables.flaw_table(self.found.rows))
 
     def ahead(self) -> str:
         """Where others are ahead of bide, or that they nowhere are."""
-        return self._words(self.found.nobody_ahead) or self._table(ahead_table(self.found))
+        return self._words(self.found.nobody_ahead) or self._table(tables.ahead_table(self.found))
 
     def picks(self) -> str:
         """Which to pick when."""
-        return self._table(picks_table(self.found, chinese=self._chinese))
+        return self._table(tables.picks_table(self.found, chinese=self._chinese))
 
     def family(self, family: Family) -> Iterator[str]:
-        """What was measured of a family, what was not, and which verbs it has not."""
+        """The tables of a family, and the reasons for all that was not measured and for the verbs that it has not."""
         rows = self.found.of(family)
-        for given in (measure_table(self.found, family), counted_table(rows)):
+        for given in (tables.measure_table(self.found, family), tables.counted_table(rows)):
             if given is not None:
                 yield self._table(given)
-        if left_out := not_measured(rows):
+        if left_out := tables.not_measured(rows):
             yield bullets([f"{', '.join(names)}: {self._words(why)}" for why, names in left_out])
-        if missing := missing_verbs(rows):
+        if missing := tables.missing_verbs(rows):
             words = "{1} 没有 {0}：{2}" if self._chinese else "no {0} in {1}: {2}"
             yield bullets([
                 words.format(", ".join(f"`{verb}`" for verb in one.verbs), ", ".join(one.names), one.why)
@@ -91,21 +79,21 @@ class Text:
     def _words(self, text: str) -> str:
         return CHINESE.get(text, text) if self._chinese else text
 
-    def _table(self, given: Table) -> str:
+    def _table(self, given: tables.Table) -> str:
         lines = [[self._words(one) for one in line] for line in given.lines]
-        return table(Table([self._words(one) for one in given.heads], lines, given.right))
+        return table(tables.Table([self._words(one) for one in given.heads], lines, given.right))
 
 
 def markdown(found: Findings) -> str:
     """The tables of a report as a file that reads well as plain text."""
     text = Text(found)
-    parts = ["# Delayed tasks, measured", *ways(found.results)]
+    parts = ["# Delayed tasks, measured", *tables.ways(found.results)]
     parts += ["## What each is known for", text.flaws()]
     parts += ["## Where another is ahead of bide", text.ahead()]
     parts += ["## Which to pick when", text.picks()]
     for family in found.families:
         parts += [f"## {family.title}", family.about, *text.family(family)]
-    return "\n\n".join([*parts, "## Every cell", table(cell_table(found.rows))]) + "\n"
+    return "\n\n".join([*parts, "## Every cell", table(tables.cell_table(found.rows))]) + "\n"
 
 
 class Document:
@@ -119,21 +107,15 @@ class Document:
 
     def way(self) -> str:
         """How it was measured."""
-        return "\n\n".join(ways(self.found.results)) + "\n"
+        return "\n\n".join(tables.ways(self.found.results)) + "\n"
 
-    def flaws(self, *, chinese: bool = False) -> str:
-        return Text(self.found, chinese=chinese).flaws() + "\n"
-
-    def ahead(self, *, chinese: bool = False) -> str:
-        return Text(self.found, chinese=chinese).ahead() + "\n"
-
-    def picks(self, *, chinese: bool = False) -> str:
-        return Text(self.found, chinese=chinese).picks() + "\n"
+    def text(self, *, chinese: bool = False) -> Text:
+        return Text(self.found, chinese=chinese)
 
     def cards(self, family: Family) -> str:
         """The idea of the family, and the card of each of its files."""
         parts = [family.about]
-        for card, rows in cards_of(self.found.of(family)):
+        for card, rows in tables.cards_of(self.found.of(family)):
             parts += [f"### {card.title}", bullets([f"`{row.name}`: {row.strategy.title}" for row in rows])]
             parts.append(f"```text\n{card.drawing}\n```")
             parts += [f"**{name}.** {card.parts[name]}" for name in PARTS]
@@ -141,7 +123,7 @@ class Document:
 
     def measured(self, family: Family, *, chinese: bool = False) -> str:
         """Pictures and tables of a family."""
-        text = Text(self.found, chinese=chinese)
+        text = self.text(chinese=chinese)
         drawn = [f"![{text.caption(one)}]({self.folder.name}/{one.name}.svg)"
                  for one in self.pictures if one.family is family]  # fmt: skip
         return "\n\n".join([*(["\n".join(drawn)] if drawn else []), *text.family(family)]) + "\n"
@@ -162,7 +144,7 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def table(given: Table) -> str:
+def table(given: tables.Table) -> str:
     """A Markdown table, the first column bold."""
     rules = ["---:" if number in given.right else "---" for number in range(len(given.heads))]
     lines = [[f"**{line[0]}**", *line[1:]] for line in given.lines]

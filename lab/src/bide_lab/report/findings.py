@@ -1,4 +1,4 @@
-"""What a results file says, strategy by strategy: the one source of the page, the tables and the pictures."""
+"""The findings in a results file, strategy by strategy: the one source of the page, the tables and the pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Family(NamedTuple):
     """One word, as in the names of pictures."""
     title: str
     about: str
-    """What they have in common, in two sentences or three."""
+    """Their common idea, in two sentences or three."""
     numbers: tuple[int, ...]
 
 
@@ -241,11 +241,11 @@ def findings(results: Sequence[Result], strategies: Sequence[type[Strategy]] = (
 
 
 def _sound(row: Row, measure: Measure) -> bool:
-    """Whether the figure is worth comparing: firing early or not at all is not punctual."""
+    """True if the figure is worth comparing: firing early or not at all is not punctual."""
     seen = row.figures(measure.workload)
     return measure.counts_harm or (seen is not None and not seen.early and not row.harm(measure.workload)[0])
 
 
 def _way(result: Result) -> tuple[bool, float]:
-    """What has to be the same for two figures to be comparable."""
+    """All that has to be the same for two figures to be comparable."""
     return result.quick, result.minute

@@ -9,22 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from bide_lab.report import tables
 from bide_lab.report.charts import Picture, colours, pictures, write_pictures
 from bide_lab.report.document import markdown
 from bide_lab.report.findings import Family, Findings
-from bide_lab.report.tables import (
-    EMPTY,
-    Table,
-    ahead_table,
-    cards_of,
-    cell_table,
-    counted_table,
-    measure_table,
-    missing_verbs,
-    not_measured,
-    picks_table,
-    ways,
-)
 from bide_lab.strategies import PARTS, Card
 
 TITLE = "Delayed tasks, measured"
@@ -62,12 +50,13 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
         _section(one.name, one.title, escape(one.about), "".join(_family(found, one, drawn))) for one in found.families
     )
     ahead = [
-        [escape(title), escape(ours), f"ahead: {escape(theirs)}"] for title, ours, theirs in ahead_table(found).lines
+        [escape(title), escape(ours), f"ahead: {escape(theirs)}"]
+        for title, ours, theirs in tables.ahead_table(found).lines
     ]
     picks = [
         [escape(situation), f"<b>{escape(pick)}</b><br><small>{escape(measured)}</small>",
-         "" if others == EMPTY else f"or {escape(others)}"]
-        for situation, pick, measured, others in picks_table(found).lines
+         "" if others == tables.EMPTY else f"or {escape(others)}"]
+        for situation, pick, measured, others in tables.picks_table(found).lines
     ]  # fmt: skip
     light, dark = colours(":root")
     return f"""<!doctype html>
@@ -86,7 +75,7 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 <body>
 <header><div>
 <h1>{TITLE}</h1>
-{"".join(f'<p class="way">{escape(one)}</p>' for one in ways(found.results))}
+{"".join(f'<p class="way">{escape(one)}</p>' for one in tables.ways(found.results))}
 </div></header>
 <nav aria-label="Sections"><ul>{nav}</ul></nav>
 <main>
@@ -148,18 +137,18 @@ def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> Iterat
                for one in drawn if one.family is family]  # fmt: skip
     if figures:
         yield f'<div class="pictures">{"".join(figures)}</div>'
-    if (measured := measure_table(found, family)) is not None:
+    if (measured := tables.measure_table(found, family)) is not None:
         yield _table(measured, marked={row.name for row in found.bide} if family.name != "bide" else ())
-    if (counted := counted_table(rows)) is not None:
+    if (counted := tables.counted_table(rows)) is not None:
         yield _details("What was counted besides", "", _table(counted))
-    if left_out := not_measured(rows):
+    if left_out := tables.not_measured(rows):
         lines = [[f"<b>{escape(', '.join(names))}</b>: {escape(why)}"] for why, names in left_out]
         yield f"<h3>Not measured</h3>{_list(lines, 'plain')}"
-    if missing := missing_verbs(rows):
+    if missing := tables.missing_verbs(rows):
         lines = [[f"{', '.join(f'<code>{verb}</code>' for verb in one.verbs)} in "
                   f"<b>{escape(', '.join(one.names))}</b>: {escape(one.why)}"] for one in missing]  # fmt: skip
         yield f"<h3>Verbs that are not there</h3>{_list(lines, 'plain')}"
-    for card, variants in cards_of(rows):
+    for card, variants in tables.cards_of(rows):
         yield _details(card.title, ", ".join(row.name for row in variants), _card(card))
 
 
@@ -178,12 +167,12 @@ def _card(card: Card) -> str:
 
 def _cells(found: Findings) -> Iterator[str]:
     for family in found.families:
-        table = cell_table(found.of(family))
+        table = tables.cell_table(found.of(family))
         if table.lines:
             yield _details(family.title, str(len(table.lines)), _table(table))
 
 
-def _table(given: Table, marked: Collection[str] = ()) -> str:
+def _table(given: tables.Table, marked: Collection[str] = ()) -> str:
     """`marked`: the strategies whose lines stand out."""
     heads = "".join(_cell("th", text, number, given, ' scope="col"') for number, text in enumerate(given.heads))
     lines = []
@@ -197,7 +186,7 @@ def _table(given: Table, marked: Collection[str] = ()) -> str:
     )
 
 
-def _cell(tag: str, text: str, number: int, given: Table, more: str = "") -> str:
+def _cell(tag: str, text: str, number: int, given: tables.Table, more: str = "") -> str:
     titled = number == 1 and not given.heads[1]  # what the names mean: left out where there is no room
     kind = (
         "title" if titled else "right" if number in given.right else "words" if tag == "td" and len(text) > 24 else ""

@@ -251,7 +251,7 @@ class WithRows(Strategy):
         return self._change("SET status = 'cancelled' WHERE key = ?", key)
 
     def wants(self, item: Item) -> bool:
-        """Whether its row is still scheduled for this time; a message that it does not want is counted."""
+        """True if its row is still scheduled for this time; a message that it does not want is counted."""
         with self._lock:
             sql = "SELECT 1 FROM task WHERE key = ? AND due = ? AND status = 'scheduled'"
             wanted = bool(self._rows.execute(sql, item).fetchall())

@@ -86,7 +86,7 @@ async def postgres_pool(owner: Strategy, connections: int, **more: float) -> Any
 
 
 def changed(status: str) -> bool:
-    """Whether a statement changed a row, by the answer of PostgreSQL: "UPDATE 1"."""
+    """True if a statement changed a row, by the answer of PostgreSQL: "UPDATE 1"."""
     return not status.endswith(" 0")
 
 

@@ -29,9 +29,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from bide_lab.figures import Figures
 from bide_lab.servers.brokers import Message, RabbitMqStrategy
-from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now
+from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, when
 
 _WORK = "work"
 _WAITING = "waiting"
@@ -39,16 +38,6 @@ _KEPT = 60_000
 """Milliseconds for which a queue of a delay outlives its last message."""
 _AGAIN = 30.0
 """Seconds after which it is declared again, which keeps it."""
-
-
-def _behind(seen: Figures) -> str:
-    late, short = seen.counts.get("short_late", 0), seen.counts.get("short", 0)
-    return (
-        f"{late:.0f} of {short:.0f} short delays came out only after the long one before them, half of them more than "
-        f"{seen.counts['short_late_p50_ms'] / 1000:.1f} s late"
-        if late
-        else ""
-    )
 
 
 class OneQueue(RabbitMqStrategy):
@@ -61,8 +50,12 @@ class OneQueue(RabbitMqStrategy):
     )
     skips: ClassVar[Mapping[str, str]] = {"horizon": "a time to live is at most 49 days"}
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("a long delay at the head holds up the short ones behind it", "head", _behind),
-    )
+        Flaw(
+            "a long delay at the head holds up the short ones behind it", "head",
+            when("short_late", "{short_late:.0f} of {short:.0f} short delays came out only after the long one before "
+                 "them, half of them more than {short_late_p50_s:.1f} s late"),
+        ),
+    )  # fmt: skip
 
     def queues(self) -> Sequence[str]:
         return [self.queue(_WORK), self.queue(_WAITING)]

@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 from bide.core.instants import Millis
 from bide.timers import IdleRing, drive
 from bide_lab.figures import Figures
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 SLOTS = 30
 """Of one second each, of strategy time: the time-out."""
@@ -212,17 +212,17 @@ class _MeasuredRing(IdleRing[str]):
         return silent
 
 
-def _all_at_once(seen: Figures) -> str:
-    look = seen.counts.get("tick_us", 0)
-    return f"{look / 1000:.2f} ms a look, with {seen.scheduled:,} connections" if look > 100 else ""
-
-
 class WholeScan(IdleConnections):
     """A map of last times, and every second a look at all of them."""
 
     name = "S16-scan"
     title = "map of last times, scanned whole"
-    flaws = (Flaw("every look is at all connections, and holds up all else meanwhile", "touch", _all_at_once),)
+    flaws = (
+        Flaw(
+            "every look is at all connections, and holds up all else meanwhile", "touch",
+            when("tick_us", "{tick_ms:.2f} ms a look, with {scheduled:,} connections", over=100),
+        ),
+    )  # fmt: skip
 
     def touch(self, uid: str) -> None:
         self._alive[uid] = time.monotonic()
@@ -235,18 +235,18 @@ class WholeScan(IdleConnections):
         return silent
 
 
-def _remade(seen: Figures) -> str:
-    touch = seen.counts.get("touch_ns", 0)
-    return f"{touch / 1000:.2f} us and {seen.client_bytes_per_task or 0:,.0f} bytes a connection" if touch else ""
-
-
 class TimerEach(IdleConnections):
     """A timer of the event loop for each connection, cancelled and made anew by every packet."""
 
     name = "S16-timers"
     title = "a timer per connection"
     precision = None
-    flaws = (Flaw("every packet cancels a timer and makes another", "touch", _remade),)
+    flaws = (
+        Flaw(
+            "every packet cancels a timer and makes another", "touch",
+            when("touch_ns", "{touch_us:.2f} us and {client_bytes_per_task:,.0f} bytes a connection"),
+        ),
+    )  # fmt: skip
 
     def touch(self, uid: str) -> None:
         self.forget(uid)

@@ -57,15 +57,6 @@ class Message(msgspec.Struct, frozen=True):
     """Milliseconds since the epoch."""
 
 
-def _repeated(seen: Figures) -> str:
-    if not seen.duplicated:
-        return ""
-    return (
-        f"{seen.fired} tasks, due in {seen.counts['ahead_s']:g} s, were done {seen.fired + seen.duplicated} times"
-        f" with a time-out of {seen.counts['time_out_s']:g} s"
-    )
-
-
 def _heavy(seen: Figures) -> str:
     if not (held := seen.counts.get("held", 0)):
         return ""
@@ -86,7 +77,11 @@ class InMemoryEta(RedisStrategy):
         "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
     )
     flaws = (
-        Flaw("a task due later than the time-out is done several times", "beyond", _repeated),
+        Flaw(
+            "a task due later than the time-out is done several times", "beyond",
+            when("duplicated", "{fired} tasks, due in {ahead_s:g} s, were done {done} times with a time-out of "
+                 "{time_out_s:g} s"),
+        ),
         Flaw(
             "what a killed worker held comes only after the time-out", "failover",
             when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms where the killed worker held them",
