@@ -32,6 +32,7 @@ class RabbitMqServer(ServerProcess):
     """
 
     title = "RabbitMQ"
+    patience = 300.0  # its virtual machine takes ten seconds of processor time
     account = "rabbitmq"
     taken = ("eaddrinuse", "address already in use", "port_not_available")
     more_ports = True

@@ -121,6 +121,7 @@ class RocketMqServer(ServerProcess):
     """
 
     title = "RocketMQ"
+    patience = 300.0  # its virtual machine takes ten seconds of processor time
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
@@ -153,7 +154,7 @@ class RocketMqServer(ServerProcess):
         self._configure(f"{HOST}:{self._names_port}")
         words = [*self._java(), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]
         self.begin_beside(words, "names")
-        until(lambda: listens(self._names_port), "the name server")
+        until(lambda: listens(self._names_port), "the name server", patience=self.patience)
 
     def environment(self) -> Mapping[str, str]:
         return {"LD_PRELOAD": str(loopback_library()), "ROCKETMQ_HOME": str(self.home)}

@@ -14,7 +14,17 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from bide_proofs.servers.clock import ServerClock
-from bide_proofs.servers.process import HOST, Process, ServerFailed, as_account, free_port, give_to, run, until
+from bide_proofs.servers.process import (
+    HOST,
+    PATIENCE,
+    Process,
+    ServerFailed,
+    as_account,
+    free_port,
+    give_to,
+    run,
+    until,
+)
 
 _TRIES = 5
 """Starts, if others keep taking the port first."""
@@ -77,6 +87,8 @@ class ServerProcess(Running):
     """True if it takes further ports, others at each try."""
     taken: ClassVar[Sequence[str]] = ("Address already in use",)
     """Words in its log that say that a port of its is taken."""
+    patience: ClassVar[float] = PATIENCE
+    """Seconds until a start counts as a hang."""
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
     """Ends it in order."""
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
@@ -211,7 +223,7 @@ class ServerProcess(Running):
 
     def _until_answer_or_end(self, process: Process) -> float:
         try:
-            return until(lambda: not process.running or self.answers(), "an answer")
+            return until(lambda: not process.running or self.answers(), "an answer", patience=self.patience)
         except ServerFailed as error:
             raise process.failed(str(error)) from error
 

@@ -10,6 +10,7 @@ from bide.testing.proxy import FaultProxy
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
+from bide_proofs.servers.server import Running
 from bide_proofs.torture.server import Trouble
 from bide_proofs.torture.servers import suffering
 from bide_proofs.torture.servers.suffering import Suffering, in_thread, trouble_of
@@ -22,6 +23,8 @@ class PrivateServer:
     """
 
     name: str
+    server: Running
+    """All its parts together, where its kind needs no more to start and to stop."""
     gives_back = False
     durability: ClassVar[str]
     set_up: ClassVar[str]
@@ -72,7 +75,7 @@ class PrivateServer:
 
     def run(self) -> None:
         """Start all its parts, and set `version`; on a thread."""
-        raise NotImplementedError
+        self.server.start()
 
     async def open(self) -> None:
         """Open the proxies, and set `urls` and `direct`; on the event loop."""
@@ -80,7 +83,7 @@ class PrivateServer:
 
     def end(self) -> None:
         """End all its parts; on a thread."""
-        raise NotImplementedError
+        self.server.stop()
 
     async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
         """Open one more of `proxies` before that port, at port `at` if given."""

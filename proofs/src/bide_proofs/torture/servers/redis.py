@@ -48,6 +48,7 @@ class TorturedRedis(PrivateServer):
     """Redis, alone."""
 
     name = "redis"
+    server: RedisOnDisk
     durability = DURABILITY
     set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
     lacks: ClassVar[Mapping[str, str]] = {
@@ -61,15 +62,12 @@ class TorturedRedis(PrivateServer):
         self.nodes = [self.server]
 
     def run(self) -> None:
-        self.server.start()
+        super().run()
         self.version = f"Redis {self.server.info('server')['redis_version']}"
 
     async def open(self) -> None:
         self.direct = self.server.url
         self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
-
-    def end(self) -> None:
-        self.server.stop()
 
     def sufferings(self) -> Mapping[str, Suffering]:
         def it(chance: random.Random) -> OnDisk:
@@ -96,11 +94,8 @@ class TorturedReplicas(PrivateServer):
     server: ReplicatedRedis
 
     def run(self) -> None:
-        self.server.start()
+        super().run()
         self.version = f"Redis {self.server.masters[0].info('server')['redis_version']}"
-
-    def end(self) -> None:
-        self.server.stop()
 
     def master(self, chance: random.Random) -> OnDisk:
         """One of those that clients write to."""
