@@ -10,30 +10,18 @@ import pytest
 from tests.servers.fixtures import StartsRedis
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import RedisServer
+from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreUnavailable
-from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import (
     Cancel,
-    Filter,
     In,
-    Lease,
-    Move,
     NewTask,
-    Page,
-    Record,
-    Redrive,
-    Ref,
-    Result,
-    Settlement,
-    State,
-    Verdict,
 )
 from bide.stores.redis import RedisStore
 
 PASSWORD = "SECRET"
-TOPIC, KEYS = "order.close", ["1", "2", "3", "4", "5", "6"]
 
 
 @pytest.fixture(scope="module")
@@ -55,58 +43,6 @@ def line_with(lines: Sequence[list[str]], command: str) -> list[str]:
 
 def url_for(server: RedisServer | RedisCluster) -> str:
     return server.url.replace("://", f"://bide:{PASSWORD}@")
-
-
-async def everything(url: str) -> None:
-    """Whatever a store can do, done once, by which each command is said."""
-    store = RedisStore(url, events_kept=2)
-    await store.open()
-    try:
-        now = await store.time()
-        heard: list[str] = []
-        listening = await store.listen([TOPIC], lambda topic, wake: heard.append(topic))
-        live = await store.announce("worker", [TOPIC], now + 30_000, now=now)
-        assert list(live) == ["worker"]
-        await store.announce("gone", [TOPIC], now - 1, now=now)  # taken out by who sees it
-
-        tasks = [NewTask(TOPIC, key, new_id(), In(0), b"{}", group="user-7") for key in KEYS]
-        answers = await store.add(tasks, now=now)
-        assert {answer.result for answer in answers} == {Result.CREATED}
-        moved, cancelled = await store.change([Move(TOPIC, "1", In(3_600_000)), Cancel(TOPIC, "2")], now=now)
-        assert (moved.result, cancelled.result) == (Result.MOVED, Result.CANCELLED)
-
-        held: dict[str, Record] = {}
-        while len(held) < 4:
-            leased = await store.lease({TOPIC: 10}, now=now, until=now + 10_000, holder="worker")
-            held |= {task.key: task for task in leased.tasks}
-        assert await store.extend([Lease(*held["3"].ref, held["3"].token)], now=now, until=now + 20_000) == [True]
-        ends = [
-            Settlement(TOPIC, "3", held["3"].token, Verdict.DONE),
-            Settlement(TOPIC, "4", held["4"].token, Verdict.RETRY, In(3_600_000), error="no"),
-            Settlement(TOPIC, "5", held["5"].token, Verdict.DEAD, keep_until=now + 3_600_000, error="no"),
-            Settlement(TOPIC, "6", held["6"].token, Verdict.DONE, keep_until=now + 3_600_000),
-        ]
-        assert await store.settle(ends, now=now) == [True] * 4
-        [redriven] = await store.change([Redrive(TOPIC, "5", new_id(), In(0))], now=now)
-        assert redriven.result is Result.REDRIVEN
-        assert await store.purge(now=now, limit=100) == 0
-
-        for where in (Filter(), Filter(group="user-7"), Filter(topic=TOPIC, state=State.WAITING, wake_from=now)):
-            assert (await store.find(where, Page(limit=2))).tasks
-        await store.tally([now, now + 60_000])
-        assert await store.get([Ref(TOPIC, "1")]) != [None]
-        for number in range(4):
-            event = Event(at=now, topic=TOPIC, key=str(number), id="x", kind=EventKind.RETRY)
-            await store.record([event])
-        assert len(await store.events()) == 2
-        assert len(await store.events(Ref(TOPIC, "3"))) == 1
-        assert await store.schema_version() == (1, 1)
-        assert len(await store.diagnose()) > 5
-        assert heard
-        await store.announce("worker", [], now, now=now)
-        await listening.close()
-    finally:
-        await store.close()
 
 
 async def over_time(url: str) -> None:
@@ -152,7 +88,7 @@ async def test_the_rights_suffice_and_each_is_needed(acl_lines: Sequence[list[st
     server.ask(*user)
     server.ask(*line_with(acl_lines, "+select"))
     server.ask("CONFIG", "RESETSTAT")
-    await everything(url_for(server).replace("/0", "/1"))
+    await everything(RedisStore(url_for(server).replace("/0", "/1"), events_kept=2))
     await over_time(f"{url_for(server)}?shards=1")
     server.ask("FLUSHALL")
     await damaged(server, url_for(server))
@@ -177,7 +113,7 @@ async def test_a_cluster_needs_a_few_more(acl_lines: Sequence[list[str]], redis_
         for line in (acl_lines[0], for_cluster, line_with(acl_lines, "+wait")):
             node.ask(*line)
         node.ask("CONFIG", "RESETSTAT")
-    await everything(f"{url_for(redis_cluster)}?wait_replicas=1")
+    await everything(RedisStore(f"{url_for(redis_cluster)}?wait_replicas=1", events_kept=2))
     assert [node.ask("ACL", "LOG") for node in redis_cluster.nodes] == [[]] * len(redis_cluster.nodes)
     needed = set[str]().union(*(called(node) for node in redis_cluster.nodes))
     assert commands_in(for_cluster) - needed == {"+asking"}, "which is said while a slot moves"
