@@ -93,7 +93,7 @@ class Receiver:
         return web.Response(status=status, text="not now")
 
     def _effect(self, arrived: Arrived) -> str:
-        """What any receiver should do: the token is a fence, the id makes a delivery idempotent."""
+        """Do as any receiver should: the token is a fence, the id makes a delivery idempotent."""
         highest = self._seen(arrived)
         if arrived.id in self._applied:
             return REPEATED

@@ -42,7 +42,7 @@ _BEGINS = (Result.CREATED, Result.REDRIVEN)
 
 
 class Load:
-    """What is asked of `app`, and what it answered."""
+    """The calls to `app`, and its answers."""
 
     def __init__(self, app: Bide, seed: int, rate: float, soon: int) -> None:
         """`soon`: milliseconds within which most are due."""
