@@ -1,4 +1,4 @@
-"""What every proof with real processes rests on.
+"""The common base of all proofs with real processes.
 
 `processes` starts, kills, halts and replaces the processes of a run; `child` is their side of it; `command` is the
 frame of the command line: options, report, exit code; `stores` is what is asked of any store before and after a run.

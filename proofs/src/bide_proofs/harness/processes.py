@@ -73,7 +73,7 @@ class Child:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by itself, as it may."""
+        """True if it ended by itself, as it may."""
         return self.spec.finishes and self.code == 0
 
     async def ask(self, word: str) -> Any:
@@ -236,7 +236,7 @@ class ProcessGroup:
             await child.over
 
     def errors(self) -> list[str]:
-        """What they wrote to their standard error: nothing, unless they met a defect."""
+        """Lines that they wrote to their standard error: none, unless they met a defect."""
         return [
             f"{path.stem}: {line}"
             for path in sorted(self._folder.glob("*.err"))

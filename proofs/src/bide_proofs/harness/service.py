@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bide.app import Bide
 from bide.core.instants import Millis
-from bide.service import running
+from bide.service import serving
 from bide_proofs.harness.child import Parent, ready
 from bide_proofs.servers.process import HOST
 
@@ -21,21 +21,21 @@ async def serve(app: Bide, parent: Parent, port: int, config: str | None = None)
     def begin(drain: Callable[[str], object], _: Millis) -> None:
         drains.append(drain)
 
-    serving = asyncio.create_task(
-        running.serve(
-            app, running.config_of(config, (), ()), host=HOST, port=port, insecure=False, shown_store="", begin=begin
+    instance = asyncio.create_task(
+        serving.serve(
+            app, serving.config_of(config, (), ()), host=HOST, port=port, insecure=False, shown_store="", begin=begin
         )
     )
-    while not serving.done() and not await _answers(port):  # noqa: ASYNC110 - nobody tells
+    while not instance.done() and not await _answers(port):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(_LOOK)
-    if not serving.done():
+    if not instance.done():
         ready()
     over = asyncio.create_task(parent.over.wait())
-    await asyncio.wait([serving, over], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
     over.cancel()
     for drain in drains:
         drain("the parent is over")
-    await serving
+    await instance
 
 
 async def _answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked of any store before and after a run: a part of its own, whether it is empty, until it is drained."""
+"""Questions to any store before and after a run: a part of its own, is it empty, is it drained."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from bide_proofs.harness.command import WrongByKind, add_seed, counts_of, parser
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ProcessGroup
 from bide_proofs.harness.stores import drained, refuse_unless_empty
 from bide_proofs.kill_in_transaction.child import TOPIC, Spec, app_on
-from bide_proofs.kill_in_transaction.databases import EFFECT, PLACED, database_of, tables
+from bide_proofs.kill_in_transaction.databases import EFFECT, PLACED, database_of
 from bide_proofs.kill_in_transaction.judge import judge
 
 CLIENT, WORKER = "client", "worker"
@@ -33,7 +33,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         await store.migrate()
     name = f"orders_{secrets.token_hex(4)}"
     database = database_of(given.url, name)
-    await database.run(*tables(name))
+    await database.make()
     try:
         async with app_on(given.url) as app:
             await refuse_unless_empty(app, [TOPIC])
@@ -41,11 +41,10 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         placed, took = await kills.run()
         async with app_on(given.url) as app:
             left = [task.key async for task in app.find(topic=TOPIC)]
-        orders = [number for (number,) in await database.run(f"SELECT number FROM {name}_{PLACED}")]
-        effects = [number for (number,) in await database.run(f"SELECT number FROM {name}_{EFFECT}")]
+        orders, effects = await database.numbers(PLACED), await database.numbers(EFFECT)
     finally:
         with suppress(Exception):
-            await database.run(f"DROP TABLE {name}_{PLACED}", f"DROP TABLE {name}_{EFFECT}")
+            await database.drop()
     wrong = judge(kills.said, orders, effects, left, kills.group.wrong)
     report = {
         "store": without_secrets(given.url),
@@ -108,7 +107,8 @@ class Kills:
 
     async def _kill(self, kind: str) -> None:
         """One of those who work already, so that all get on."""
-        if children := [child for child in self.group.of(kind) if READY in child.said]:
+        works = "order" if kind == CLIENT else READY
+        if children := [child for child in self.group.of(kind) if works in child.said]:
             self.killed[kind] += await self.group.kill(self._chance.choice(children))
 
 

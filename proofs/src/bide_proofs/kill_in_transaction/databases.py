@@ -1,12 +1,11 @@
-"""The tables of the run in each kind of database: orders, and the effects of their timers."""
+"""The tables of a run in each kind of database: orders, and the effects of their timers."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bide.core.errors import BadInput
@@ -14,24 +13,51 @@ from bide.core.errors import BadInput
 PLACED, EFFECT = "placed", "effect"
 
 
-class Database(Protocol):
+class Database(ABC):
     """How a client and a handler write, and how the run reads."""
 
-    async def connect(self) -> Any: ...
+    begins = "BEGIN"
+    """The statement that begins a transaction."""
 
-    async def begin(self, connection: Any) -> None: ...
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+
+    @abstractmethod
+    async def connect(self) -> Any:
+        """A connection on which each statement is committed by itself, unless a transaction was begun."""
+
+    @abstractmethod
+    async def execute(self, connection: Any, statement: str) -> list[Any]:
+        """A statement; the rows of a SELECT."""
+
+    @abstractmethod
+    async def close(self, connection: Any) -> None: ...
 
     async def write(self, connection: Any, table: str, number: int) -> None:
         """A row, in the transaction that the connection is in."""
-        ...
+        await self.execute(connection, f"INSERT INTO {self.name}_{table} VALUES ({number:d})")
 
-    async def end(self, connection: Any, how: str) -> None:
-        """COMMIT or ROLLBACK."""
-        ...
+    async def make(self) -> None:
+        """The tables. Effects have no key, so that one that is there twice can be seen."""
+        await self._run(f"CREATE TABLE {self.name}_{PLACED} (number integer PRIMARY KEY)")
+        await self._run(f"CREATE TABLE {self.name}_{EFFECT} (number integer NOT NULL)")
 
-    async def run(self, *statements: str) -> list[Any]:
-        """On a connection of its own, each committed by itself; the rows of the last."""
-        ...
+    async def numbers(self, table: str) -> list[int]:
+        """All rows of a table."""
+        return [number for (number,) in await self._run(f"SELECT number FROM {self.name}_{table}")]
+
+    async def drop(self) -> None:
+        """Remove the tables."""
+        for table in (PLACED, EFFECT):
+            await self._run(f"DROP TABLE IF EXISTS {self.name}_{table}")
+
+    async def _run(self, statement: str) -> list[Any]:
+        connection = await self.connect()
+        try:
+            return await self.execute(connection, statement)
+        finally:
+            await self.close(connection)
 
 
 def database_of(url: str, name: str) -> Database:
@@ -46,104 +72,56 @@ def database_of(url: str, name: str) -> Database:
     raise BadInput("store", scheme, "postgresql:, mysql: or sqlite:, whose tasks share a database with orders")
 
 
-def tables(name: str) -> Sequence[str]:
-    """What makes them. Effects have no key, so that one that is there twice can be seen."""
-    return (
-        f"CREATE TABLE {name}_{PLACED} (number integer PRIMARY KEY)",
-        f"CREATE TABLE {name}_{EFFECT} (number integer NOT NULL)",
-    )
-
-
-class _Postgres:
-    def __init__(self, url: str, name: str) -> None:
-        from bide.stores.postgres.address import address_of
-
-        self._dsn = address_of(url).dsn
-        self._name = name
-
+class _Postgres(Database):
     async def connect(self) -> Any:
         import asyncpg
 
-        return await asyncpg.connect(self._dsn)
+        from bide.stores.postgres.address import address_of
 
-    async def begin(self, connection: Any) -> None:
-        await connection.execute("BEGIN")
+        return await asyncpg.connect(address_of(self.url).dsn)
 
-    async def write(self, connection: Any, table: str, number: int) -> None:
-        await connection.execute(f"INSERT INTO {self._name}_{table} VALUES ($1)", number)
+    async def execute(self, connection: Any, statement: str) -> list[Any]:
+        if statement.startswith("SELECT"):
+            return [tuple(row) for row in await connection.fetch(statement)]
+        await connection.execute(statement)
+        return []
 
-    async def end(self, connection: Any, how: str) -> None:
-        await connection.execute(how)
-
-    async def run(self, *statements: str) -> list[Any]:
-        connection = await self.connect()
-        try:
-            rows: list[Any] = []
-            for statement in statements:
-                rows = await connection.fetch(statement)
-            return [tuple(row) for row in rows]
-        finally:
-            await connection.close()
+    async def close(self, connection: Any) -> None:
+        await connection.close()
 
 
-class _Mysql:
-    def __init__(self, url: str, name: str) -> None:
-        parts = urlsplit(url)
-        self._place = {
-            "host": parts.hostname or "localhost",
-            "port": parts.port or 3306,
-            "user": unquote(parts.username or "root"),
-            "password": unquote(parts.password or ""),
-            "db": unquote(parts.path.removeprefix("/")),
-        }
-        self._name = name
-
+class _Mysql(Database):
     async def connect(self) -> Any:
         import asyncmy
 
-        return await asyncmy.connect(**self._place, autocommit=True)
+        parts = urlsplit(self.url)
+        return await asyncmy.connect(
+            host=parts.hostname or "localhost", port=parts.port or 3306, user=unquote(parts.username or "root"),
+            password=unquote(parts.password or ""), db=unquote(parts.path.removeprefix("/")), autocommit=True,
+        )  # fmt: skip
 
-    async def begin(self, connection: Any) -> None:
-        await connection.begin()
-
-    async def write(self, connection: Any, table: str, number: int) -> None:
+    async def execute(self, connection: Any, statement: str) -> list[Any]:
         async with connection.cursor() as cursor:
-            await cursor.execute(f"INSERT INTO {self._name}_{table} VALUES (%s)", (number,))
+            await cursor.execute(statement)
+            return [tuple(row) for row in await cursor.fetchall()]
 
-    async def end(self, connection: Any, how: str) -> None:
-        await (connection.commit() if how == "COMMIT" else connection.rollback())
-
-    async def run(self, *statements: str) -> list[Any]:
-        connection = await self.connect()
-        try:
-            async with connection.cursor() as cursor:
-                for statement in statements:
-                    await cursor.execute(statement)
-                return [tuple(row) for row in await cursor.fetchall()]
-        finally:
-            await connection.ensure_closed()
+    async def close(self, connection: Any) -> None:
+        await connection.ensure_closed()
 
 
-class _Sqlite:
-    def __init__(self, url: str, name: str) -> None:
-        self._path = unquote(urlsplit(url).path.removeprefix("/"))
-        self._name = name
+class _Sqlite(Database):
+    begins = "BEGIN IMMEDIATE"
 
     async def connect(self) -> Any:
-        return sqlite3.connect(self._path, isolation_level=None, timeout=60, check_same_thread=False)
+        path = unquote(urlsplit(self.url).path.removeprefix("/"))
+        return sqlite3.connect(path, isolation_level=None, timeout=60, check_same_thread=False)
 
-    async def begin(self, connection: Any) -> None:
-        await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
+    async def execute(self, connection: Any, statement: str) -> list[Any]:
+        if statement in (self.begins, "COMMIT", "ROLLBACK"):  # which may wait for others
+            await asyncio.to_thread(connection.execute, statement)
+            return []
+        rows: list[Any] = connection.execute(statement).fetchall()
+        return rows
 
-    async def write(self, connection: Any, table: str, number: int) -> None:
-        connection.execute(f"INSERT INTO {self._name}_{table} VALUES (?)", (number,))
-
-    async def end(self, connection: Any, how: str) -> None:
-        await asyncio.to_thread(connection.execute, how)
-
-    async def run(self, *statements: str) -> list[Any]:
-        with closing(sqlite3.connect(self._path, isolation_level=None, timeout=60)) as connection:
-            rows: list[Any] = []
-            for statement in statements:
-                rows = connection.execute(statement).fetchall()
-            return rows
+    async def close(self, connection: Any) -> None:
+        connection.close()

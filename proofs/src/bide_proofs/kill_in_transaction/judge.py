@@ -17,7 +17,7 @@ def judge(
     left: Iterable[str] = (),
     ended: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """What is wrong, by kind. `said`: of an order the last word of its client; `effects`: an order for each row."""
+    """All that is wrong, by kind. `said`: of an order the last word of its client; `effects`: an order for each row."""
     there = set(orders)
     fired = Counter(effects)
     wrong: dict[str, list[str]] = {kind: [] for kind in KINDS}

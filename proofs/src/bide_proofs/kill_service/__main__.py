@@ -89,7 +89,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     effects = Counter(one.effect for one in receiver.arrived)
     report["wrong"] = counts_of(wrong)
     report["receiver"] = {
-        "signatures_checked_by": receiver.checked_by, **dict(sorted(receiver.behaved.items())),
+        **dict(sorted(receiver.behaved.items())),
         "deliveries": {"all": len(receiver.arrived), **dict(sorted(effects.items()))},
     }  # fmt: skip
     return report, wrong

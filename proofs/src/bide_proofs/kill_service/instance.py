@@ -15,7 +15,7 @@ GIVEN = "KILL_SERVICE"
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What all instances are told."""
+    """The settings of all instances."""
 
     ports: list[int]
     """By slot."""

@@ -37,7 +37,7 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
 
 
 def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
-    """What is wrong, by kind. Both are in the order of time."""
+    """All that is wrong, by kind. Both are in the order of time."""
     wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
     began: dict[Ref, ev.Began] = {}
     settling: dict[int, ev.Settling] = {}

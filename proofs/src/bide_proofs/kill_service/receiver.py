@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
+from standardwebhooks import Webhook
 
 from bide_proofs.kill_service.judge import APPLIED, NONE, REPEATED, STALE, Arrived
 from bide_proofs.servers.process import HOST
@@ -26,11 +25,6 @@ _DIES = 0.5
 """The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
 _LONGEST = 1.0
 """Seconds that a slow answer takes at most."""
-_TOLERANCE = 300
-"""Seconds between the signature's time and now."""
-
-Check = Callable[[bytes, Mapping[str, str]], None]
-"""Raises ValueError, or an error of the library, if a delivery is not signed as it should be."""
 
 
 class Receiver:
@@ -43,7 +37,7 @@ class Receiver:
         self.bad: list[str] = []
         """Deliveries that were not as they should be, in words."""
         self.behaved: Counter[str] = Counter()
-        self.checked_by, self._check = _check_with(self.secret)
+        self._webhook = Webhook(self.secret)
         self._chance = random.Random(seed)
         self._applied: set[str] = set()
         self._highest: dict[tuple[str, str], int] = {}
@@ -63,7 +57,7 @@ class Receiver:
     async def _receive(self, request: web.BaseRequest) -> web.StreamResponse:
         at, body, headers = time.monotonic_ns(), await request.read(), request.headers
         try:
-            self._check(body, headers)
+            self._webhook.verify(body, dict(headers), json_parse=False)
             topic, key, id = headers["bide-topic"], headers["bide-key"], headers["webhook-id"]
             arrived = Arrived(topic, key, id, int(headers["bide-token"]), int(headers["bide-attempt"]), at)
             if msgspec.json.decode(body) != key:
@@ -99,7 +93,7 @@ class Receiver:
         return web.Response(status=status, text="not now")
 
     def _effect(self, arrived: Arrived) -> str:
-        """What any receiver should do: the token is a fence, the id makes a delivery idempotent."""
+        """Do as any receiver should: the token is a fence, the id makes a delivery idempotent."""
         highest = self._seen(arrived)
         if arrived.id in self._applied:
             return REPEATED
@@ -113,33 +107,3 @@ class Receiver:
         ref = (arrived.topic, arrived.key)
         highest = self._highest[ref] = max(arrived.token, self._highest.get(ref, 0))
         return highest
-
-
-def _check_with(secret: str) -> tuple[str, Check]:
-    """The official library, where it is installed."""
-    try:
-        from standardwebhooks import Webhook
-    except ImportError:
-        return "this module", own_check(secret)
-    webhook = Webhook(secret)
-
-    def check(body: bytes, headers: Mapping[str, str]) -> None:
-        webhook.verify(body, dict(headers), json_parse=False)
-
-    return "standardwebhooks", check
-
-
-def own_check(secret: str) -> Check:
-    """The same by hand, as standardwebhooks.com has it."""
-    key = base64.b64decode(secret.removeprefix("whsec_"))
-
-    def check(body: bytes, headers: Mapping[str, str]) -> None:
-        id, timestamp = headers["webhook-id"], headers["webhook-timestamp"]
-        if abs(time.time() - int(timestamp)) > _TOLERANCE:
-            raise ValueError(f"webhook-timestamp {timestamp} is not of now")
-        expected = base64.b64encode(hmac.digest(key, f"{id}.{timestamp}.".encode() + body, "sha256")).decode()
-        given = headers["webhook-signature"].split(" ")
-        if not any(hmac.compare_digest(f"v1,{expected}", one) for one in given):
-            raise ValueError("no signature is right")
-
-    return check

@@ -42,7 +42,7 @@ _BEGINS = (Result.CREATED, Result.REDRIVEN)
 
 
 class Load:
-    """What is asked of `app`, and what it answered."""
+    """The calls to `app`, and its answers."""
 
     def __init__(self, app: Bide, seed: int, rate: float, soon: int) -> None:
         """`soon`: milliseconds within which most are due."""
@@ -61,9 +61,7 @@ class Load:
         self._chance = random.Random(seed)
         self._rate = rate
         self._later: list[tuple[float, str, str, str]] = []
-        """A heap of changes to come: when, verb, topic, key."""
-        self._groups: list[tuple[float, str]] = []
-        """The same of groups."""
+        """A heap of changes to come: when, verb, topic, and key or group."""
         self._redriven = time.monotonic()
         self._soon = self._soon_asked = soon
 
@@ -94,7 +92,7 @@ class Load:
 
     async def finish(self) -> None:
         """Ask for what is still to be asked for, and cancel what is far off."""
-        while self._later or self._groups:
+        while self._later:
             await self._tick(0)
             await asyncio.sleep(_TICK)
         while self.far:
@@ -120,8 +118,6 @@ class Load:
         while self._later and self._later[0][0] <= now:
             _, verb, topic, key = heapq.heappop(self._later)
             work.append(self._change(verb, topic, key))
-        while self._groups and self._groups[0][0] <= now:
-            work.append(self._change_group(heapq.heappop(self._groups)[1]))
         if now - self._redriven > 1:
             self._redriven = now
             work.append(self._redrive())
@@ -144,7 +140,9 @@ class Load:
             group = new_id()
             delays = [chance.randint(self._soon // 2, self._soon) for _ in range(_GROUP)]
             tasks += [self._app.new(PLAIN, PAYLOAD, group=group, delay=f"{delay}ms") for delay in delays]
-            heapq.heappush(self._groups, (now + chance.uniform(0, self._soon / 1000), group))
+            verb = chance.choice(("cancel_group", "later", "earlier", ""))
+            if verb:
+                heapq.heappush(self._later, (now + chance.uniform(0, self._soon / 1000), verb, PLAIN, group))
         hours = (chance.randint(_HOUR, 2 * _HOUR) for _ in range(count - len(tasks)))
         return tasks, [self._app.new(PLAIN, PAYLOAD, delay=f"{delay}ms") for delay in hours]
 
@@ -162,7 +160,7 @@ class Load:
         if self._chance.random() < 0.5:
             await self._ask("schedule", self._app.schedule_many(tasks), len(tasks))
         else:
-            await asyncio.gather(*(self._ask_one("schedule", self._app.schedule_new(task)) for task in tasks))
+            await asyncio.gather(*(self._ask("schedule", _alone(self._app.schedule_new(task))) for task in tasks))
 
     def _changes_of_far(self) -> list[Awaitable[None]]:
         """Of what is far off, so much that the same number stays."""
@@ -190,19 +188,16 @@ class Load:
     async def _change(self, verb: str, topic: str, key: str) -> None:
         app = self._app
         if verb == "cancel":
-            await self._ask_one(verb, app.cancel(topic, key))
+            await self._ask(verb, _alone(app.cancel(topic, key)))
         elif verb == "fire_now":
-            await self._ask_one(verb, app.fire_now(topic, key))
-        else:
+            await self._ask(verb, _alone(app.fire_now(topic, key)))
+        elif verb == "reschedule":
             delay = f"{self._chance.randint(_SOONEST, self._soon)}ms"
-            await self._ask_one(verb, app.reschedule(topic, key, delay=delay))
-
-    async def _change_group(self, group: str) -> None:
-        kind = self._chance.randrange(4)
-        if kind == 0:
-            await self._ask("cancel_group", self._app.cancel_group(group), _GROUP)
-        elif kind < 3:
-            await self._ask("shift", self._app.shift(group, "500ms" if kind == 1 else "-500ms"), _GROUP)
+            await self._ask(verb, _alone(app.reschedule(topic, key, delay=delay)))
+        elif verb == "cancel_group":
+            await self._ask(verb, app.cancel_group(key), _GROUP)
+        else:
+            await self._ask("shift", app.shift(key, "500ms" if verb == "later" else "-500ms"), _GROUP)
 
     async def _redrive(self) -> None:
         """Some of what is dead."""
@@ -219,7 +214,7 @@ class Load:
 
     # --- what was answered
 
-    async def _ask(self, verb: str, call: Awaitable[list[Answer]], number: int) -> None:
+    async def _ask(self, verb: str, call: Awaitable[list[Answer]], number: int = 1) -> None:
         try:
             answers: Iterable[object] = await call
         except PartlyFailed as partly:
@@ -228,25 +223,20 @@ class Load:
             self._note_failure(error, number)
             return
         for answer in answers:
-            self._heard(verb, answer)
-
-    async def _ask_one(self, verb: str, call: Awaitable[Answer]) -> None:
-        try:
-            self._heard(verb, await call)
-        except StoreError as error:
-            self._note_failure(error, 1)
-
-    def _heard(self, verb: str, answer: object) -> None:
-        if not isinstance(answer, Answer):
-            self._note_failure(answer, 1)
-            return
-        self.answers[verb, answer.result.value] += 1
-        if answer.record is not None and answer.result in _BEGINS:
-            self.begun.add(answer.record.id)
-        elif answer.record is not None and answer.result in _ENDS:
-            self.cancelled.add(answer.record.id)
+            if not isinstance(answer, Answer):
+                self._note_failure(answer, 1)
+                continue
+            self.answers[verb, answer.result.value] += 1
+            if answer.record is not None and answer.result in _BEGINS:
+                self.begun.add(answer.record.id)
+            elif answer.record is not None and answer.result in _ENDS:
+                self.cancelled.add(answer.record.id)
 
     def _note_failure(self, error: object, number: int) -> None:
         self.failed += number
         if len(self.errors) < 10:
             self.errors.append(repr(error))
+
+
+async def _alone(call: Awaitable[Answer]) -> list[Answer]:
+    return [await call]

@@ -1,4 +1,7 @@
-"""What processes and stores hold, as the system and the server show it. What cannot be seen from here is left out."""
+"""Memory, files and rows of processes and stores, as the system and the server show them.
+
+A figure that cannot be seen from here is left out.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 class StoreWatch:
-    """What a store holds, and its server: `look()` asks both."""
+    """Figures of a store and its server: `look()` asks both."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -1,4 +1,4 @@
-"""What is left in a store after a soak, by table or kind of key, and how much of it may be.
+"""Rows and keys that are left in a store after a soak, by table or kind, and how many may be.
 
 Each bide process that was there may leave a row of history for each minute (kept for a day), one for each handler that
 it told of, the last answers of its calls, and its presence until that ends by itself. The event log is capped, and the
@@ -68,7 +68,7 @@ def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str,
 
 
 def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> list[str]:
-    """What may not be there, or not so much of it, in words."""
+    """List all that may not be there, or not so much of it."""
     hidden = processes * (int(minutes) + 3) + 8
     calls = 12 * processes  # kinds of call; on Redis for each shard
     allowed = {

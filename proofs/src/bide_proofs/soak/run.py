@@ -141,7 +141,7 @@ class Soak:
         }
 
     async def _ask_all(self) -> list[dict[str, Any]]:
-        """What each worker has counted. Raises ChildFailed where one has ended."""
+        """Ask each worker for its counts. Raises ChildFailed where one has ended."""
         counted: list[dict[str, Any]]
         counted = await asyncio.gather(*(child.ask("look") for child in self._group.of(WORKER)))
         return counted
@@ -226,7 +226,7 @@ class Soak:
         return time.monotonic() - began
 
     def _balance(self, counted: Sequence[Mapping[str, Any]]) -> int:
-        """Whether every life that was begun has ended, and none twice; how many did not."""
+        """Compare the lives that were begun with those that ended; how many are missing."""
         load, ended = self._load, self._load.cancelled
         for one in counted:
             ended += msgspec.convert(one["ended"], Ids)

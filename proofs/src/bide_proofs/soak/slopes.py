@@ -1,4 +1,4 @@
-"""Whether a figure that is looked at again and again grows: a robust slope, how sure it is, and what is allowed.
+"""Decides if a figure grows that is sampled again and again: a robust slope, its interval, and the rise allowed.
 
 The slope is Theil and Sen's: the median of the slopes of all pairs of samples (H. Theil 1950, P. K. Sen 1968), which up
 to 29 % of wild samples do not move. Its interval is Sen's own, from the spread of Kendall's rank statistic: the pairs'

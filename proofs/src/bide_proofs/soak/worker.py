@@ -52,7 +52,7 @@ class Ids(msgspec.Struct):
 
 
 class Counted:
-    """What the handlers of one process did, in numbers alone, so that counting holds no more memory as time passes."""
+    """Counts of the handlers of one process: numbers alone, so that counting holds no more memory as time passes."""
 
     def __init__(self, leak: int) -> None:
         self._ended = Ids()

@@ -59,7 +59,7 @@ class Actor:
         self.app.instruments.append(Recording(self.journal, spec.name))
 
     async def until_open(self, open_: Callable[[], Awaitable[object]], over: asyncio.Event) -> bool:
-        """Whether it could be opened before it was over; a store that is away is asked again."""
+        """Open the store, again while it is away; True if it is open before all is over."""
         while not over.is_set():
             try:
                 await open_()

@@ -92,7 +92,7 @@ def library() -> Path | None:
 
 
 class WrongClock:
-    """What some processes take for the time of day: give `environment` to them. The monotonic clock stays true."""
+    """A time of day that may be set wrong, for processes with this `environment`. The monotonic clock stays true."""
 
     def __init__(self, library: Path, path: Path) -> None:
         self._file = path

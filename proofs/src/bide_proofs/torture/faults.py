@@ -1,4 +1,4 @@
-"""What befalls a run: several lanes of faults, each one after another, all chosen by one seed."""
+"""Faults of a run: several lanes at once, one fault after another in each, all chosen by one seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JUMPS = (0.4, 3.0, 60.0, 3_600.0, 86_400.0)
 
 @dataclass
 class FaultLog:
-    """What was done."""
+    """The faults that were caused."""
 
     journal: Journal
     counts: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What the events of a run add up to: load, lateness, recovery. What they break is said by `bide.testing.history`."""
+"""Sums of the events of a run: load, lateness, recovery. `bide.testing.history` decides what they break."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Figures:
         return {"seconds": round((after - before) / 1e9, 2), "meanwhile": dict(sorted(meanwhile.items()))}
 
     def load(self) -> dict[str, Any]:
-        """What was asked and done."""
+        """Counts of calls, answers, deliveries and outcomes."""
         return {
             "scheduled": self.scheduled,
             "verbs": {verb: dict(sorted(words.items())) for verb, words in sorted(self.verbs.items())},

@@ -1,4 +1,4 @@
-"""What a client asks: random verbs at a given rate, over keys that are used again and again."""
+"""The load of a client: random verbs at a given rate, over keys that are used again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tortured without servers of our own: a file of SQLite, and a server that somebody else has started."""
+"""Stores that need no server of ours: a file of SQLite, and a server that somebody else has started."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _through(url: str, port: int) -> str:
 
 
 def server_at(url: str, folder: Path) -> Server:
-    """What is tortured at this URL."""
+    """The store at this URL."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return SqliteFile(folder, Path(unquote(parts.path.removeprefix("/"))).absolute())

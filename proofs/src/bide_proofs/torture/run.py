@@ -64,7 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class _Ran(Struct, kw_only=True):
-    """What went on in one run; its journals tell the rest."""
+    """Times of one run; its journals tell the rest."""
 
     seconds: float
     """For how long faults went on."""
@@ -168,7 +168,7 @@ async def _run(
 def _specs(
     server: Server, plan: Plan, folder: Path, wrong_clock: WrongClock | None
 ) -> Callable[[str, int, str], ChildSpec]:
-    """What each process is started with: the ways to the store in turn, and every second one a wrong clock."""
+    """The spec of each process: the ways to the store in turn, and a wrong clock for every second one."""
     numbers = count()
 
     def spec_of(kind: str, slot: int, name: str) -> ChildSpec:
@@ -202,7 +202,7 @@ def journals(folder: Path) -> list[Path]:
 def judged(
     folder: Path, name: str, spans: Sequence[Span]
 ) -> tuple[Figures, Report, list[Violation], dict[str, list[object]]]:
-    """What the journals there add up to, what the checker says, what of that is put aside, and all that is wrong."""
+    """Figures of the journals there, the report of the checker, violations put aside, and all that is wrong."""
     figures = Figures(read_all(journals(folder)))
     checked = check(read_all(journals(folder)))
     wrong: dict[str, list[object]] = {promise: [] for promise in PROMISES}
@@ -214,7 +214,7 @@ def judged(
 
 
 def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
-    """What sets the clocks of every second process wrong, or why nothing does."""
+    """The wrong clock of every second process, or why there is none."""
     if _is_file(server):
         return None, {CLOCKS: "the clock of each process is the store's: it is set for all of them, or for none"}
     found = library()
@@ -224,7 +224,7 @@ def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mappi
 
 
 def _is_file(server: Server) -> bool:
-    """Whether its clock is that of its callers."""
+    """True if its clock is that of its callers."""
     return urlsplit(server.direct).scheme == "sqlite"
 
 

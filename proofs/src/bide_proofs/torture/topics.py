@@ -1,4 +1,4 @@
-"""What the tasks of a run do: one topic for each way in which a delivery can go."""
+"""Topics of a run and their handlers: one for each way in which a delivery can go."""
 
 from __future__ import annotations
 

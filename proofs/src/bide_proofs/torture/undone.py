@@ -55,12 +55,12 @@ def undone(
 
 
 def _of_a_lease(violation: Violation) -> bool:
-    """Whether it is of a kind that a lease which was undone can look like."""
+    """True if a lease that was undone can look like this."""
     return violation.promise in _PROMISES or (violation.promise == "P12" and violation.what.startswith(_UNCOUNTED))
 
 
 def _goes_on(violation: Violation, at: int) -> bool:
-    """Whether something of what is held against it came after that instant."""
+    """True if one of its events came after that instant."""
     return any(event.at > at for event in violation.events)
 
 
