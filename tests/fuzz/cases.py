@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -47,7 +48,8 @@ NUMBERS = (
     | st.integers(-(2**80), 2**80)
 )
 NOISE = st.text(max_size=40) | st.lists(st.sampled_from(ODD_TEXT), max_size=10).map("".join)
-PIECES = st.sampled_from(("", *ODD_TEXT)) | st.text(st.characters(codec="ascii"), max_size=3) | NUMBERS.map(str)
+PIECES = st.sampled_from((None, "", "", *ODD_TEXT, *map(str, ODD_NUMBERS))) | st.text(string.printable, max_size=3)
+"""What comes in the place of another piece; None: that twice."""
 
 
 def fuzz(cases: int, *, seconds: float = 5.0, **arguments: SearchStrategy[Any]) -> Callable[[Test], Test]:
@@ -114,12 +116,13 @@ def clear(error: Exception, *, ours: bool = True) -> None:
 
 @st.composite
 def changed(draw: DrawFn, valid: SearchStrategy[str] | str, most: int = 3) -> str:
-    """Text with up to so many places lost, doubled, replaced, or put in."""
+    """Text with up to so many pieces lost, doubled, replaced, or put in; none of half of them."""
     text = valid if isinstance(valid, str) else draw(valid)
-    for _ in range(draw(st.integers(0, most))):
+    for _ in range(draw(st.integers(1 - most, most))):
         place = draw(st.integers(0, len(text)))
         end = min(len(text), place + draw(st.integers(0, 5)))
-        text = text[:place] + draw(PIECES | st.just(2 * text[place:end])) + text[end:]
+        piece = draw(PIECES)
+        text = text[:place] + (2 * text[place:end] if piece is None else piece) + text[end:]
     return text
 
 

@@ -82,7 +82,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     loop.finish(store.close())
 
 
-@fuzz(100, draws=st.data())
+@fuzz(250, draws=st.data())
 def test_cursors(store: Store, loop: Loop, draws: st.DataObject) -> None:
     loop.finish(look(store, draws))
 

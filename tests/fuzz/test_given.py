@@ -40,7 +40,7 @@ def command_lines(draw: DrawFn) -> list[str]:
     return [word.replace("\0", "") for word in words if word not in ENDLESS]  # no system hands over a NUL
 
 
-@fuzz(100, words=command_lines())
+@fuzz(150, words=command_lines())
 def test_the_command_line(words: list[str]) -> None:
     """Each ends with a code of the table that is no defect, and without a traceback."""
     done = CliRunner(env={"BIDE_STORE": "memory:", "COLUMNS": "80"}).invoke(main, words, input="")
@@ -70,7 +70,7 @@ retry = {policy = "exponential", first = "1s", tries = 3}
 
 
 @fuzz(
-    100,
+    150,
     text=(changed(TOML, 1) | near(TOML)).map(lambda text: text.encode("utf-8", "surrogatepass"))
     | damaged(TOML.encode(), 2),
 )

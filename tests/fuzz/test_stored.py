@@ -40,7 +40,7 @@ from bide.testing.clock import FIRST_INSTANT as NOW
 HEADERS = st.sampled_from([None, {"a": "b"}, {"traceparent": "00-1-2-01", "é": "ü"}])
 
 
-@fuzz(120, retry=st.sampled_from([None, *PRESETS.values()]), headers=HEADERS, draws=st.data(), record=records())
+@fuzz(400, retry=st.sampled_from([None, *PRESETS.values()]), headers=HEADERS, draws=st.data(), record=records())
 def test_options(retry: Any, headers: Any, draws: st.DataObject, record: Record) -> None:
     sound = encode_options(retry, headers)
     data = draws.draw(near_bytes(sound))
@@ -61,7 +61,7 @@ ODD_JSON = [
 
 
 @fuzz(
-    120,
+    400,
     data=mostly(st.sampled_from(PAYLOADS).map(encode_payload).flatmap(near_bytes), st.sampled_from(ODD_JSON)),
     record=records(),
 )
@@ -76,7 +76,7 @@ def test_payloads(data: bytes, record: Record) -> None:
 
 
 @fuzz(
-    120,
+    400,
     new=st.builds(
         NewTask, st.just("t"), st.just("k"), st.sampled_from([new_id(), "odd id", new_id().upper()]), st.just(At(0)),
         st.binary(max_size=20), st.sampled_from([None, "g", "é" * 20]), st.sampled_from([b"", b"\x80"]),
@@ -111,7 +111,7 @@ def test_bodies_of_redis(new: NewTask, under_way: int | None, draws: st.DataObje
 ODD_INTEGERS = NUMBERS.map(lambda number: number % 2**63) | st.sampled_from([LAST_INSTANT + 1, -1, 0, -(2**63), 2**62])
 
 
-@fuzz(120, record=records(), draws=st.data(), state=mostly(st.none(), st.sampled_from([*range(6), 9, -1]), 7))
+@fuzz(400, record=records(), draws=st.data(), state=mostly(st.none(), st.sampled_from([*range(6), 9, -1]), 7))
 def test_rows_of_sql(record: Record, draws: st.DataObject, state: int | None) -> None:
     """A column or two hold what another program, or a fault, left there."""
     row: list[Any] = [record.topic, record.key, *rows.values_of(record, 1)]

@@ -66,7 +66,7 @@ def store_urls(draw: DrawFn) -> str:
     return f"{scheme}://{before}{','.join(places)}{path}{'?' if options else ''}{options}{end}"
 
 
-@fuzz(120, url=changed(store_urls()))
+@fuzz(400, url=changed(store_urls()))
 def test_urls_of_stores(url: str) -> None:
     """A store is made of it, and not opened; or it is refused, and no password is shown in either case."""
     hidden = password(url)
@@ -144,7 +144,7 @@ NETWORK = "192.0.2.0/24"
 
 @example(url="https://u:p@/x@h/", allow=(), plain_http=False)
 @fuzz(
-    120,
+    400,
     url=HOOKS | changed(HOOKS),
     allow=st.sampled_from([(), ("trusted.host:8080",), (NETWORK,)]),
     plain_http=st.booleans(),
@@ -189,7 +189,7 @@ def read_by_c(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
 
 
 @fuzz(
-    120,
+    400,
     entry=near(st.sampled_from(["10.1.0.0/16", "receiver.internal:8080", "::1/128", "[::1]:80", "10.0.0.1/8", "h:0"])),
     address=near(st.sampled_from(["10.1.2.3", "8.8.8.8", "::1", "fe80::1%eth0", "127.0.0.1"])),
 )
