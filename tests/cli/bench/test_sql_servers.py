@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from asyncpg import InsufficientPrivilegeError
 from click.testing import CliRunner
+from psycopg.errors import InsufficientPrivilege
 from tests.waiting import wait_until
 
 from bide.app import Bide
@@ -105,7 +105,7 @@ def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_url: str
     ask(postgres_url, f"CREATE SCHEMA {postgres_schema} AUTHORIZATION {postgres_schema}")
     url = f"{postgres_url.replace('//bide@', f'//{postgres_schema}@')}?schema={postgres_schema}"
     try:
-        with pytest.raises(InsufficientPrivilegeError):
+        with pytest.raises(InsufficientPrivilege):
             ask(url.partition("?")[0], "CHECKPOINT")
         with place_of(url) as place:
             place.flush()
