@@ -69,11 +69,10 @@ OUTSIDE = {"testing"}
 """Shipped with the product: it may import any of it, and nothing imports it."""
 
 STORE_PARTS = {
-    "aside", "batches", "borrowed", "cursors", "floors", "held", "idle", "listeners", "lost_answers",
-    "migrations", "named_queries", "pages", "server_joined", "server_store", "server_tables", "server_time",
-    "sorted_chunks", "transactions", "urls", "whole",
+    "batches", "cursors", "driver_adapters", "listeners", "named_queries", "server_time", "sorted_chunks",
+    "sql", "urls",
 }  # fmt: skip
-"""Modules of stores/ that are no backend but a part that backends share: a data structure, a clock, a reader."""
+"""What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""
 
 STANDARD_IN_CORE = {
     "__future__", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions", "functools", "itertools",

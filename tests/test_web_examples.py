@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from tests.waiting import PATIENCE, until
 
-from bide.stores.postgres import schema
+from bide.stores.postgres.schema import SCHEMA
 from bide.stores.sqlite import SqliteStore
 from bide_proofs.servers.postgres import ask
 
@@ -47,7 +47,7 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         yield f"sqlite:///{tmp_path}/shop.db"
         return
     with own_database(request.getfixturevalue("postgres_url")) as url:
-        await schema.migrate(url)
+        await SCHEMA.migrate(url)
         yield url
 
 

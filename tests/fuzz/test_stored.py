@@ -158,8 +158,8 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
         ear.stop()  # it has no server to listen to
         ear._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
-        hearing = Hearing(None, "c", "e", None, patience=1)  # type: ignore[arg-type]
-        hearing.told = lambda wakes: heard.extend(wakes.items())
+        nowhere: Any = None  # it has no server to listen to
+        hearing = Hearing(nowhere, "c", "e", nowhere, patience=1, told=lambda wakes: heard.extend(wakes.items()))
         hearing._take(None, 1, "c", data.decode("utf-8", "replace"))
     else:
         with suppress(ValueError):

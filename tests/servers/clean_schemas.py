@@ -14,8 +14,8 @@ import psycopg
 import pymysql
 from tests.waiting import PATIENCE
 
-from bide.stores.mysql import schema as mysql_schema
-from bide.stores.postgres import schema as postgres_schema
+from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
+from bide.stores.postgres.schema import SCHEMA as POSTGRES_SCHEMA
 
 
 class CleanSchemas(ABC):
@@ -65,7 +65,7 @@ async def _finished(work: Awaitable[Any]) -> None:
 
 class PostgresSchemas(CleanSchemas):
     def __init__(self, url: str) -> None:
-        super().__init__(url, postgres_schema.migrate)
+        super().__init__(url, POSTGRES_SCHEMA.migrate)
         self._connection = psycopg.connect(url, autocommit=True, options=f"-c lock_timeout={PATIENCE:.0f}s")
 
     def _empty(self, schema: str) -> None:
@@ -87,7 +87,7 @@ class PostgresSchemas(CleanSchemas):
 
 class MySqlSchemas(CleanSchemas):
     def __init__(self, url: str) -> None:
-        super().__init__(url, mysql_schema.migrate)
+        super().__init__(url, MYSQL_SCHEMA.migrate)
         parts = urlsplit(url)
         self._connection = pymysql.connect(
             host=parts.hostname, port=parts.port or 3306,

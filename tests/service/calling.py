@@ -173,10 +173,10 @@ def fresh_store(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"{server}?namespace={own}&shards=4"
         delete_keys(server, own)
     elif name == "postgres":
-        from bide.stores.postgres import schema
+        from bide.stores.postgres.schema import SCHEMA
 
         server = request.getfixturevalue("postgres_url")
-        asyncio.run(schema.migrate(f"{server}?schema={own}"))
+        asyncio.run(SCHEMA.migrate(f"{server}?schema={own}"))
         yield f"{server}?schema={own}"
         ask(server, f"DROP SCHEMA {own} CASCADE")
     else:

@@ -28,13 +28,13 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"{server}?namespace={request.getfixturevalue('redis_namespace')}"
     found = f"{server}?schema={request.getfixturevalue(f'{kind}_schema')}"
     if kind == "postgres":
-        from bide.stores.postgres import schema as of_postgres
+        from bide.stores.postgres.schema import SCHEMA as POSTGRES
 
-        await of_postgres.migrate(found)
+        await POSTGRES.migrate(found)
     else:
-        from bide.stores.mysql import schema as of_mysql
+        from bide.stores.mysql.schema import SCHEMA as MYSQL
 
-        await of_mysql.migrate(found)
+        await MYSQL.migrate(found)
     return found
 
 

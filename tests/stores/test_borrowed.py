@@ -8,7 +8,7 @@ import pytest
 
 from bide import SetupError
 from bide.engine.joining import run_here
-from bide.stores.borrowed import awaited
+from bide.stores.driver_adapters import awaited
 
 
 async def answered_already() -> int:

@@ -20,8 +20,8 @@ import pytest_asyncio
 from bide import Bide, Sql, TableSource
 from bide.core.instants import Millis, as_datetime
 from bide.engine.tables import TableLoop
-from bide.stores.mysql import schema as mysql_schema
-from bide.stores.postgres import schema
+from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
+from bide.stores.postgres.schema import SCHEMA
 from bide.testing.clock import ManualClock
 
 START: Millis = 1_800_000_000_000
@@ -165,7 +165,7 @@ class Postgres(Place):
         return as_datetime(millis)
 
     async def create(self, *, index: bool = True) -> None:
-        await schema.migrate(self.url)
+        await SCHEMA.migrate(self.url)
         await self.run(
             f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, title text CHECK (title <> 'cursed' OR status < 3), "
             "status integer, due timestamptz, times integer DEFAULT 0, wall timestamp, stamp bigint)"
@@ -225,7 +225,7 @@ class Mysql(Place):
         await self.run(f"INSERT INTO {self.table} (id, title, status, due) VALUES {rows}")
 
     async def create(self, *, index: bool = True) -> None:
-        await mysql_schema.migrate(self.url)
+        await MYSQL_SCHEMA.migrate(self.url)
         indexes = "".join(f", INDEX by_{column} (status, {column})" for column in ("due", "wall", "stamp"))
         await self.run(
             f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, title varchar(99), status integer, due datetime(3), "

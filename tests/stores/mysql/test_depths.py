@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide.stores.floors import SLACK
 from bide.stores.mysql import depths
 from bide.stores.mysql.depths import BACK, Depth, Depths
+from bide.stores.sql.scan_position import SLACK
 from bide.testing.store_suite.acts import NOW
 
 WHOLE = Depth({"t": 0}, {"t": 0}, {"t": 0}, True, True)

@@ -17,6 +17,7 @@ from bide.stores.listeners import Listeners
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.ear import POLL, Ear
+from bide.stores.mysql.store import MySqlRuntime
 from bide.testing.proxy import FaultProxy
 from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
 from bide.testing.virtual import run_virtual
@@ -39,7 +40,7 @@ async def listening_to(store: MySqlStore, *topics: str) -> tuple[Ear, Heard, Lis
 
 
 def ear_of(store: MySqlStore) -> Ear:
-    assert store._opened is not None
+    assert isinstance(store._opened, MySqlRuntime)
     return store._opened.ear
 
 

@@ -13,9 +13,9 @@ from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown
 from bide.core.records import Filter, In, Record, Ref, Result
-from bide.stores.mysql import schema
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.queries import Names
+from bide.stores.mysql.schema import SCHEMA
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, NOW, lease, listed, look, new, put
 from bide_proofs.servers.mariadb import DATABASE, USER, MariaDbServer
@@ -60,7 +60,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
     """Without tables yet, it is what is reached after the answer was lost: the primary knows what was done."""
     primary, empty = mariadb_server(), mariadb_server(options={"read-only": "1"})
     async with FaultProxy(HOST, primary.port) as proxy:
-        await schema.migrate(primary.url)
+        await SCHEMA.migrate(primary.url)
         url = f"mysql://{USER}@{HOST}:{proxy.port},{HOST}:{empty.port}/{DATABASE}"
         store = await open_store(url, migrate=False, clock="server")
         await put(store, new("first", due=In(0)))
@@ -71,7 +71,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         proxy.cut()
         reading = asyncio.create_task(listed(store, Filter()))
         for kind in ("add", "read"):
-            lane = store._open().lanes[kind]
+            lane = store._open().connections[kind]
             await until(lambda lane=lane: lane.resent >= 3, "the other server to be asked")  # type: ignore[misc]
         await proxy.accept()
         assert {one.key for one in await reading} >= {"first"}, "and a read does not ask for a migration"
@@ -96,7 +96,7 @@ async def test_a_replica_is_not_asked_what_became_of_a_commit(
             async with store.transaction() as joined:
                 await joined.add([new("committed", due=In(0))], now=NOW)
                 await proxy.refuse()
-                for lane in store._open().lanes.values():
+                for lane in store._open().connections.values():
                     lane.patience = 0.5
 
         with pytest.raises(OutcomeUnknown, match="cannot be found out"):

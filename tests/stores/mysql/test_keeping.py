@@ -8,7 +8,7 @@ from tests.stores.sql.fixtures import OpensStore
 from bide.core.names import new_id
 from bide.core.records import At, Filter, Redrive, State
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.connecting import Rows, connect
+from bide.stores.mysql.dialect import Rows, connect
 from bide.testing.store_suite.acts import (
     DAY,
     HOUR,
@@ -32,7 +32,7 @@ async def ask(url: str, text: str) -> list[Rows]:
     try:
         return await connection.ask(text.format(f"`{address.schema}`.bide"))
     finally:
-        await connection.close(within=5)
+        await connection.end(within=5)
 
 
 async def lines(url: str) -> int:

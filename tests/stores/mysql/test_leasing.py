@@ -15,9 +15,8 @@ from bide.core import lifecycle
 from bide.core.records import In, Record
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.connecting import connect
-from bide.stores.mysql.filing import File, FileName
-from bide.stores.mysql.leased_rows import LeasedRows, Settling
+from bide.stores.mysql.dialect import connect
+from bide.stores.mysql.filing import File, FileName, LeasedRows, Settling
 from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, take
 
 

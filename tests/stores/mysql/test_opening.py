@@ -8,7 +8,8 @@ import pytest
 from tests.servers.fixtures import StartsMariaDb
 
 from bide.core.errors import StoreUnavailable
-from bide.stores.mysql import MySqlStore, schema
+from bide.stores.mysql import MySqlStore
+from bide.stores.mysql.schema import SCHEMA
 
 
 async def test_a_server_without_tls_is_refused_where_that_is_wanted(mariadb_server: StartsMariaDb) -> None:
@@ -23,6 +24,6 @@ async def test_the_least_rights_are_enough_to_migrate(own_server: Any) -> None:
     try:
         own_server.ask("GRANT SELECT, INSERT, UPDATE, CREATE, INDEX, ALTER ON built.* TO builder@'%'")
         url = own_server.url.replace("//bide@", "//builder@").rpartition("/")[0] + "/built"
-        assert await schema.migrate(url) == ["0001 tasks"]
+        assert await SCHEMA.migrate(url) == ["0001 tasks"]
     finally:
         own_server.ask("DROP DATABASE built")

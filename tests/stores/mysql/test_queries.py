@@ -16,12 +16,13 @@ import pytest_asyncio
 
 from bide.core import lifecycle
 from bide.core.records import At
-from bide.stores.mysql import adding, schema
+from bide.stores.mysql import adding
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.connecting import Connection, connect
+from bide.stores.mysql.dialect import Connection, connect
 from bide.stores.mysql.filing import FileName, these_files
 from bide.stores.mysql.queries import THERE, Names, queries_of
 from bide.stores.mysql.rows import settled_values
+from bide.stores.mysql.schema import SCHEMA
 from bide.stores.mysql.statements import Code, Template, held, listed, quoted, table_of_pairs, these
 from bide.stores.mysql.statements import rows as tuples
 from bide.testing.store_suite.acts import NOW, new
@@ -130,7 +131,7 @@ class Surveyed:
 
 @pytest_asyncio.fixture
 async def surveyed(fresh_url: str) -> AsyncIterator[Surveyed]:
-    await schema.migrate(fresh_url)
+    await SCHEMA.migrate(fresh_url)
     address = address_of(fresh_url)
     connection = await connect(address, within=10)
     names = Names(address.schema, address.prefix)
@@ -140,7 +141,7 @@ async def surveyed(fresh_url: str) -> AsyncIterator[Surveyed]:
             fresh_url, connection, queries_of(address.schema, address.prefix, mariadb=connection.mariadb), names
         )
     finally:
-        await connection.close(within=5)
+        await connection.end(within=5)
 
 
 async def check_all(surveyed: Surveyed) -> None:
@@ -231,7 +232,7 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
             await surveyed.connection.ask(b"BEGIN; " + text)
             await surveyed.connection.ask("ROLLBACK")
     finally:
-        await other.close(within=5)
+        await other.end(within=5)
 
 
 async def test_a_scan_would_be_seen(surveyed: Surveyed) -> None:
@@ -251,8 +252,8 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
 
 
 def test_every_query_is_used(root: Path) -> None:
-    folder = root / "src" / "bide" / "stores" / "mysql"
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "mysql") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     assert set(queries_of("bide", "bide_")) <= used
 

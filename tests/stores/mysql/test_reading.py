@@ -8,7 +8,7 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, Page
-from bide.stores.mysql.connecting import Connection, Rows
+from bide.stores.mysql.dialect import Connection, Rows
 from bide.testing.store_suite.acts import NOW, keys, new, put
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreError, StoreUnavailable
-from bide.stores.mysql import MySqlStore, schema
+from bide.stores.mysql import MySqlStore
+from bide.stores.mysql.schema import SCHEMA
 from bide_proofs.servers.mariadb import MariaDbServer
 
 DATABASE = "tasks"
@@ -42,7 +43,7 @@ async def test_the_rights_suffice_and_each_is_needed(root: Path, server: MariaDb
     def url(user: str) -> str:
         return f"{server.url.replace('//bide@', f'//{user}:secret@').rpartition('/')[0]}/{DATABASE}"
 
-    await schema.migrate(url("bide_migrator"))
+    await SCHEMA.migrate(url("bide_migrator"))
     with pytest.raises(StoreUnavailable, match=r"[Aa]ccess denied"):
         await store(url("bide_worker")).open()
     grants = statements(root, "runs")
@@ -77,6 +78,6 @@ async def test_who_runs_tasks_cannot_migrate(server: MariaDbServer) -> None:
     server.ask("CREATE USER other@'%' IDENTIFIED BY 'it''s @ secret'")
     url = f"{server.url.replace('//bide@', '//other:it%27s%20%40%20secret@').rpartition('/')[0]}/{DATABASE}"
     with pytest.raises(StoreUnavailable, match="grant this user"):
-        await schema.migrate(url)
+        await SCHEMA.migrate(url)
     with pytest.raises(StoreUnavailable, match="password"):
         await store(url.replace("other:it", "other:wrong")).open()

@@ -14,11 +14,11 @@ from tests.stores.postgres.test_queries import Surveyed, survey
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Filter, In, Page
-from bide.stores import floors
 from bide.stores.postgres import bounds
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.bounds import Asked, Bounds, Reach
-from bide.stores.postgres.lane import CALLS_OF_A_ROW, Call
+from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
+from bide.stores.sql import scan_position
 from bide.testing.store_suite.acts import NOW, lease, new, put_one
 
 WHOLE = Reach([0], [0], [0], True)
@@ -149,7 +149,7 @@ def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     known.read(NOW + 1_000, ["9/9"])
     reach = known.reach(["t"], [NOW + 900])
-    assert reach == Reach([NOW + 900], [NOW - floors.SLACK], [0], False)
+    assert reach == Reach([NOW + 900], [NOW - scan_position.SLACK], [0], False)
     known.read(NOW + 2_000, [])
     assert known.reach(["t"], [NOW + 900]) == WHOLE, "now there can be a bound"
 
@@ -199,7 +199,7 @@ def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any whole look is too dear for another; and each look is thorough."""
     monkeypatch.setattr(bounds, "DEAR", 0.0)
     monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
 
 
 Sent = dict[str, tuple[Any, ...]]
@@ -259,11 +259,11 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
             costs = {"thorough": await cost(surveyed, sent, "lease_16"),
                      "for the wake": await cost(surveyed, sent, "look_for_wake")}  # fmt: skip
             assert sent["lease_16"][8] is True
-            monkeypatch.setattr(floors, "THOROUGH", 1_000.0)
+            monkeypatch.setattr(scan_position, "THOROUGH", 1_000.0)
             await lease(store, 5, lasts=LASTS)
             costs["ordinary"] = await cost(surveyed, sent, "lease_16")
             assert sent["lease_16"][8] is False
-            monkeypatch.setattr(floors, "THOROUGH", 0.0)
+            monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
             found[count] = costs
         for what, few in found[0].items():
             assert found[20_000][what] <= few * 2 + 20, (what, found)

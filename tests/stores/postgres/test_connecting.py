@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.connecting import connect
+from bide.stores.postgres.dialect import connect
 
 _VALUES = [[1 << 40, None], [b"\xff"], ["text"], [1, -1], [True, None], [-3]]
 _SELECT = "SELECT $1::bigint[], $2::bytea[], $3::text[], $4::integer[], $5::boolean[], $6::smallint[]"

@@ -9,8 +9,8 @@ import asyncpg
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In, NewTask, State
-from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
+from bide.stores.postgres.schema import SCHEMA
 
 
 async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store: OpensStore) -> None:
@@ -43,7 +43,7 @@ async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store:
 
 
 async def test_the_picture_names_every_table_index_and_column(root: Path, fresh_url: str) -> None:
-    await schema.migrate(fresh_url)
+    await SCHEMA.migrate(fresh_url)
     address = address_of(fresh_url)
     picture = (
         (root / "docs" / "sql.md").read_text(encoding="utf-8").partition("## The schema")[2].partition("Times are")[0]

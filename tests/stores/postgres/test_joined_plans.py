@@ -10,9 +10,9 @@ import pytest_asyncio
 from tests.stores.postgres.test_queries import ARGUMENTS, Surveyed, offences
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.schema import SCHEMA
 
 ROWS = 200_000
 JOINED = (
@@ -28,7 +28,7 @@ async def callers(own_url: str) -> AsyncIterator[Any]:
 
     To a server where nobody else is: after many changes of its catalogs a server makes every plan anew.
     """
-    await schema.migrate(own_url)
+    await SCHEMA.migrate(own_url)
     address = address_of(own_url)
     made = await asyncpg.connect(address.dsn)
     names = Names(address.schema, address.prefix)

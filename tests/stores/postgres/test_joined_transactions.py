@@ -14,10 +14,10 @@ from tests.waiting import until
 
 from bide import Bide, Fixed, OutcomeUnknown, SetupError, Task
 from bide.core.records import Lease, NewTask, Record, Ref
-from bide.stores import idle
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
-from bide.stores.transactions import MOST
+from bide.stores.sql import idle
+from bide.stores.sql.transactions import MOST
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import LEASE, NOW, done, look, new, put, put_one, take
 
@@ -321,7 +321,7 @@ async def test_what_cannot_be_found_out_is_said_to_be_unknown(
     await put_one(store)
     held = await take(store)
     opened = store._open()
-    opened.lanes["keep"].patience = opened.lanes["keep"]._silence = 0.5
+    opened.connections["keep"].patience = opened.connections["keep"]._silence = 0.5
 
     def hurry(chunk: Any) -> Act:
         """What comes after this message gives up soon."""

@@ -13,7 +13,7 @@ from bide.core.answers import Answer
 from bide.core.records import At, In, Move, Record, Result, State
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
-from bide.stores.postgres import PostgresStore, moving
+from bide.stores.postgres import PostgresStore, operations
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.rows import record_of
 from bide.testing.store_suite.acts import HOUR, NOW, bring, new, put, see
@@ -77,9 +77,9 @@ async def test_the_answer_that_is_kept_is_the_one_that_was_given(url: str, open_
     [kept] = await rows_of(url, "SELECT answer FROM {schema}.caller WHERE answer IS NOT NULL")
     given = {(answer.record, answer.was) for answer in answers}
     assert len(given) == 2
-    assert {(record_of(row, 2), row[1]) for row in moving._kept(kept["answer"])} == given
+    assert {(record_of(row, 2), row[1]) for row in operations._moves_kept(kept["answer"])} == given
     await store.change([Move("t", "nobody", In(5))], now=NOW)
-    assert moving._kept(None) == []
+    assert operations._moves_kept(None) == []
 
 
 async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, open_store: OpensStore) -> None:

@@ -11,7 +11,7 @@ from tests.waiting import until
 
 from bide.core.names import new_id
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.connecting import connect
+from bide.stores.postgres.dialect import connect
 
 
 async def test_a_connection_that_is_given_up_while_it_gets_its_settings_is_closed(url: str) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bide.stores.postgres import schema
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.connecting import SESSION, connect
+from bide.stores.postgres.dialect import SESSION, connect
 from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.acts import NOW
 
 ROWS = 30_000
@@ -72,7 +72,7 @@ TABLES = {"task"}
 @asynccontextmanager
 async def survey(url: str) -> AsyncIterator[Surveyed]:
     """A connection as the store has it, to tables that are empty and that nobody analyzes."""
-    await schema.migrate(url)
+    await SCHEMA.migrate(url)
     address = address_of(url)
     made = await connect(address, within=10)
     names = Names(address.schema, address.prefix)
@@ -207,8 +207,8 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
 
 
 def test_every_query_is_used(root: Path) -> None:
-    folder = root / "src" / "bide" / "stores" / "postgres"
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "postgres") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
     assert names - used <= {"page_of_state", "lease", "lease_more"}, "these are named with a number"

@@ -11,9 +11,10 @@ import pytest
 from tests.stores.sql import everything as shared
 
 from bide.core.errors import StoreError, StoreUnavailable
-from bide.stores.postgres import PostgresStore, schema
+from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import queries_of
+from bide.stores.postgres.schema import SCHEMA
 from bide_proofs.servers.postgres import ask
 
 ROLES = ("bide_migrator", "bide_worker")
@@ -60,7 +61,7 @@ async def everything(url: str) -> None:
 
 async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url: str) -> None:
     page.run(page.migrator)
-    await schema.migrate(page.url("migrator"))
+    await SCHEMA.migrate(page.url("migrator"))
     page.run(page.worker)
     await everything(page.url("worker"))
     grants = [one for one in page.worker if one.startswith("GRANT")]
@@ -86,7 +87,7 @@ async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url
 
 async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: Granted, postgres_url: str) -> None:
     page.run(page.migrator)
-    await schema.migrate(page.url("migrator"))
+    await SCHEMA.migrate(page.url("migrator"))
     page.run(page.worker)
     ours = await asyncpg.connect(address_of(page.url("worker")).dsn)
     theirs = await asyncpg.connect(address_of(postgres_url).dsn)
@@ -108,25 +109,25 @@ async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: 
 
 async def test_whoever_runs_tasks_cannot_migrate(page: Granted) -> None:
     page.run(page.migrator)
-    await schema.migrate(page.url("migrator"))
+    await SCHEMA.migrate(page.url("migrator"))
     page.run(page.worker)
     ask(page.admin, f"DELETE FROM {page.name}.migration")
     with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
-        await schema.migrate(page.url("worker"))
+        await SCHEMA.migrate(page.url("worker"))
 
 
 async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Granted) -> None:
     page.run(page.migrator[:1])
     with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
-        await schema.migrate(page.url("migrator"))
+        await SCHEMA.migrate(page.url("migrator"))
     ask(page.admin, f"GRANT CREATE ON DATABASE postgres TO {page.name}_migrator")
-    assert await schema.migrate(page.url("migrator"))
+    assert await SCHEMA.migrate(page.url("migrator"))
 
 
 async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
     """Old transactions of others, which only shows to whoever may read all statistics."""
     page.run(page.migrator)
-    await schema.migrate(page.url("migrator"))
+    await SCHEMA.migrate(page.url("migrator"))
     page.run(page.worker)
 
     async def said() -> list[tuple[bool, str]]:

@@ -15,6 +15,7 @@ from bide.stores.postgres import wakes
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import Telling
+from bide.stores.sql.store import POLL
 from bide.testing.proxy import FaultProxy
 from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one
 
@@ -98,7 +99,7 @@ async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensSt
     listening = await store.listen(["t"], lambda topic, wake: None)
     leased = await lease(store)
     assert leased.again_by is not None
-    assert leased.again_by <= leased.now + wakes.POLL
+    assert leased.again_by <= leased.now + POLL
     found = [one for one in await store.diagnose() if "pooling" in one.what]
     assert found
     assert not found[0].ok

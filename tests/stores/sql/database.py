@@ -18,13 +18,13 @@ from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.stores.batches import AT_ONCE
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql import queries as mysql_queries
-from bide.stores.mysql import schema as mysql_schema
 from bide.stores.mysql.address import address_of as mysql_address
 from bide.stores.mysql.joined import _AT_ONCE as MYSQL_AT_ONCE
+from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import queries as postgres_queries
-from bide.stores.postgres import schema as postgres_schema
 from bide.stores.postgres.address import address_of as postgres_address
+from bide.stores.postgres.schema import SCHEMA as POSTGRES_SCHEMA
 from bide_proofs.servers import mariadb, postgres
 from bide_proofs.servers.mariadb import MariaDbServer
 from bide_proofs.servers.postgres import PostgresServer
@@ -127,7 +127,7 @@ class Database:
 class Postgres(Database):
     name = "postgres"
     Store = PostgresStore
-    schema: ClassVar[Any] = postgres_schema
+    schema: ClassVar[Any] = POSTGRES_SCHEMA
     Server = PostgresServer
     kinds = postgres_connections.KINDS
     key = "key"
@@ -136,7 +136,7 @@ class Postgres(Database):
     no_database = StoreUnavailable, "create the database"
 
     def statements(self, url: str, since: int = 0) -> list[str]:
-        return postgres_schema.statements(postgres_address(url), since)
+        return POSTGRES_SCHEMA.statements(postgres_address(url), since)
 
     def ask(self, url: str, statement: str) -> list[Any]:
         return postgres.ask(postgres_address(url).dsn, self.write(url, statement))
@@ -191,7 +191,7 @@ class Postgres(Database):
 class MySql(Database):
     name = "mysql"
     Store = MySqlStore
-    schema: ClassVar[Any] = mysql_schema
+    schema: ClassVar[Any] = MYSQL_SCHEMA
     Server = MariaDbServer
     kinds = mysql_connections.KINDS
     key = "`key`"
@@ -200,7 +200,7 @@ class MySql(Database):
     no_database = StoreMismatch, "bide migrate"
 
     def statements(self, url: str, since: int = 0) -> list[str]:
-        return mysql_schema.statements(mysql_address(url), since)
+        return MYSQL_SCHEMA.statements(mysql_address(url), since)
 
     def ask(self, url: str, statement: str) -> list[Any]:
         return mariadb.ask(url, self.write(url, statement))

@@ -15,8 +15,8 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.stores.sql.shop import Shop
 
-from bide.stores.borrowed import driver_of
-from bide.stores.transactions import MOST
+from bide.stores.driver_adapters import driver_of
+from bide.stores.sql.transactions import MOST
 from bide.testing.store_suite.acts import NOW, new, put
 
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {

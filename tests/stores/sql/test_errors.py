@@ -12,8 +12,9 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import In, Ref
-from bide.stores.mysql import errors as mysql
-from bide.stores.postgres import errors as postgres
+from bide.stores.mysql import dialect as mysql
+from bide.stores.postgres import dialect as postgres
+from bide.stores.sql import dialect as kinds
 from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry, see, settle, take
 
 
@@ -32,11 +33,11 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (reported("40001"), postgres.Again, ""),
-        (reported("40P01"), postgres.Again, ""),
-        (reported("25006"), postgres.NotSent, ""),
-        (reported("57P03"), postgres.NotSent, ""),
-        (reported("57P01"), postgres.Lost, ""),
+        (reported("40001"), kinds.Again, ""),
+        (reported("40P01"), kinds.Again, ""),
+        (reported("25006"), kinds.NotSent, ""),
+        (reported("57P03"), kinds.NotSent, ""),
+        (reported("57P01"), kinds.Lost, ""),
         (reported("53100"), StoreUnavailable, "free some of its disk"),
         (reported("XX001"), StoreCorrupt, "restore a backup"),
         (reported("42P01"), StoreMismatch, "bide migrate"),
@@ -46,17 +47,17 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
         (reported("3D000"), StoreUnavailable, "create the database"),
         (reported("26000"), StoreUnavailable, "pooler=transaction"),
         (reported("XX000"), StoreUnavailable, "it says"),
-        (OperationalError(1213, "it says"), mysql.Again, ""),
-        (OperationalError(1205, "it says"), mysql.Locked, ""),
-        (OperationalError(1290, "it says"), mysql.NotSent, ""),
-        (OperationalError(1792, "it says"), mysql.NotSent, ""),
-        (OperationalError(1040, "it says"), mysql.NotSent, ""),
-        (OperationalError(2003, "it says"), mysql.NotSent, ""),
-        (OperationalError(2006, "it says"), mysql.Lost, ""),
-        (OperationalError(2013, "it says"), mysql.Lost, ""),
-        (OperationalError(1242, "it says"), mysql.Shut, ""),
-        (OperationalError(1062, "it says"), mysql.Taken, ""),
-        (OperationalError(1690, "it says"), mysql.Fewer, ""),
+        (OperationalError(1213, "it says"), kinds.Again, ""),
+        (OperationalError(1205, "it says"), kinds.Locked, ""),
+        (OperationalError(1290, "it says"), kinds.NotSent, ""),
+        (OperationalError(1792, "it says"), kinds.NotSent, ""),
+        (OperationalError(1040, "it says"), kinds.NotSent, ""),
+        (OperationalError(2003, "it says"), kinds.NotSent, ""),
+        (OperationalError(2006, "it says"), kinds.Lost, ""),
+        (OperationalError(2013, "it says"), kinds.Lost, ""),
+        (OperationalError(1242, "it says"), kinds.Shut, ""),
+        (OperationalError(1062, "it says"), kinds.Taken, ""),
+        (OperationalError(1690, "it says"), kinds.Fewer, ""),
         (OperationalError(1114, "it says"), StoreUnavailable, "free some of its disk"),
         (OperationalError(1034, "it says"), StoreCorrupt, "restore a backup"),
         (OperationalError(1146, "it says"), StoreMismatch, "bide migrate"),
@@ -82,11 +83,11 @@ def test_only_new_work_meets_a_full_store(error: Exception) -> None:
 
 @pytest.mark.parametrize("errors", [postgres, mysql])
 def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
-    for error in (KeyError("a defect"), BadInput("a", 1, "b"), errors.Lost("x")):
+    for error in (KeyError("a defect"), BadInput("a", 1, "b"), kinds.Lost("x")):
         assert errors.meaning(error, "db") is error
     for cut in (ConnectionResetError(), TimeoutError()):
-        assert type(errors.meaning(cut, "db")) is errors.Lost
-    assert type(mysql.meaning(mysql.Broken("cut in the middle"), "db")) is mysql.Lost
+        assert type(errors.meaning(cut, "db")) is kinds.Lost
+    assert type(mysql.meaning(mysql.Broken("cut in the middle"), "db")) is kinds.Lost
 
 
 KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))

@@ -22,7 +22,7 @@ async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_
     assert await store.settle([done(one) for one in held[:5]], now=NOW) == [True] * 5
     primary.kill()
     adding = asyncio.create_task(store.add([new("meanwhile", due=In(0))], now=NOW))
-    await until(lambda: store._open().lanes["add"].resent >= 1, "the call to be sent again")
+    await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(replica.promote)
     [answer] = await adding
     assert answer.result is Result.CREATED

@@ -13,22 +13,22 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import not_before, pause, until
 
 from bide.core.records import In, Leased
-from bide.stores import floors
 from bide.stores.mysql import depths
-from bide.stores.mysql import lane as mysql_lane
+from bide.stores.mysql.journaled_connection import Call as MySqlCall
 from bide.stores.postgres import bounds
-from bide.stores.postgres import lane as postgres_lane
+from bide.stores.postgres.journaled_connection import Call as PostgresCall
+from bide.stores.sql import scan_position
 from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, keys, lease, new, put, put_one
 
 LIMITS = {"postgres": bounds, "mysql": depths}
-LANES: dict[str, Any] = {"postgres": postgres_lane, "mysql": mysql_lane}
+CALLS: dict[str, Any] = {"postgres": PostgresCall, "mysql": MySqlCall}
 
 
 @pytest.fixture
 def rarely_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS[database.name], "DEAR", 0.0)
     monkeypatch.setattr(LIMITS[database.name], "SHARE", 1_000_000_000)
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
     monkeypatch.setattr(depths, "BACK", 10 * MINUTE)  # how long a transaction may be open in MySQL to be found so
 
 
@@ -103,12 +103,12 @@ async def test_what_lies_further_back_is_found_beside(
 async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_may_begins_late(
     database: Database, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
     monkeypatch.setattr(LIMITS[database.name], "DEAR", 1_000.0)
     store = await open_store(url, clock="server")
     await put(store, new("k", due=In(0)), new("before", topic="other", due=In(0)))
     assert len((await lease(store, topic="other")).tasks) == 1, "from now on the caller is known"
-    call, looks = LANES[database.name].Call, []
+    call, looks = CALLS[database.name], []
     timed = call.timed
 
     async def slow(self: Any, *said: Any, **more: Any) -> Any:
@@ -118,7 +118,7 @@ async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_
         return await timed(self, *said, **more)
 
     monkeypatch.setattr(call, "timed", slow)
-    store._open().lanes["lease"]._silence = 0.5
+    store._open().connections["lease"]._silence = 0.5
     assert keys((await lease(store, 5, lasts=HOUR)).tasks) == ["k"]
     assert len(looks) >= 2
 

@@ -184,7 +184,7 @@ async def test_what_is_cut_anywhere_is_done_once(story: Story, act: Act, proxy: 
 
 def hurry(store: Any) -> None:
     """Its calls give up soon, from now on."""
-    for lane in store._open().lanes.values():
+    for lane in store._open().connections.values():
         lane.patience, lane._silence = 0.3, 0.2
 
 

@@ -14,11 +14,11 @@ from bide.testing.store_suite.acts import keys, listed, new, put_one
 
 
 async def test_a_missing_schema_is_refused_with_what_to_do(database: Database, fresh_url: str) -> None:
-    assert await database.schema.versions(fresh_url) == (0, database.schema.MIGRATIONS.wanted)
+    assert await database.schema.versions(fresh_url) == (0, database.schema.wanted)
     store = database.Store(fresh_url)
     with pytest.raises(StoreMismatch, match="bide migrate"):
         await store.open()
-    assert await store.schema_version() == (0, database.schema.MIGRATIONS.wanted)
+    assert await store.schema_version() == (0, database.schema.wanted)
 
 
 async def test_an_older_schema_is_refused_and_a_newer_one_is_not(
@@ -46,7 +46,7 @@ async def test_a_migration_of_another_text_is_refused(database: Database, fresh_
 async def test_twenty_may_migrate_at_once(database: Database, fresh_url: str, open_store: OpensStore) -> None:
     urls = [fresh_url, *(f"{fresh_url}&prefix={name}_" for name in ("a", "b", "c"))]  # in a schema that is not there
     done = await asyncio.gather(*(database.schema.migrate(url) for _ in range(5) for url in urls))
-    assert sorted(map(len, done)) == [0] * 16 + [len(database.schema.MIGRATIONS.known)] * 4
+    assert sorted(map(len, done)) == [0] * 16 + [len(database.schema.known)] * 4
     await put_one(await open_store(fresh_url, migrate=False))
 
 
@@ -58,10 +58,10 @@ async def test_what_would_be_run_can_be_run_by_hand(database: Database, fresh_ur
     assert await database.schema.plan(fresh_url) == planned == database.statements(fresh_url)
     for statement in planned:
         database.ask(in_no_schema, statement)
-    assert await database.schema.versions(fresh_url) == (database.schema.MIGRATIONS.wanted,) * 2
+    assert await database.schema.versions(fresh_url) == (database.schema.wanted,) * 2
     assert await database.schema.migrate(fresh_url) == []
     assert await database.schema.plan(fresh_url) == []
-    assert database.statements(fresh_url, database.schema.MIGRATIONS.wanted) == []
+    assert database.statements(fresh_url, database.schema.wanted) == []
 
 
 @pytest.mark.parametrize("database", ["mysql"], indirect=True)  # PostgreSQL does all of it or nothing
@@ -70,7 +70,7 @@ async def test_a_migration_that_was_cut_short_is_begun_again(
 ) -> None:
     for statement in (await database.schema.plan(fresh_url))[:4]:
         database.ask(fresh_url.partition("?")[0], statement)
-    assert await database.schema.versions(fresh_url) == (0, database.schema.MIGRATIONS.wanted)
+    assert await database.schema.versions(fresh_url) == (0, database.schema.wanted)
     await put_one(await open_store(fresh_url))
 
 
@@ -90,14 +90,14 @@ async def test_two_who_open_at_once_open_it_once(
     """Of two that had connected one would never be closed."""
     await database.schema.migrate(fresh_url)
     store = database.Store(fresh_url)
-    make, made = store._made, 0
+    make, made = store._runtime, 0
 
-    def counted(patience: float) -> object:
+    def counted(*given: object, **options: object) -> object:
         nonlocal made
         made += 1
-        return make(patience)
+        return make(*given, **options)
 
-    monkeypatch.setattr(store, "_made", counted)
+    monkeypatch.setattr(store, "_runtime", counted)
     try:
         await asyncio.gather(store.open(), store.open())
         assert made == 1

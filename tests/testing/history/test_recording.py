@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from bide import Bide, Task
-from bide.stores.postgres import schema
+from bide.stores.postgres.schema import SCHEMA
 from bide.testing.history.events import Answered, Asked, Asks, Event, Settling
 from bide.testing.history.journal import Journal
 from bide.testing.history.recording import RecordedClient, Recording
@@ -17,7 +17,7 @@ async def test_a_verb_that_the_store_does_by_another_is_told_once(postgres_url: 
     """There `change` is `change_apart`, whose answers are waited for, and group verbs call it by itself."""
     told: list[Event] = []
     url = f"{postgres_url}?schema={postgres_schema}"
-    await schema.migrate(url)
+    await SCHEMA.migrate(url)
     app = Bide(url)
     journal = Journal(told.append, time_ns=time.monotonic_ns, clock=lambda: time.time_ns() // 1_000_000)
     app.instruments.append(Recording(journal, "one"))

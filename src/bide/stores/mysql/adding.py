@@ -16,13 +16,14 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Due, NewTask, Result, State, Token
 from bide.stores.batches import Conflicts, rounds, wakes_of
-from bide.stores.mysql.connecting import Rows
-from bide.stores.mysql.errors import Again, Taken, meaning
-from bide.stores.mysql.lane import Call, Repeated, Runs
+from bide.stores.mysql.dialect import Rows, meaning
+from bide.stores.mysql.journaled_connection import Call, Repeated
 from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
 from bide.stores.mysql.queries import returns_tokens
 from bide.stores.mysql.statements import Code, Quote, escaped
 from bide.stores.mysql.statements import rows as tuples
+from bide.stores.sql.dialect import Again, Taken
+from bide.stores.sql.journaled_connection import Runs
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
@@ -62,7 +63,7 @@ class _Batch:
 
 
 async def add(
-    lane: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
+    connection: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
     batch = _Batch(tasks, lambda: tell(wakes_of(tasks, about)))
@@ -71,9 +72,9 @@ async def add(
         batch.look()
     if len(batch.parts) <= 1 and not wary:
         with suppress(Taken):
-            return await _add_new(lane, batch, now)
+            return await _add_new(connection, batch, now)
     batch.tell()
-    answers = await _add_looking(lane, tasks, batch.parts, now)
+    answers = await _add_looking(connection, tasks, batch.parts, now)
     conflicts.met(
         tasks, [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
     )
@@ -96,7 +97,7 @@ def _check_names(tasks: Sequence[NewTask]) -> bool:
     return False
 
 
-async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
+async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
     """Insert all, or raise Taken and insert none: one packet, or of many tasks one that reads the clock before."""
     tasks = batch.tasks
 
@@ -120,7 +121,7 @@ async def _add_new(lane: Runs, batch: _Batch, now: Millis | None) -> list[Answer
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
 
-    return await lane.run(insert, inserted, adding=True, apart=True)
+    return await connection.run(insert, inserted, past=insert, adding=True)
 
 
 async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]:
@@ -273,7 +274,9 @@ async def _complete(
     return completed
 
 
-async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places], now: Millis | None) -> list[Answer]:
+async def _add_looking(
+    connection: Runs, tasks: Sequence[NewTask], parts: list[Places], now: Millis | None
+) -> list[Answer]:
     """Some keys may be taken, or come twice: look first, under locks, and take those through the lifecycle."""
 
     async def decide(call: Call) -> list[Answer]:
@@ -315,7 +318,7 @@ async def _add_looking(lane: Runs, tasks: Sequence[NewTask], parts: list[Places]
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, _answers.decode(row.answer or b"\x90"), row)
 
-    return await lane.run(decide, decided_before, adding=True, apart=True)
+    return await connection.run(decide, decided_before, past=decide, adding=True)
 
 
 async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> Any:

@@ -32,13 +32,13 @@ _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """What a URL says."""
+    """The parts of a URL."""
 
     hosts: tuple[tuple[str, int], ...]
     user: str
     password: str
     database: str
-    """What the connection names; empty if the URL does not."""
+    """The database that the connection names; empty if the URL does not."""
     schema: str
     """The database that the tables are in."""
     prefix: str = PREFIX

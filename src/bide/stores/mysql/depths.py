@@ -1,9 +1,9 @@
 """How far back a thorough look goes, while looking from the very start is dear.
 
-A thorough look (see `floors`) is a whole one as long as that is cheap: from the very start. While somebody holds an old
-snapshot it is not: InnoDB removes nothing that has died since, and each look steps over all of it. So then whole looks
-are made beside, on a lane of their own, and for no more than a small part of the time: they only say where there is
-something. And a thorough look begins:
+A thorough look (`scan_position`) is a whole one as long as that is cheap: from the very start. While somebody holds
+an old snapshot it is not: InnoDB removes nothing that has died since, and each look steps over all of it. So then
+whole looks are made beside, on a connection of their own, and for no more than a small part of the time: they only
+say where there is something. And a thorough look begins:
 
 - for what waits, five seconds before the last thorough look, or where that has left something that is due. Whatever is
   written wakes no earlier than when it was written: so what is missed, until the next whole look, is what a transaction
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.floors import SLACK
+from bide.stores.sql.scan_position import SLACK
 
 DEAR = 0.005
 """Seconds from which on a whole look is dear."""
@@ -55,7 +55,7 @@ def everything(topics: Sequence[Topic]) -> Depth:
 
 
 class Depths:
-    """Belongs to the lane that leases."""
+    """Belongs to the connection that leases."""
 
     __slots__ = (
         "_beside", "_clock", "_connection", "_lost", "_there", "_used", "_waiting", "_whole_at", "patience",

@@ -1,4 +1,4 @@
-"""What `doctor` looks at: settings of the server that cost tasks or time, the table's health, and the clocks."""
+"""The checks of `doctor`: settings of the server that cost tasks or time, the table's health, and the clocks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from asyncmy.errors import MySQLError
 
 from bide.ports import Finding
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import Connection
+from bide.stores.mysql.dialect import Connection
 from bide.stores.mysql.ear import POLL
-from bide.stores.mysql.lane import Call, Runs
-from bide.stores.mysql.schema import MIGRATIONS, found_version
+from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.schema import SCHEMA
 from bide.stores.server_time import ServerTime
+from bide.stores.sql.journaled_connection import Runs
 
 _LONG = 600
 """Seconds of a transaction after which the remains of what was leased have been kept for too long."""
 _PACKET = 4 * 1024 * 1024
 
 
-async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Finding]:
+async def diagnose(connection: Runs, address: Address, time: ServerTime) -> list[Finding]:
     """Each look is one small query."""
 
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
         return [
             await _server(connection, address),
-            await _schema(connection, address),
+            await SCHEMA.finding(connection, address),
             await _durability(connection),
             await _log(connection),
             _packet(connection),
@@ -35,7 +36,7 @@ async def diagnose(lane: Runs, address: Address, time: ServerTime) -> list[Findi
             time.finding(),
         ]
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _one(connection: Connection, query: str) -> Any:
@@ -52,12 +53,6 @@ async def _server(connection: Connection, address: Address) -> Finding:
     return Finding(
         ok, f"{address.shown}: {name} {version}", "" if ok else "bide needs MySQL 8.0 or MariaDB 10.6, or newer"
     )
-
-
-async def _schema(connection: Connection, address: Address) -> Finding:
-    found = await found_version(connection, address)
-    ok = found >= MIGRATIONS.wanted
-    return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
 async def _durability(connection: Connection) -> Finding:

@@ -27,10 +27,10 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.connecting import Connection, connect
-from bide.stores.mysql.errors import Broken, NotSent, said
+from bide.stores.mysql.dialect import Broken, Connection, connect, said
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.statements import Template
+from bide.stores.sql.dialect import NotSent
 
 POLL: Millis = 200
 """How often somebody looks: what another process has scheduled for sooner is late by so much at most."""
@@ -65,7 +65,7 @@ class Ear:
         `now`: what time it is there, as far as is known. `tell`: is told of the wakes.
         """
         self.hears = False
-        """Whether its last look was answered. Until the first is, and where nobody listens, it does not hear."""
+        """True while its last look was answered. Until the first is, and where nobody listens, it does not hear."""
         self._address = address
         self._listeners = listeners
         self._used = used
@@ -83,7 +83,7 @@ class Ear:
         return listener
 
     def hears_of(self, topics: Collection[Topic]) -> bool:
-        """Whether whoever listens to these is told of what becomes due."""
+        """True if whoever listens to these is told of what becomes due."""
         return self.hears and self._listeners.topics().issuperset(topics)
 
     def looked(self, topics: Collection[Topic], sent: float) -> None:
@@ -142,7 +142,7 @@ class Ear:
         return {topic: rows[0][0] for topic, rows in zip(topics, answers, strict=True) if rows and rows[0][0] <= soon}
 
     def _deafened(self, why: str) -> None:
-        """Who relies on it and sleeps is woken, to look for himself from now on."""
+        """Wake those who rely on it and sleep, to look for themselves from now on."""
         if self.hears:
             self.hears = False
             _log.info("nobody hears of others' commits for now (%s): each worker looks for itself", why)

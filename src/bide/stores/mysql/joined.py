@@ -1,4 +1,4 @@
-"""The verbs in a transaction that is the caller's: task and data are committed together, or not at all.
+"""The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
 
 One more thing than the missing number is different from our own connections: every value is written so that it means
 the same whatever character set, SQL mode and time zone the connection has.
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
-from bide.core.records import NewTask
+from bide.core.records import NewTask, Settlement
 from bide.stores.batches import Conflicts
-from bide.stores.borrowed import Driver, MysqlDriver
-from bide.stores.mysql import adding, errors, operations, reading
-from bide.stores.mysql.connecting import Connection, Rows
-from bide.stores.mysql.errors import Fewer, Taken, by_code, meaning, said
-from bide.stores.mysql.lane import Call
+from bide.stores.driver_adapters import Driver, MysqlDriver
+from bide.stores.mysql import adding
+from bide.stores.mysql.dialect import Connection, Rows, by_code, connect, meaning, said
+from bide.stores.mysql.filing import Settling
+from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.queries import THERE_ANYWHERE
 from bide.stores.mysql.statements import Code, Template, in_hexadecimal
-from bide.stores.server_joined import CallersVerbs, ServerVerbs, Within, Work
-from bide.stores.whole import Known, Whole
+from bide.stores.sql.dialect import Fewer, Taken
+from bide.stores.sql.joined import CallersVerbs, ServerVerbs, Within, Work
+from bide.stores.sql.savepoint import Known, Whole
+from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -74,11 +75,14 @@ class JoinedCall(Call):
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
         return []
 
-    def begin_snapshot(self) -> None:
+    def ending(self) -> list[bytes]:
+        return []
+
+    async def begin_snapshot(self) -> None:
         """The transaction's own isolation level says what is seen."""
 
-    def commit(self) -> list[bytes]:
-        return []
+    async def commit(self) -> None:
+        """Whoever began it will."""
 
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
@@ -133,19 +137,16 @@ class _Within(Within):
 class JoinedVerbs(ServerVerbs):
     """The verbs on a connection of any of the drivers."""
 
-    kinds: ClassVar[ModuleType] = errors
     accepted = ACCEPTED
     _place = "server"
     _at_once = _AT_ONCE
     _within = _Within
-    _operations = operations
-    _reading = reading
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(partial(adding.add, conflicts=Conflicts()), tasks, now, adding=True)
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._joins.queries, floor)
+        return JoinedCall(driver, self._runtime.joined_queries, floor)
 
     async def _whole(self, driver: Driver, known: Known) -> Whole:
         if known.gone:
@@ -153,8 +154,10 @@ class JoinedVerbs(ServerVerbs):
         return Whole(driver, gone=partial(self._was_undone, driver, known))
 
     async def _was_undone(self, driver: Driver, known: Known, error: Exception) -> bool:
-        """Whether the server has undone all of the caller's transaction, as by a deadlock. Nobody has told the caller
-        or the driver, so another one is begun: what comes is not committed statement by statement."""
+        """Tell whether the server has undone all of the caller's transaction, as by a deadlock.
+
+        Nobody has told the caller or the driver, so another one is begun: else what comes is committed one by one.
+        """
         if code_of(error) != _NO_SAVEPOINT:
             return False
         known.gone = True
@@ -171,12 +174,12 @@ class JoinedVerbs(ServerVerbs):
             known.gone = False
         else:
             raise SetupError(
-                f"{self._joins.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
+                f"{self._runtime.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
                 "back, and begin anew"
             )
 
     async def _identity(self, driver: Driver) -> Identity:
-        [row] = await driver.run(self._joins.queries["identity"].write(in_hexadecimal).decode("ascii"))
+        [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
             raise BadInput(
                 "connection", self._connection, "a connection whose converters leave binary and bigint alone"
@@ -184,7 +187,7 @@ class JoinedVerbs(ServerVerbs):
         return identity_of(row)
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        where = self._joins.where
+        where = self._runtime.where
         code, package = code_of(error), type(error).__module__.partition(".")[0]
         if code == _READ_ONLY:
             return SetupError(f"{where}: the connection cannot be used now: its transaction is read-only")
@@ -204,3 +207,55 @@ class CallersConnection(CallersVerbs, JoinedVerbs):
     """The verbs on a connection that the caller opened."""
 
     _drivers = (MysqlDriver,)
+
+
+_IN_TRANSACTION = 1
+"""The bit of the server's status that says so, as of its last answer."""
+
+
+class OwnTransaction(Own, JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+    def __init__(self, runtime: Any, connection: Any) -> None:
+        super().__init__(runtime, connection)
+        self.settled: list[Settling] = []
+        """The tasks it has settled, once it is committed."""
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        known = self._runtime.leased.of(outcomes)
+        answers = await super().settle(outcomes, now=now)
+        self.settled.append(known)
+        return answers
+
+
+class Transactions(OwnTransactions):
+    """On asyncmy's connections."""
+
+    async def _connect(self, name: str) -> Lent:
+        return Lent(await connect(self._address, within=self._silence, plain=True), name)
+
+    async def _begin(self, lent: Lent) -> None:
+        lent.connection.check_writable(self._address.shown)
+        await lent.connection.begin()
+
+    async def _mark(self, lent: Lent) -> None:
+        if lent.connection.usable and not lent.connection.driver.server_status & _IN_TRANSACTION:
+            raise ended(self._address.shown)
+        kept = self._runtime.joined_queries["keep_transaction"].write(
+            in_hexadecimal, me=lent.name, number=lent.number, there=Code(THERE_ANYWHERE.encode())
+        )
+        await lent.connection.ask(kept)
+
+    async def _marked(self, lent: Lent) -> int:
+        async def look(call: Call) -> int:
+            [rows] = await call.send(call.write("repeated", me=lent.name))
+            return int(rows[0][0]) if rows else 0
+
+        return int(await self._keep.repeat(look))
+
+    def _joined(self, lent: Lent) -> OwnTransaction:
+        return OwnTransaction(self._runtime, lent.connection.driver)
+
+    def _done(self, joined: OwnTransaction) -> None:
+        self._runtime.leased.settled(joined.settled)
+        super()._done(joined)

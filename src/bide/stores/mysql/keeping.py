@@ -1,4 +1,4 @@
-"""What is forgotten: tasks that have been kept for long enough, and callers that nobody hears of any more.
+"""Forget tasks that have been kept for long enough, and callers that nobody hears of any more.
 
 What ends with a time to be kept until leaves a line in `kept`. If the task lives again meanwhile, the line stays and is
 found out when its time has come.
@@ -7,13 +7,13 @@ found out when its time has come.
 from __future__ import annotations
 
 from bide.core.instants import Millis
-from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.statements import listed, table_of_pairs, these
 
 _AT_ONCE = 1_000
 
 
-async def purge(lane: Lane, now: Millis | None, limit: int) -> int:
+async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> int:
     """Forget up to `limit` ended tasks, by their primary keys; how many it was."""
     purged = 0
     most = _AT_ONCE
@@ -23,7 +23,7 @@ async def purge(lane: Lane, now: Millis | None, limit: int) -> int:
         opened = [call.write("begin"), *call.read_clock(now), call.write("kept_until_now", most=most)]
         [lines] = await call.send(*opened)
         if not lines:
-            await call.send(*call.commit())
+            await call.send(*call.ending())
             return 0, 0
         rows = these(sorted({row for _, row in lines}))
         [found, there] = await call.send(call.write("purgeable", these=rows), call.write("still_there", these=rows))
@@ -38,19 +38,19 @@ async def purge(lane: Lane, now: Millis | None, limit: int) -> int:
             statements.append(call.write("leave_groups", rows=listed(grouped)))
         if over:
             statements.append(call.write("forget_kept", lines=table_of_pairs(over)))
-        await call.send(*statements, *call.commit())
+        await call.send(*statements, *call.ending())
         return len(forgotten), len(over)
 
     while purged < limit:
         most = min(limit - purged, _AT_ONCE)
-        forgotten, over = await lane.repeat(work)
+        forgotten, over = await connection.repeat(work)
         purged += forgotten
         if over < most:
             break
     return purged
 
 
-async def forget_callers(lane: Lane, ours: list[str]) -> None:
+async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
     """Their highest token stays known."""
 
     async def work(call: Call) -> None:
@@ -62,7 +62,7 @@ async def forget_callers(lane: Lane, ours: list[str]) -> None:
                 call.write("begin"),
                 call.write("keep_highest", micros=max(micros for _, micros in gone)),
                 call.write("forget_callers", names=listed([name for name, _ in gone], call.quote), there=call.there),
-                *call.commit(),
+                *call.ending(),
             )
 
-    await lane.repeat(work)
+    await connection.repeat(work)

@@ -16,15 +16,26 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
-from bide.stores.floors import SLACK, Floors
-from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
+from bide.stores.mysql.dialect import Rows
 from bide.stores.mysql.filing import AT_ONCE as FILES
-from bide.stores.mysql.filing import Expired, File, Pair, close, decode_pairs, file, file_anew, look_up, read_expired
-from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
-from bide.stores.mysql.leased_rows import LeasedRows
+from bide.stores.mysql.filing import (
+    Expired,
+    File,
+    LeasedRows,
+    Pair,
+    close,
+    decode_pairs,
+    file,
+    file_anew,
+    look_up,
+    read_expired,
+)  # fmt: skip
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.scan_position import SLACK, ScanFloors
 
 MOST = 1_000_000
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
@@ -79,8 +90,8 @@ class Expected:
 
 
 async def lease(
-    lane: Runs,
-    floors: Floors,
+    connection: Runs,
+    floors: ScanFloors,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -96,16 +107,16 @@ async def lease(
     a task has decided something about it in a moment.
     """
     if not any(want > 0 for want in wants.values()):
-        return (await _look(lane, floors, depths, wants, now, about))[0]
+        return (await _look(connection, floors, depths, wants, now, about))[0]
     if not expected.is_due(about):
-        leased, due = await _look(lane, floors, depths, wants, now, about)
+        leased, due = await _look(connection, floors, depths, wants, now, about)
         if not due:
             expected.became(leased.next_wake)
             return leased
     skipped = True
     leased = Leased([], None, 0)
     for pause in (*_PAUSES, None):
-        leased, skipped = await _lease(lane, floors, depths, expected, wants, now, about, lasts, holder, remember)
+        leased, skipped = await _lease(connection, floors, depths, expected, wants, now, about, lasts, holder, remember)
         if leased.tasks or not skipped or pause is None:
             break
         await asyncio.sleep(pause)
@@ -115,8 +126,8 @@ async def lease(
 
 
 async def _lease(
-    lane: Runs,
-    floors: Floors,
+    connection: Runs,
+    floors: ScanFloors,
     depths: Depths,
     expected: Expected,
     wants: Mapping[Topic, int],
@@ -153,7 +164,7 @@ async def _lease(
             ]  # fmt: skip
             room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
             heads = _heads(call, room, depth)
-            end = call.commit()
+            end = call.ending()
             if dues or call.again:
                 end = call.pass_gate(max(tokens, default=0), _encode(pairs))
             tasks: list[Record] = []
@@ -187,7 +198,7 @@ async def _lease(
     async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
         return await _again(row, call), False
 
-    return await lane.run(take, taken)
+    return await connection.run(take, taken)
 
 
 class Locked(NamedTuple):
@@ -264,7 +275,7 @@ def _statements(call: Call, numbers: list[int], micros: int, until: Millis, hold
     return [call.write("lease_tasks", these=rows, micros=micros, until=until, holder=filled(holder))]
 
 
-def _depth(call: Call, floors: Floors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
+def _depth(call: Call, floors: ScanFloors, depths: Depths, topics: list[Topic], about: Millis) -> Depth:
     """From where on to look."""
     since, thorough = floors.ask(topics, about)
     if thorough:
@@ -312,7 +323,7 @@ def _next_wake(
 
 
 def _note(
-    floors: Floors,
+    floors: ScanFloors,
     expected: Expected,
     counts: Mapping[Topic, int],
     room: list[Topic],
@@ -348,7 +359,7 @@ async def _again(row: Repeated, call: Call) -> Leased:
     return Leased([held[number] for number in tokens if number in held], row.now, row.now)
 
 
-async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> None:
+async def look_whole(connection: MySqlConnection, depths: Depths, topics: Sequence[Topic]) -> None:
     """From the very start, where that takes long: only reads, and says what comes first."""
 
     async def work(call: Call) -> None:
@@ -359,11 +370,11 @@ async def look_whole(lane: Lane, depths: Depths, topics: Sequence[Topic]) -> Non
         heads = {topic: (first[2 * place], first[2 * place + 1]) for place, topic in enumerate(topics)}
         depths.found(heads, time.monotonic() - began)
 
-    await lane.read(work)
+    await connection.read(work)
 
 
 async def _look(
-    lane: Runs, floors: Floors, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    connection: Runs, floors: ScanFloors, depths: Depths, wants: Mapping[Topic, int], now: Millis | None, about: Millis
 ) -> tuple[Leased, bool]:
     """Only the next wake, and whether something is due of a topic that is wanted."""
     topics = sorted(wants)
@@ -391,4 +402,4 @@ async def _look(
             floors.emptied([topic for topic in topics if counts[topic] > 0], there)
         return Leased([], wake, there), due
 
-    return await lane.read(work)
+    return await connection.read(work)

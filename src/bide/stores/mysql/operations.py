@@ -1,4 +1,4 @@
-"""The operations that write, each a call of a lane.
+"""The operations that write, each a numbered call.
 
 What can be said in advance (keys that are new, plain Done, an extension) is one packet and one round trip. The rest
 reads the rows under locks, lets `core.lifecycle` decide, and writes rows: so it means the same as in every other store.
@@ -28,13 +28,13 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.batches import Named, earliest, rounds
-from bide.stores.mysql.errors import Fewer
-from bide.stores.mysql.filing import FileName, close
-from bide.stores.mysql.lane import Call, Lane, Repeated, Runs
-from bide.stores.mysql.leased_rows import LeasedRows, Settling
+from bide.stores.mysql.filing import FileName, LeasedRows, Settling, close
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.rows import ROW, record_of, settled_values
 from bide.stores.mysql.statements import held, listed, these
 from bide.stores.mysql.statements import rows as tuples
+from bide.stores.sql.dialect import Fewer
+from bide.stores.sql.journaled_connection import Runs
 
 Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], None]
@@ -76,7 +76,7 @@ def by_topic(asked: Sequence[Named]) -> list[tuple[Topic, list[str]]]:
 async def lock(
     call: Call, asked: Sequence[Named], begin: Sequence[bytes]
 ) -> tuple[Millis, int, dict[tuple[Topic, str], Old]]:
-    """What time it is there, in both units, and those of the names that are there, locked."""
+    """The time there, in both units, and those of the names that are there, locked."""
     statements = [*begin, call.write("clock"), *_about(call, "lock_tasks", asked)]
     [[(there, micros)], *answers] = await call.timed(*statements)
     olds: dict[tuple[Topic, str], Old] = {}
@@ -90,7 +90,9 @@ async def lock(
 # --- change and settle
 
 
-async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Answer]:
+async def change(
+    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell
+) -> list[Answer]:
     """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
 
     def decide(asked: Change, old: Old | None, there: Millis, token: Token, writes: Writes) -> Answer:
@@ -103,11 +105,11 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
     async def repeated(row: Repeated, call: Call) -> list[Answer]:
         return [answer for answer in _answers.decode(row.answer or b"\x90") if answer is not None]
 
-    return await _decided(lane, changes, now, tell, decide, repeated)
+    return await _decided(connection, changes, now, tell, decide, repeated)
 
 
 async def settle(
-    lane: Runs,
+    connection: Runs,
     outcomes: Sequence[Settlement],
     now: Millis | None,
     about: Millis,
@@ -120,7 +122,7 @@ async def settle(
         one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes
     ):
         try:
-            return await _settle_done(lane, known, now)
+            return await _settle_done(connection, known, now)
         except Fewer:
             pass  # somebody else has one of them, or it has been settled: see which
 
@@ -133,7 +135,7 @@ async def settle(
     async def repeated(row: Repeated, call: Call) -> list[bool]:
         return _truths.decode(row.answer or b"\x90")
 
-    answers = await _decided(lane, outcomes, now, tell, decide, repeated, known.emptied)
+    answers = await _decided(connection, outcomes, now, tell, decide, repeated, known.emptied)
     known.settled()
     return answers
 
@@ -141,7 +143,7 @@ async def settle(
 _NOTHING = Settling([], False, {}, [])
 
 
-async def _settle_done(lane: Runs, known: Settling, now: Millis | None) -> list[bool]:
+async def _settle_done(connection: Runs, known: Settling, now: Millis | None) -> list[bool]:
     """Raises Fewer, and settles none, unless all are held by these tokens."""
 
     count = len(known.rows)
@@ -160,7 +162,7 @@ async def _settle_done(lane: Runs, known: Settling, now: Millis | None) -> list[
     async def deleted(row: Repeated, call: Call) -> list[bool]:
         return [True] * count
 
-    answers = await lane.run(delete, deleted, apart=True)
+    answers = await connection.run(delete, deleted, past=delete)
     known.settled()
     return answers
 
@@ -178,7 +180,7 @@ Asked = TypeVar("Asked", Change, Settlement)
 
 
 async def _decided(
-    lane: Runs,
+    connection: Runs,
     asked: Sequence[Asked],
     now: Millis | None,
     tell: Tell,
@@ -214,7 +216,7 @@ async def _decided(
                 await call.send(*statements)
         return decided
 
-    decided: list[Decision] = await lane.run(work, repeated, apart=True)
+    decided: list[Decision] = await connection.run(work, repeated, past=work)
     return decided
 
 
@@ -231,7 +233,7 @@ class Writes:
         self._leaving: list[int] = []
         self._joining: list[tuple[int, str, str, str]] = []
         self.waiting: list[Record] = []
-        """What now waits, and may have to be told."""
+        """Tasks that now wait, and may have to be told."""
 
     def replace(self, old: Old, record: Record) -> None:
         """A new life, with a payload and a group of its own."""
@@ -276,7 +278,7 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(connection: MySqlConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
     """Keep each lease for so long from now on."""
     asked = _holds(leases)
 
@@ -285,15 +287,15 @@ async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts:
         for topic, holds in asked:
             keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
             named = {"topic": topic, "keys": keys, "holds": pairs}
-            statements.append(call.write("file_shortened", **named, lasts=lasts, me=call.me))
+            statements.append(call.write("file_shortened", **named, lasts=lasts, me=call.caller))
             statements.append(call.write("extend_leases", **named, lasts=lasts))
             statements.append(call.write("held", **named))
-        [_, *answers] = await call.timed(*statements, *call.commit())
+        [_, *answers] = await call.timed(*statements, *call.ending())
         return {
             (topic.decode("utf-8", "surrogateescape"), key.decode("utf-8", "surrogateescape"), token)
             for rows in answers
             for topic, key, token in rows
         }
 
-    held = await lane.repeat(work, apart=True)
+    held = await connection.repeat(work, past=work)
     return [tuple(lease) in held for lease in leases]

@@ -1,7 +1,7 @@
 """Past what somebody keeps locked: who asked for other tasks is not to wait for it.
 
 A call that waits for a lock for as long as our connections do (a second) is undone. Then each of its tasks is looked at
-without waiting, and those that are locked are left out: they are tried again beside, see `stores.held`.
+without waiting, and those that are locked are left out: they are tried again beside, see `sql.locked_rows`.
 """
 
 from __future__ import annotations
@@ -13,48 +13,49 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.records import Topic
 from bide.stores.batches import Named
-from bide.stores.held import Held
-from bide.stores.mysql.errors import Locked, meaning
-from bide.stores.mysql.lane import Call, Lane
+from bide.stores.mysql.dialect import meaning
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
+from bide.stores.sql.dialect import Locked
+from bide.stores.sql.locked_rows import RowLocked
 
 Name = tuple[Topic, str]
 _AT_ONCE = 200
 
 
 async def go_past(
-    lane: Lane,
-    probe: Lane,
+    connection: MySqlConnection,
+    probe: MySqlConnection,
     asked: Sequence[Any],
-    ask: Callable[[Lane, Sequence[Any]], Awaitable[list[Any]]],
+    ask: Callable[[MySqlConnection, Sequence[Any]], Awaitable[list[Any]]],
     *,
     known: Collection[Name] = (),
     waiting: bool = True,
 ) -> list[Any]:
-    """What `ask` answers, and Held for each that is locked.
+    """The answers of `ask`, and RowLocked for each that is locked.
 
-    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the lane `probe`.
+    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the connection `probe`.
     """
     answers: list[Any] = [None] * len(asked)
     left = list(range(len(asked)))
     locked = {(one.topic, one.key) for one in asked} & set(known) if known else set()
-    ends = time.monotonic() + lane.patience
+    ends = time.monotonic() + connection.patience
     while left:
         if not waiting or locked:
             if not waiting:
                 locked = await find_locked(probe, [asked[place] for place in left])
             for place in left:
                 if (asked[place].topic, asked[place].key) in locked:
-                    answers[place] = Held("an open transaction of somebody else's keeps the task locked")
+                    answers[place] = RowLocked("an open transaction of somebody else's keeps the task locked")
             left = [place for place in left if answers[place] is None]
             if not left:
                 break
         try:
             if len(left) == len(asked):
-                return await ask(lane, asked)
-            for place, answer in zip(left, await ask(lane, [asked[place] for place in left]), strict=True):
+                return await ask(connection, asked)
+            for place, answer in zip(left, await ask(connection, [asked[place] for place in left]), strict=True):
                 answers[place] = answer
             break
-        except Locked as error:
+        except RowLocked as error:
             if not waiting and time.monotonic() >= ends:
                 raise StoreUnavailable(str(error)) from error
             waiting, locked = False, set()
@@ -67,7 +68,7 @@ async def go_past(
     return answers
 
 
-async def find_locked(lane: Lane, asked: Sequence[Named]) -> set[Name]:
+async def find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
     """Those of these tasks that somebody else has locked, also one that is just being inserted."""
     names = sorted({(one.topic, one.key) for one in asked})
 
@@ -86,4 +87,4 @@ async def find_locked(lane: Lane, asked: Sequence[Named]) -> set[Name]:
             rest = rest[answered:]
         return locked
 
-    return await lane.read(work)
+    return await connection.read(work)

@@ -16,9 +16,9 @@ DUE = (
     "`row`, `key`, id, group_name, due_at, at, attempt, failures, losses, token, payload, options, deadline, error, "
     "created_at"
 )
-"""What there is to know of a task that waits, if its topic is known: each column costs both sides."""
+"""The columns of a task that waits, if its topic is known: each costs both sides."""
 COLUMNS = f"{DUE}, topic, state, planned_at, holder, wake_at, keep_until"
-"""What there is to know of any task. See `rows`."""
+"""The columns of any task. See `rows`."""
 
 TABLES = ("task", "lease", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ THERE_ANYWHERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
 
 class Names:
-    """What things are called in one database, with one prefix."""
+    """The names of things in one database, with one prefix."""
 
     def __init__(self, schema: str, prefix: str) -> None:
         self.schema = schema
@@ -61,7 +61,7 @@ def queries_of(schema: str, prefix: str, *, mariadb: bool = True) -> Mapping[str
 
 
 def returns_tokens(insert: Template) -> bool:
-    """Whether that inserts and answers with the tokens at once."""
+    """Tell whether that inserts and answers with the tokens at once."""
     return insert.text.endswith(_RETURNING)
 
 

@@ -127,7 +127,7 @@ INSERT INTO {kept} (until, `row`) VALUES :rows ON DUPLICATE KEY UPDATE until = V
 DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 
 -- name: take_waiting
--- What others have locked is passed over. :floor is from where on to look, see `floors`, and :row the row of that
+-- What others have locked is passed over. :floor is from where on to look, see `scan_position`, and :row the row of that
 -- instant behind which to begin. What is leased is stepped over too, and stays locked until the lease is committed, as
 -- whatever is met by way of a second index does; whoever settles it waits for that. So who leases never waits himself.
 SELECT {due} FROM {task} FORCE INDEX (due)
@@ -150,7 +150,7 @@ INSERT INTO {lease} (topic, until, `row`, token, caller, tasks) VALUES :rows
 DELETE {lease} FROM {lease} FORCE INDEX (PRIMARY) WHERE :leases AND tasks > ''
 
 -- name: expired_leases
--- Where lost tasks may be. :floor here, and in `leased_head`, is from where on to look, see `floors` and `depths`.
+-- Where lost tasks may be. :floor here, and in `leased_head`, is from where on to look, see `scan_position` and `depths`.
 SELECT until, `row`, token, caller, tasks FROM {lease} FORCE INDEX (PRIMARY)
 WHERE topic = :topic AND until >= :floor AND until <= @bide_now
 ORDER BY until LIMIT :most FOR UPDATE SKIP LOCKED

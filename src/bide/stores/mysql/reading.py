@@ -6,48 +6,47 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from bide.core.instants import Millis
-from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.core.records import Count, Filter, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.cursors import read_cursor
-from bide.stores.mysql.connecting import Rows
 from bide.stores.mysql.filing import under_way
-from bide.stores.mysql.lane import Call, Runs
+from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.operations import look_up
 from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
 from bide.stores.mysql.statements import these
-from bide.stores.pages import LATEST, Located, by_wake_at, read_page, topics_from
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.reading import LATEST, Located, Reads, by_wake_at, count_of, topics_from
 
 _ENDED = [state for state in STATES if not state.live]
 
 
-async def get(lane: Runs, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
         found = {old.record.ref: old.record for old in await look_up(call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
-async def tally(lane: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
+async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
 
     async def work(call: Call) -> Tally:
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        call.begin_snapshot()
+        await call.begin_snapshot()
         spans = [] if edges is None else list(pairwise(edges))
-        named = [topic async for topic in topics_from(_Reads(call), Filter(), "")] if only is None else only
+        named = [topic async for topic in topics_from(MySqlReads(call), Filter(), "")] if only is None else only
         for topic in named:
             states, intervals = await _counted(call, topic, spans, upto)
             counts.update({(topic, state): count for state, count in states.items() if count.number})
             if spans and states[State.WAITING].number:
                 forecast[topic] = intervals
-        await call.send(*call.commit())
+        await call.commit()
         return Tally(counts, forecast)
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _counted(
@@ -66,53 +65,15 @@ async def _counted(
     asked += [call.write("count_ended", topic=topic, state=CODES[state], most=COUNTED + 1) for state in _ENDED]
     numbers = [number for ((number,),) in await call.send(*asked)]
     waiting = [
-        _count(number - leased, most) for number, leased, (_, _, most) in zip(numbers, among, intervals, strict=False)
+        count_of(number - leased, most) for number, leased, (_, _, most) in zip(numbers, among, intervals, strict=False)
     ]
-    ended = [_count(number, COUNTED) for number in numbers[len(intervals) :]]
-    states = {State.WAITING: waiting[0], State.LEASED: _count(len(held), COUNTED)}
+    ended = [count_of(number, COUNTED) for number in numbers[len(intervals) :]]
+    states = {State.WAITING: waiting[0], State.LEASED: count_of(len(held), COUNTED)}
     return {**states, **dict(zip(_ENDED, ended, strict=True))}, waiting[1:]
 
 
-def _count(number: int, upto: int) -> Count:
-    return Count(min(number, upto), number <= upto)
-
-
-async def find(lane: Runs, where: Filter, page: Page) -> Found:
-    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    place = read_cursor(page.cursor, where)
-
-    async def work(call: Call) -> Found:
-        if page.limit <= 0:
-            return Found([], page.cursor)
-        call.begin_snapshot()
-        found = await read_page(_Reads(call), where, place, page.limit)
-        await call.send(*call.commit())
-        return found
-
-    return await lane.read(work)
-
-
-class _Reads:
-    """Pages by the queries of one call."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
-        call = self._call
-        if group is None:
-            [rows] = await call.send(call.write("next_topic", topic=after))
-        else:
-            [rows] = await call.send(call.write("next_topic_of_group", group=group, topic=after))
-        return rows[0][0].decode("utf-8", "surrogateescape") if rows else None
-
-    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        call = self._call
-        if group is None:
-            [rows] = await call.send(call.write("page_by_name", topic=topic, key=after, most=most))
-        else:
-            [rows] = await call.send(call.write("page_by_group", group=group, topic=topic, key=after, most=most))
-        return _located(rows)
+class MySqlReads(Reads):
+    _record_of, _row = record_of, ROW
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
@@ -126,7 +87,7 @@ class _Reads:
             statements.insert(0, self._call.write("page_at_instant", row=max(row, 0), **values))
         found: list[Located] = []
         for rows in await self._call.send(*statements):
-            found += _located(rows)
+            found += self._located(rows)
         return found[:most]
 
     async def _leased(self, topic: Topic, after: tuple[Millis, int], before: Millis, most: int) -> list[Located]:
@@ -135,8 +96,4 @@ class _Reads:
             return []
         rows = sorted(one.row for one in held[:most])
         [found] = await self._call.send(self._call.write("tasks_by_rows", these=these(rows)))
-        return sorted(_located(found), key=by_wake_at)
-
-
-def _located(rows: Rows) -> list[Located]:
-    return [(row[ROW], record_of(row)) for row in rows]
+        return sorted(self._located(found), key=by_wake_at)

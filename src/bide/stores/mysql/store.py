@@ -10,64 +10,237 @@ process. Workers sleep exactly until what they have seen, or have heard of from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
-from bide.core.errors import PartlyFailed, StoreError
+from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Change, Leased, NewTask, Settlement, Topic
+from bide.core.records import Leased, NewTask, Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import slices
-from bide.stores.held import together
-from bide.stores.mysql import adding, diagnosis, journal, keeping, leasing, operations, reading, schema
-from bide.stores.mysql.address import Address, address_of
-from bide.stores.mysql.ear import POLL
-from bide.stores.mysql.joined import CallersConnection
-from bide.stores.mysql.lane import Lane
-from bide.stores.mysql.opened import Opened
-from bide.stores.mysql.sizes import AT_ONCE, WITH_ERRORS, slices_of_new, too_large
+from bide.stores.listeners import Listeners
+from bide.stores.mysql import adding, diagnosis, keeping, leasing, operations, reading
+from bide.stores.mysql.address import Address
+from bide.stores.mysql.depths import Depths
+from bide.stores.mysql.dialect import MYSQL
+from bide.stores.mysql.ear import POLL, Ear
+from bide.stores.mysql.filing import LeasedRows
+from bide.stores.mysql.joined import CallersConnection, Transactions, identity_of
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
+from bide.stores.mysql.past import Name, go_past
+from bide.stores.mysql.queries import queries_of
+from bide.stores.mysql.reading import MySqlReads
+from bide.stores.mysql.schema import SCHEMA
 from bide.stores.mysql.table import MySqlTable
-from bide.stores.mysql.transactions import Transactions
-from bide.stores.server_store import ServerStore
+from bide.stores.sql.locked_rows import Ask, RowLocked, is_among, together
+from bide.stores.sql.runtime import Runtime
+from bide.stores.sql.scan_position import ScanFloors
+from bide.stores.sql.store import SqlStore
+
+AT_ONCE = 1_000
+"""Tasks in one statement: beyond that it is no quicker, and others wait longer."""
+WITH_ERRORS = 500
+"""The same of tasks that may have errors, which can be some 6 KB each: together less than a packet of 4 MB."""
+_BYTES_AT_ONCE = 4 * 1024 * 1024
+_AROUND = 2_500
+"""Bytes of a statement for a task whose names are the longest, without payload and options."""
+_REST = 4_096
+"""Bytes of what else is in a packet."""
 
 
-class MySqlStore(ServerStore[Opened]):
-    """Tasks in MySQL or MariaDB, at `url`; see `address` for what that may say. `schema.migrate` makes the tables.
+def size_of(new: NewTask) -> int:
+    """The bytes that this will be within a statement, at most. Quotes and backslashes are doubled there."""
+    size = _AROUND
+    for data in (new.payload, new.options):
+        size += len(data) + data.count(b"'") + data.count(b"\\")
+    return size
+
+
+def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
+    """The places of those that the server would not take, and why."""
+    if not tasks or 2 * max(len(new.payload) + len(new.options) for new in tasks) + _AROUND + _REST <= largest:
+        return {}
+    problems: dict[int, StoreError] = {}
+    for place, new in enumerate(tasks):
+        size = size_of(new) + _REST
+        if size > largest:
+            problems[place] = StoreUnavailable(
+                f"not done: task {new.topic!r} {new.key!r} makes a packet of up to {size} bytes, and the server's "
+                f"max_allowed_packet is {largest}: raise that, or keep large data elsewhere"
+            )
+    return problems
+
+
+def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTask]]:
+    """Parts for one packet each, also by their bytes."""
+    room = min(_BYTES_AT_ONCE, largest - _REST)
+    parts: list[Sequence[NewTask]] = []
+    for part in slices(tasks, AT_ONCE):
+        if 2 * sum([len(new.payload) + len(new.options) for new in part]) + _AROUND * len(part) <= room:
+            parts.append(part)
+            continue
+        first, size = 0, 0
+        for place, new in enumerate(part):
+            more = size_of(new)
+            if place > first and size + more > room:
+                parts.append(part[first:place])
+                first, size = place, 0
+            size += more
+        parts.append(part[first:])
+    return parts
+
+
+class MySqlRuntime(Runtime):
+    dialect = MYSQL
+    adding: ClassVar[ModuleType] = adding
+    operations: ClassVar[ModuleType] = operations
+    reading: ClassVar[ModuleType] = reading
+    reads = MySqlReads
+    at_once = AT_ONCE
+    _transactions = Transactions
+
+    def __init__(self, address: Address, **options: Any) -> None:
+        super().__init__(address, **options)
+        self.joined_queries = queries_of(address.schema, address.prefix)
+        self.locked: dict[Name, int] = {}
+        """The tasks that somebody keeps locked, and how many calls about each are tried again."""
+        self.floors = ScanFloors(used=self.by_server, slack=POLL)
+        self.depths = Depths(used=self.by_server, beside=self._look_whole)
+        self.expected = leasing.Expected()
+        self.listeners = Listeners(MYSQL.log)
+        self.ear = Ear(
+            address, self.listeners, used=self.by_server, floor=self.floors.floor,
+            now=lambda: int(self.time.seconds() * 1000), tell=self.tell,
+        )  # fmt: skip
+        self.leased = LeasedRows()
+
+    def _connection(self, name: str, **options: Any) -> MySqlConnection:
+        return MySqlConnection(name, self.address, **options)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a packet that the server takes."""
+        return int(self.connections["read"].largest)
+
+    def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        if kind == "add":
+            return slices_of_new(asked, self.largest)
+        errors = kind == "change" or any(one.error for one in asked)
+        return slices(asked, WITH_ERRORS if errors else AT_ONCE)
+
+    def operation(self, kind: str) -> Callable[..., Any]:
+        found = super().operation(kind)
+        return partial(found, leased=self.leased) if kind == "settle" else found
+
+    async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
+        return await go_past(self.connections[kind], self.connections["held"], part, ask, known=self.locked)
+
+    def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
+        if not is_among(RowLocked, answers):
+            return answers
+        names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is RowLocked]
+
+        async def past(connection: MySqlConnection, part: Sequence[Any]) -> list[Any]:
+            return await go_past(connection, connection, part, ask, waiting=False)
+
+        apart = super().tried_again(asked, answers, past, patience=patience)
+        for name, future in zip(names, [one for one in apart if isinstance(one, asyncio.Future)], strict=True):
+            self.locked[name] = self.locked.get(name, 0) + 1
+            future.add_done_callback(partial(self._let_go, name))
+        return apart
+
+    def _let_go(self, name: Name, _: object) -> None:
+        left = self.locked.pop(name) - 1
+        if left:
+            self.locked[name] = left
+
+    def _look_whole(self, topics: Sequence[Topic]) -> None:
+        self.background.run(partial(leasing.look_whole, self.connections["whole"], self.depths, topics))
+
+    async def look(self, *, check: bool = False) -> None:
+        async def work(call: Call) -> None:
+            if check:
+                await SCHEMA.check(call.connection, self.address)
+            [[row]] = await call.send(call.write("identity"))
+            self.identity = identity_of(row)
+            self.joined_queries = call.queries
+
+        await self.connections["read"].read(work)
+
+    async def _micros(self, call: Call) -> int:
+        [[(micros,)]] = await call.send(call.write("time", there=call.there))
+        return int(micros)
+
+    async def reserve(self, now: Millis, most: int) -> int:
+        async def work(call: Call) -> int:
+            [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.ending())
+            return int(micros)
+
+        return int(await self.here(self.connections["keep"].read(work)))
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        self.floors.told(wakes)
+        self.depths.told(wakes)
+        self.expected.told(wakes)
+        for topic, wake in wakes.items():
+            self.listeners.tell(topic, wake)
+
+    async def lease(self, wants: Mapping[Topic, int], now: Millis, lasts: Millis, holder: str) -> Leased:
+        sent = self.loop.time()
+        leased = await leasing.lease(
+            self.connections["lease"], self.floors, self.depths, self.expected, wants, self.now(now), self.about(now),
+            lasts, holder, self.leased,
+        )  # fmt: skip
+        self.ear.looked(wants, sent)
+        return leased
+
+    async def purge(self, connection: MySqlConnection, now: Millis | None, limit: int) -> int:
+        return await keeping.purge(connection, now, limit)
+
+    async def forget_callers(self, connection: MySqlConnection, ours: list[str]) -> None:
+        await keeping.forget_callers(connection, ours)
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        return self.ear.listen(topics, heard)
+
+    def deaf_to(self, topics: Collection[Topic]) -> bool:
+        return not self.ear.hears_of(topics)
+
+    async def diagnose(self) -> list[Finding]:
+        return await diagnosis.diagnose(self.connections["keep"], self.address, self.time)
+
+    async def close(self) -> None:
+        await self.ear.close()
+        await super().close()
+
+
+class MySqlStore(SqlStore):
+    """Tasks in MySQL or MariaDB, at `url`; see `address` for what that may say. `bide migrate` makes the tables.
 
     `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
     tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
     `silence`: seconds that one packet may take.
     """
 
-    _operations = operations
-    _reading = reading
-    _journal = journal
-    _schema = schema
+    _runtime = MySqlRuntime
+    _schema = SCHEMA
     _tables = MySqlTable.each
-    _address_of = address_of
-    _at_once = AT_ONCE
-    _transactions = Transactions
     _callers = CallersConnection
-    _address: Address
-
-    def _made(self, patience: float) -> Opened:
-        return Opened(self._address, by_server=self._by_server, patience=patience, silence=self._silence)
-
-    # --- AnswersApart
 
     async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
-        opened = self._open()
-        largest = opened.lanes["read"].largest
-        problems = too_large(tasks, largest)
+        """Add each; a task that makes too large a packet fails alone."""
+        problems = too_large(tasks, self._open().connections["read"].largest)
         if not problems:
-            return await self._add(opened, tasks, now)
+            return await super().add_apart(tasks, now=now)
         if len(problems) == len(tasks):
             raise problems[0]
         fine = [place for place in range(len(tasks)) if place not in problems]
         added: Sequence[object]
         try:
-            added = await together(await self._add(opened, [tasks[place] for place in fine], now))
+            added = await together(await super().add_apart([tasks[place] for place in fine], now=now))
         except PartlyFailed as error:
             added = error.answers
         except StoreError as error:
@@ -76,54 +249,3 @@ class MySqlStore(ServerStore[Opened]):
         for place, answer in zip(fine, added, strict=True):
             answers[place] = answer
         raise PartlyFailed(answers)
-
-    async def _add(self, opened: Opened, tasks: Sequence[NewTask], now: Millis) -> list[Any]:
-        parts = slices_of_new(tasks, opened.lanes["read"].largest)
-        return await self._write("add", partial(adding.add, conflicts=opened.conflicts), tasks, parts, now)
-
-    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
-        return await self._write("change", operations.change, changes, slices(changes, WITH_ERRORS), now)
-
-    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
-        operation = partial(operations.settle, leased=self._open().leased)
-        at_once = WITH_ERRORS if any(one.error for one in outcomes) else AT_ONCE
-        return await self._write("settle", operation, outcomes, slices(outcomes, at_once), now)
-
-    async def _told(self, opened: Opened, operation: Any, now: Millis, lane: Lane, part: Sequence[Any]) -> list[Any]:
-        told: dict[Topic, Millis] = {}
-        answers: list[Any] = await operation(lane, part, self._now(now), self._about(now), told.update)
-        if told:
-            opened.tell(told)
-        return answers
-
-    # --- workers
-
-    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        opened = self._open()
-        sent = opened.loop.time()
-        leased = await leasing.lease(
-            opened.lanes["lease"], opened.floors, opened.depths, opened.expected, wants, self._now(now),
-            self._about(now), until - now, holder, opened.leased,
-        )  # fmt: skip
-        opened.ear.looked(wants, sent)
-        if self._by_server and not opened.ear.hears_of(wants):  # nobody tells of what other processes schedule
-            return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
-        return leased
-
-    async def purge(self, *, now: Millis, limit: int) -> int:
-        opened = self._open()
-        lane = opened.lanes["keep"]
-        purged = await keeping.purge(lane, self._now(now), limit)
-        await keeping.forget_callers(lane, [lane.name for lane in opened.lanes.values()])
-        return purged
-
-    # --- Notifies
-
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return self._open().ear.listen(topics, heard)
-
-    # --- Diagnoses
-
-    async def diagnose(self) -> list[Finding]:
-        opened = self._open()
-        return await diagnosis.diagnose(opened.lanes["keep"], self._address, opened.time)

@@ -11,9 +11,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Topic
 from bide.stores.batches import Conflicts, rounds, wakes_of
-from bide.stores.held import Held
-from bide.stores.postgres.errors import Taken
-from bide.stores.postgres.lane import Call, Row, Runs, Shut
+from bide.stores.postgres.journaled_connection import Call, Row
 from bide.stores.postgres.operations import (
     HELD,
     Places,
@@ -24,13 +22,16 @@ from bide.stores.postgres.operations import (
     lock,
 )
 from bide.stores.postgres.rows import packed, record_of
+from bide.stores.sql.dialect import Shut, Taken
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.locked_rows import RowLocked
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
 
 
 async def add(
-    lane: Runs,
+    connection: Runs,
     tasks: Sequence[NewTask],
     now: Millis | None,
     about: Millis,
@@ -62,15 +63,15 @@ async def add(
             rest.extend(_inserted(tasks, places, row, answers))
 
         try:
-            await lane.run(insert, inserted, past=insert, adding=True)
+            await connection.run(insert, inserted, past=insert, adding=True)
         except Taken:
             form = "insert_tasks"
-            await lane.run(insert, inserted, past=insert, adding=True)
+            await connection.run(insert, inserted, past=insert, adding=True)
         if conflicts is not None:
             conflicts.met(news, [tasks[place] for place in rest])
 
     async def add_again(places: Places) -> None:
-        await _add_again(lane, tasks, places, answers, now, said)
+        await _add_again(connection, tasks, places, answers, now, said)
 
     try:
         await _apart(tasks, first, insert_some, answers, tries)
@@ -103,7 +104,7 @@ async def _apart(
     """
     try:
         await attempt(places)
-    except Held:
+    except RowLocked:
         tries[0] -= 1
         names: dict[tuple[Topic, str], Places] = {}
         for place in places:
@@ -154,7 +155,7 @@ def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[
 
 
 async def _add_again(
-    lane: Runs, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
+    connection: Runs, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
 ) -> None:
     """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
     rest.sort()
@@ -201,6 +202,6 @@ async def _add_again(
     async def decided_before(row: Row, call: Call) -> list[Answer | None]:
         return answers_of.decode(row["answer"])  # type: ignore[call-overload]
 
-    decided = await lane.run(decide, decided_before, past=decide_past, adding=True)
+    decided = await connection.run(decide, decided_before, past=decide_past, adding=True)
     for place, answer in zip(rest, decided, strict=True):
         answers[place] = HELD if answer is None else answer

@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"(?:[a-z_][a-z0-9_]{0,39})?")
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """What a URL says."""
+    """The parts of a URL."""
 
     dsn: str
     """For the driver: without what is ours."""

@@ -1,13 +1,14 @@
 """Where thorough looks begin while whole ones are dear: no earlier than anything can still appear.
 
-A thorough look (see `floors`) is a whole one as long as that is cheap: from the very start. While somebody holds an old
-snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is dead,
-0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased.
+A thorough look (`scan_position`) is a whole one as long as that is cheap: from the very start. While somebody holds an
+old snapshot it is not: each entry of an index that has died since is stepped over, and its row read to see that it is
+dead, 0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is
+leased.
 
-So then whole looks are made beside, on a lane of their own, and for no more than a small part of the time: they only
-say where there is something. And a thorough look begins at a bound. That this finds everything all the same, needs no
-assumption of how long transactions last. Whatever is written wakes, and its lease ends, no earlier than the clock was
-when its statement began; and a transaction that has written tasks, or locked them, keeps a lock of that kind on the
+So then whole looks are made beside, on a connection of their own, and for no more than a small part of the time: they
+only say where there is something. And a thorough look begins at a bound. That this finds everything all the same, needs
+no assumption of how long transactions last. Whatever is written wakes, and its lease ends, no earlier than the clock
+was when its statement began; and a transaction that has written tasks, or locked them, keeps a lock of that kind on the
 table until it is over. So before each look we read what time it is and which transactions have such a lock. One that
 has none by then is either over, and the look sees what it did; or its tasks come no earlier than that time. One that
 has is remembered with the time of the last reading at which it had none. The earliest of these times is the next look's
@@ -35,7 +36,7 @@ from typing import NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.stores.floors import SLACK
+from bide.stores.sql.scan_position import SLACK
 
 DEAR = 0.003
 """Seconds from which on a whole look is dear."""
@@ -66,7 +67,7 @@ class Asked(NamedTuple):
 
 
 class Bounds:
-    """Belongs to the one lane that leases."""
+    """Belongs to the one connection that leases."""
 
     __slots__ = (
         "_asked", "_beside", "_bounds", "_clock", "_connection", "_ends", "_last", "_lasts", "_read", "_since", "_sure",

@@ -1,4 +1,4 @@
-"""What `doctor` looks at: settings of the server that cost tasks or time, the table's health, and the clocks."""
+"""The checks of `doctor`: settings of the server that cost tasks or time, the table's health, and the clocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from bide.ports import Finding
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.queries import Names
-from bide.stores.postgres.schema import MIGRATIONS, found_version
+from bide.stores.postgres.schema import SCHEMA
 from bide.stores.postgres.wakes import Hearing
 from bide.stores.server_time import ServerTime
 
@@ -18,7 +18,9 @@ _LONG = 600
 """Seconds of a transaction after which vacuum has been held back for too long."""
 
 
-async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerTime) -> list[Finding]:
+async def diagnose(
+    connection: PostgresConnection, address: Address, hearing: Hearing, time: ServerTime
+) -> list[Finding]:
     """Each look is one small query."""
     works = await hearing.works()
 
@@ -27,7 +29,7 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
         await call.begin()
         found = [
             await _server(connection, address),
-            await _schema(connection, address),
+            await SCHEMA.finding(connection, address),
             await _durability(connection),
             _listening(address, hearing, works=works),
             await _bloat(connection, address),
@@ -37,7 +39,7 @@ async def diagnose(lane: Lane, address: Address, hearing: Hearing, time: ServerT
         await call.commit()
         return found
 
-    return await lane.read(work)
+    return await connection.read(work)
 
 
 async def _server(connection: Any, address: Address) -> Finding:
@@ -48,12 +50,6 @@ async def _server(connection: Any, address: Address) -> Finding:
         f"{address.shown}: PostgreSQL {version}",
         "" if number >= 120_000 else "bide needs PostgreSQL 12 or newer",
     )
-
-
-async def _schema(connection: Any, address: Address) -> Finding:
-    found = await found_version(connection, address)
-    ok = found >= MIGRATIONS.wanted
-    return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
 
 
 async def _durability(connection: Any) -> Finding:

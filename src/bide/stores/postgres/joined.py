@@ -1,4 +1,4 @@
-"""The verbs in a transaction that is the caller's: task and data are committed together, or not at all.
+"""The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
 
 Two more things than the missing number are different from our own connections. A lock on the counter of tokens is let
 go at once. And the planner is not told what to avoid, since that would hold for the caller's statements too. Its plans
@@ -9,20 +9,23 @@ is made anew, and not kept from the day when the table was empty.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
+
+import asyncpg
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.stores.batches import AT_ONCE
-from bide.stores.borrowed import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import adding, errors, operations, reading
-from bide.stores.postgres.errors import Lost, by_code, meaning, said
-from bide.stores.postgres.lane import Call
-from bide.stores.server_joined import CallersVerbs, ServerVerbs
-from bide.stores.whole import Known, Whole
+from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
+from bide.stores.postgres import adding
+from bide.stores.postgres.dialect import by_code, connect, meaning, said
+from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
+from bide.stores.sql.dialect import Lost
+from bide.stores.sql.joined import CallersVerbs, ServerVerbs
+from bide.stores.sql.savepoint import Known, Whole
+from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -38,7 +41,7 @@ _FIRST = (
     "SELECT set_config('lock_timeout', '10s', true) "
     "WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'",
 )
-"""What holds for a verb: its plans, and that it waits for a lock so long at most; the caller may have said less."""
+"""Settings during a verb: its plans, and how long it waits for a lock at most; the caller may have said less."""
 _LAST = (
     "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true), "
     "set_config('lock_timeout', current_setting('bide.patience'), true)",
@@ -81,25 +84,22 @@ class JoinedCall(Call):
 class JoinedVerbs(ServerVerbs):
     """The verbs on a connection of asyncpg's or psycopg's."""
 
-    kinds: ClassVar[ModuleType] = errors
     accepted = ACCEPTED
     _place = "database"
     _at_once = AT_ONCE
-    _operations = operations
-    _reading = reading
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(adding.add, tasks, now, adding=True)
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._joins.queries)
+        return JoinedCall(driver, self._runtime.joined_queries)
 
     async def _whole(self, driver: Driver, known: Known) -> Whole:
         return Whole(driver, first=_FIRST, last=_LAST)
 
     async def _identity(self, driver: Driver) -> object | None:
         """The number of the database on its server, and when that was started, to the microsecond."""
-        [row] = await driver.run(self._joins.queries["identity"], SAMPLES)
+        [row] = await driver.run(self._runtime.joined_queries["identity"], SAMPLES)
         database, started, has_tables, *came = row
         if list(came) != list(SAMPLES):
             raise BadInput(
@@ -110,7 +110,7 @@ class JoinedVerbs(ServerVerbs):
         return (database, started) if has_tables else None
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        where = self._joins.where
+        where = self._runtime.where
         code = getattr(error, "sqlstate", None)
         kind = type(error).__name__
         if isinstance(code, str) and code in _UNUSABLE:
@@ -131,3 +131,73 @@ class CallersConnection(CallersVerbs, JoinedVerbs):
     """The verbs on a connection that the caller opened."""
 
     _drivers = AsyncpgDriver, PsycopgDriver
+
+
+_SESSION = {
+    # a process that is gone without a word keeps its locks for half a minute
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
+_CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
+
+
+class _Lent(Lent):
+    def __init__(self, connection: Any, name: str) -> None:
+        super().__init__(connection, name)
+        self.first_name = name
+        self.transaction: Any = None
+        """The driver's own, so that a handler may have savepoints in it: `conn.transaction()`."""
+
+
+class OwnTransaction(Own, JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+
+class Transactions(OwnTransactions):
+    """On asyncpg's connections."""
+
+    async def _connect(self, name: str) -> _Lent:
+        return _Lent(await connect(self._address, within=self._silence, session=_SESSION), name)
+
+    async def _begin(self, lent: _Lent) -> None:
+        if (
+            lent.number % CALLS_OF_A_ROW == 0
+        ):  # see `journaled_connection`; the row before it is forgotten in ten minutes
+            lent.name = f"{lent.first_name}.{lent.number}"
+        lent.transaction = lent.connection.transaction(isolation="read_committed")
+        await lent.transaction.start()
+        await lent.connection.execute(f"SET LOCAL bide.transaction = '{lent.number}'")
+
+    async def _mark(self, lent: _Lent) -> None:
+        if not await lent.connection.fetch(self._runtime.joined_queries["keep_transaction"], lent.name, lent.number):
+            raise ended(self._address.shown)
+
+    async def _commit(self, lent: _Lent) -> None:
+        await lent.transaction.commit()
+
+    async def _marked(self, lent: _Lent) -> int:
+        async def look(call: Call) -> int:
+            [(number,)] = await call.fetch("was_kept", lent.name)
+            return int(number)
+
+        return int(await self._keep.read(look))
+
+    def _refused(self, error: Exception, found: Exception) -> Exception:
+        if isinstance(error, _CONSTRAINT):
+            return error  # a constraint of the handler's tables that the commit looks at: as any other error of theirs
+        if isinstance(error, asyncpg.InFailedSQLTransactionError):
+            return SetupError(
+                f"{self._address.shown}: a statement inside failed, so the transaction cannot be committed; "
+                "let its error out of the block, or put the statement into a savepoint (`conn.transaction()`)"
+            )
+        return super()._refused(error, found)
+
+    async def _rollback(self, lent: _Lent) -> None:
+        if lent.connection.is_in_transaction():
+            await lent.transaction.rollback()
+        else:  # somebody ended it, and the driver does not know
+            lent.connection.terminate()
+
+    def _joined(self, lent: _Lent) -> OwnTransaction:
+        return OwnTransaction(self._runtime, lent.connection)

@@ -1,4 +1,4 @@
-"""The operations that write, each a call of a lane.
+"""The operations that write, each a numbered call.
 
 What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
 round trip. The rest reads the rows under locks, lets `core.lifecycle` decide, and writes rows: so it means the same as
@@ -8,7 +8,8 @@ each other and never in a circle. A key that comes several times in a batch is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,12 +17,14 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import (
+    At,
     Change,
     Lease,
     Move,
     Record,
+    Result,
     Settlement,
     State,
     Token,
@@ -30,10 +33,11 @@ from bide.core.records import (
 )
 from bide.core.texts import storable
 from bide.stores.batches import Named, earliest, rounds, wakes_of
-from bide.stores.held import Held
-from bide.stores.postgres.lane import Call, Lane, Runs, Shut
-from bide.stores.postgres.moving import move
-from bide.stores.postgres.rows import columns, once, record_of, values_of
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
+from bide.stores.postgres.rows import BYTES, columns, once, packed, record_of, values_of
+from bide.stores.sql.dialect import Shut
+from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.locked_rows import RowLocked
 
 _LEASE_COLUMNS = 3
 
@@ -41,7 +45,7 @@ Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
 
-HELD = Held("an open transaction of somebody else's keeps the task locked; nothing was done")
+HELD = RowLocked("an open transaction of somebody else's keeps the task locked; nothing was done")
 """In the place of an answer."""
 encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None])
@@ -69,23 +73,25 @@ async def lock(
     return rows
 
 
-async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell) -> list[Any]:
+async def change(
+    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell
+) -> list[Any]:
     """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
-        return await _decide_changes(lane, changes, now, about, tell)
+        return await _decide_changes(connection, changes, now, about, tell)
     answers: list[Any] = [None] * len(moves)
-    locked = lane.passes
+    locked = connection.passes
     if not locked:
         said = tell(wakes_of(moves, about))
         try:
-            await move(lane, moves, answers, now, said)
-        except Held:  # not done: one of them was locked for longer than a lock is waited for
+            await move(connection, moves, answers, now, said)
+        except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
             locked, tell = True, lambda wakes: said  # which counts as told, and was not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         try:
-            decided = await _decide_changes(lane, [moves[place] for place in rest], now, about, tell, past=locked)
+            decided = await _decide_changes(connection, [moves[place] for place in rest], now, about, tell, past=locked)
         except StoreError as error:
             if len(rest) == len(answers):
                 raise
@@ -96,7 +102,7 @@ async def change(lane: Runs, changes: Sequence[Change], now: Millis | None, abou
 
 
 async def _decide_changes(
-    lane: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell, *, past: bool = False
+    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell, *, past: bool = False
 ) -> list[Any]:
     """The rows are read under locks, and written with what was decided."""
 
@@ -113,11 +119,11 @@ async def _decide_changes(
     async def repeated(row: Any, call: Call) -> list[Answer | None]:
         return answers_of.decode(row["answer"])
 
-    return await _decided(lane, changes, now, about, tell, decide, repeated, passing=past)
+    return await _decided(connection, changes, now, about, tell, decide, repeated, passing=past)
 
 
 async def settle(
-    lane: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
+    connection: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
 ) -> list[Any]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
     plain = [one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes]
@@ -128,7 +134,7 @@ async def settle(
     if any((outcomes[place].topic, outcomes[place].key) in names for place in other):
         done, other = [], list(range(len(outcomes)))  # one task both ways: what comes first counts
     if done:
-        held, missed = await _settle_done(lane, outcomes, done, now)
+        held, missed = await _settle_done(connection, outcomes, done, now)
         for place in held:
             settled[place] = True
         for place in missed:
@@ -147,7 +153,7 @@ async def settle(
         return _truths.decode(row["answer"])
 
     try:
-        truths = await _decided(lane, [outcomes[place] for place in other], now, about, tell, decide, repeated)
+        truths = await _decided(connection, [outcomes[place] for place in other], now, about, tell, decide, repeated)
     except StoreError as error:
         if not done:
             raise
@@ -159,7 +165,7 @@ async def settle(
 
 
 async def _settle_done(
-    lane: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None
+    connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None
 ) -> tuple[Places, Places]:
     """The places of those that were still held, and of those that somebody has locked."""
     leases: dict[tuple[Topic, str, Token], int] = {}
@@ -183,7 +189,7 @@ async def _settle_done(
     async def deleted(row: Any, call: Call) -> Any:
         return row, None  # what was passed over is forgotten: all that is left is asked for again
 
-    row, locked = await lane.run(delete, deleted, past=delete_past)
+    row, locked = await connection.run(delete, deleted, past=delete_past)
     tokens = row["tokens"] or ()
     if len(tokens) == len(asked):
         return list(leases.values()), []
@@ -198,7 +204,7 @@ Asked = TypeVar("Asked", Change, Settlement)
 
 
 async def _decided(
-    lane: Runs,
+    connection: Runs,
     asked: Sequence[Asked],
     now: Millis | None,
     about: Millis,
@@ -245,7 +251,7 @@ async def _decided(
     async def work_past(call: Call) -> list[Decision | None]:
         return await work(call, "lock_tasks_past")
 
-    decided: list[Decision | None] = await lane.run(work_past if passing else work, repeated, past=work_past)
+    decided: list[Decision | None] = await connection.run(work_past if passing else work, repeated, past=work_past)
     return [HELD if one is None else one for one in decided]
 
 
@@ -259,7 +265,7 @@ class Writes:
         self._moved: list[tuple[Any, ...]] = []
         self._forgotten: list[tuple[str, str]] = []
         self.waiting: list[Record] = []
-        """What now waits, and may have to be told."""
+        """Tasks that now wait, and may have to be told."""
 
     def put(self, record: Record) -> None:
         self._put.append(values_of(record))
@@ -292,7 +298,9 @@ class Writes:
 # --- extend
 
 
-async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[Any]:
+async def extend(
+    connection: PostgresConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis
+) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)
@@ -308,5 +316,56 @@ async def extend(lane: Lane, leases: Sequence[Lease], now: Millis | None, lasts:
         locked.update(lease for lease, held in found if held)
         return {lease for lease, held in found if not held}
 
-    held = await lane.repeat(work, past=work_past)
+    held = await connection.repeat(work, past=work_past)
     return [HELD if lease in locked else lease in held for lease in leases]
+
+
+_OFTEN_ALIKE = (0, 3)
+"""Topic, relative."""
+_DECODE = msgspec.json.Decoder(list[list[Any]]).decode
+
+
+async def move(
+    connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, said: Sequence[str]
+) -> None:
+    """Fill in the answers of those that apply; of a task that comes twice the second is left to whoever looks first.
+
+    Raises RowLocked: one of them was locked, and nothing was done.
+    """
+    places = rounds(moves)[0]
+    arguments = _arguments(moves, places)
+
+    def answered(rows: Iterable[Sequence[Any]], start: int = 0) -> None:
+        for row in rows:
+            place, was = row[start : start + 2]
+            if place is not None:
+                answers[places[place - 1]] = Answer(Result.MOVED, record_of(row, start + 2), was)
+
+    async def update(call: Call) -> None:
+        rows = await call.timed("move_tasks", now, call.caller, call.number, *arguments, said)
+        if not rows:
+            raise Shut
+        answered(rows, 3)
+
+    async def updated(row: Any, call: Call) -> None:
+        answered(_moves_kept(row["answer"]))
+
+    await connection.run(update, updated, past=update)
+
+
+def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
+    rows = []
+    for place in places:
+        one = moves[place]
+        due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
+        rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
+    return packed(rows, _OFTEN_ALIKE)
+
+
+def _moves_kept(answer: bytes | None) -> list[list[Any]]:
+    """The rows of the answer that the statement kept; None where nothing was moved."""
+    rows = _DECODE(answer) if answer is not None else []
+    for row in rows:
+        for column in BYTES:
+            row[2 + column] = b64decode(row[2 + column])
+    return rows

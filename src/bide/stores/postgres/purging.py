@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from bide.core.instants import Millis
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 
 AT_ONCE = 2_000
 WHOLE = 600.0
@@ -28,7 +28,7 @@ class Purging:
         self._floor: Millis = 0
         self._whole_at = 0.0
 
-    async def purge(self, lane: Lane, now: Millis | None, limit: int) -> int:
+    async def purge(self, connection: PostgresConnection, now: Millis | None, limit: int) -> int:
         """Forget at most `limit` of what is kept until no later than now; how many that were."""
         if not self._used or time.monotonic() >= self._whole_at:
             self._floor, self._whole_at = 0, time.monotonic() + WHOLE
@@ -44,7 +44,7 @@ class Purging:
             return int(count)
 
         while purged < limit:
-            forgotten = await lane.repeat(work)
+            forgotten = await connection.repeat(work)
             purged += forgotten
             if forgotten < AT_ONCE:
                 break

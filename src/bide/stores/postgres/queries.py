@@ -53,7 +53,7 @@ _NEW_TOKEN = "greatest(nextval('{token}'), clock.micros, clock.raised)"
 
 
 class Names:
-    """What things are called in one schema, with one prefix."""
+    """The names of things in one schema, with one prefix."""
 
     def __init__(self, schema: str, prefix: str, *, joined: bool = False) -> None:
         """`joined`: for statements in a transaction that is not ours."""

@@ -7,7 +7,7 @@
 -- call sent again waits for the end of the first one.
 --
 -- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
--- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`lane`);
+-- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`dialect`);
 -- and rows that were locked are found again by their place (ctid).
 
 -- name: insert_tasks
@@ -151,8 +151,9 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
--- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `floors`; if so, $10 is from where
--- on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see `bounds`.
+-- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `sql.scan_position`; if so, $10
+-- is from where on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see
+-- `bounds`.
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
@@ -394,14 +395,14 @@ SELECT now, micros, tokens, topics, keys, (
 FROM gate, clock, answer
 
 -- name: repeated
-SELECT now, tokens, topics, keys, answer, number FROM {caller} WHERE name = $1
+SELECT number, now, tokens, topics, keys, answer FROM {caller} WHERE name = $1
 
 -- name: new_caller
 INSERT INTO {caller} (name, number, seen)
 VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
 -- name: renew_caller
--- Another row instead of $1, which has been updated so often that its past is long, see `lane`.
+-- Another row instead of $1, which has been updated so often that its past is long, see `journaled_connection`.
 WITH gone AS (
     DELETE FROM {caller} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {caller} WHERE name = $1 FOR UPDATE SKIP LOCKED))
 )
@@ -501,12 +502,15 @@ ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.un
 -- name: leave
 DELETE FROM {worker} WHERE holder = $1
 
--- name: forget_workers
--- As many rows as there are workers: no index is worth it. Whoever is just announcing is not waited for.
-DELETE FROM {worker} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {worker} WHERE until <= $1 FOR UPDATE SKIP LOCKED))
-
 -- name: workers
-SELECT holder, topics FROM {worker} WHERE until > $1
+-- As many rows as there are workers: no index is worth it.
+SELECT holder, topics, until FROM {worker}
+
+-- name: forget_workers
+-- Whoever is just announcing is not waited for.
+DELETE FROM {worker} WHERE ctid = ANY (
+    ARRAY(SELECT ctid FROM {worker} WHERE holder = ANY ($1) AND until <= $2 FOR UPDATE SKIP LOCKED)
+)
 
 -- name: insert_events
 INSERT INTO {event} (at, topic, key, id, kind, attempt, who, what, was, wake_at)

@@ -1,38 +1,80 @@
-"""A table of somebody's own in PostgreSQL: its due rows are locked, changed and handed on in one transaction each.
+"""A table of somebody's own in PostgreSQL.
 
-One connection looks, and has the planner's settings of our own statements; the handlers have others, with the
-database's settings, where ours hold only while the rows are taken. None of it needs tables of bide's.
+The connection that looks has the planner's settings of our own statements, and listens; those of the handlers have the
+database's settings, where ours hold only while the rows are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time as steady
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
-from bide.core.table_source import VIEW, Sql, TableSource
-from bide.ports import DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, check_changed, is_unique
+from bide.core.table_source import Sql, TableSource
+from bide.core.wall_clock import Stretch
+from bide.ports import DueRow, Joined, check_changed
 from bide.stores.named_queries import read_queries
-from bide.stores.postgres.address import address_of
-from bide.stores.postgres.connecting import PLANNER
-from bide.stores.postgres.errors import AWAY, Again, Lost, NotSent, meaning, said
-from bide.stores.postgres.table_connections import PostgresConnections
-from bide.stores.postgres.table_times import TableTimes
-from bide.stores.server_tables import SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.postgres.address import Address
+from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meaning
+from bide.stores.sql.table import Plan, Rows, SqlTable
+from bide.stores.sql.table_connections import ECHO, SILENCE, SOON, TableConnections
+from bide.stores.sql.table_times import Given, TableTimes
 
-_QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+_ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+"""A machine that is gone without a word holds its rows for three quarters of a minute."""
+
+
+class PostgresTableConnections(TableConnections):
+    dialect = POSTGRES
+
+    def __init__(self, address: Address, source: TableSource, most: int) -> None:
+        super().__init__(address, source, most)
+        self.heard: set[Callable[[], None]] = set()
+        """Called when something is notified, and when nothing can be heard any more."""
+        self._channel = None if address.pooled else source.channel
+        self._listening: asyncio.Task[None] | None = None
+
+    async def _connect(self, *, looking: bool) -> Any:
+        connection = await connect(self.address, within=SILENCE, session=PLANNER if looking else _ALIVE)
+        if looking and self._channel is not None:
+            await connection.add_listener(self._channel, self._told)
+            connection.add_termination_listener(self._told)
+            if self._listening is None:
+                self._listening = asyncio.get_running_loop().create_task(self._listen_on(), name="bide echo")
+        return connection
+
+    async def _begin(self, connection: Any) -> Any:
+        transaction = connection.transaction(isolation="read_committed")
+        await transaction.start()
+        return transaction
+
+    async def close(self, user: object) -> None:
+        if self._listening is not None and self._users <= {user}:
+            self._listening.cancel()
+            self._listening = None
+        await super().close(user)
+
+    def _told(self, *_: Any) -> None:
+        for heard in tuple(self.heard):
+            heard()
+
+    async def _listen_on(self) -> None:
+        """Ask for a sign of life now and then: when the connection ends `_told` is called, and it is made anew."""
+        while True:
+            await asyncio.sleep(ECHO)
+            async with self.turn:
+                await self._echo(self._looking)
+
+
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())
 _THEIRS = "".join(f"SET LOCAL {name} TO DEFAULT;" for name in PLANNER)
-_ALTERED = frozenset({"42P01", "42703", "42883", "42804", "3F000"})
-"""Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
 _UNINDEXED = frozenset({"Seq Scan", "Sort", "Bitmap Heap Scan"})
 
 
@@ -52,27 +94,49 @@ class _Statement:
         return f"${len(self.arguments)}"
 
 
-class PostgresTable(ServerTable):
+class PostgresTimes(TableTimes):
+    zoned, naive = "timestamp with time zone", "timestamp without time zone"
+    whole, fractions = ("smallint", "integer", "bigint"), ("numeric", "double precision")
+    coarse, finer, called = "real", "double precision or bigint", "timestamps"
+
+    def __init__(self, source: TableSource, kind: str) -> None:
+        super().__init__(source, kind)
+        self.shown = '"' + source.due.replace('"', '""') + '"'
+        """The column, as the driver can read it: its years end at 9999, and begin at 1."""
+        if kind in (self.zoned, self.naive):
+            self.shown = f"least(greatest({self.shown}, '0001-01-03'), '9999-12-29')"
+
+    def _length(self, millis: Millis) -> str:
+        return f"interval '{millis} milliseconds'"
+
+    def _number(self, now: str, factor: str, *, whole: bool) -> str:
+        passed = f"extract(epoch FROM {now}){factor}"
+        return f"floor({passed})::{self._kind}" if whole else f"({passed})::{self._kind}"
+
+    def _in_zone(self, now: str, held: Stretch, given: Given) -> str:
+        until = given(as_datetime(held.until), "timestamptz")
+        offset, least = given(held.offset, "interval"), given(held.least, "timestamp")
+        return f"least((least({now}, {until}) AT TIME ZONE 'UTC') + {offset}, {least})"
+
+
+class PostgresTable(SqlTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is in the same database."""
 
-    _kind = PostgresConnections
-    _address_of = address_of
+    _kind = PostgresTableConnections
+    _times_of = PostgresTimes
+    _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+    _refusals = asyncpg.PostgresError
+    _altered = ("42P01", "42703", "42883", "42804", "3F000")
+    _outdated = (asyncpg.InvalidCachedStatementError, asyncpg.DataError)
+    _refused = (asyncpg.SyntaxOrAccessError, asyncpg.DataError, asyncpg.InterfaceError)
 
     def __init__(
         self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
         super().__init__(source, connections, lookers, clock, using)
-        self._times: TableTimes | None = None
         self._id_types: list[str] = []
-        id_ = ", ".join(map(_quoted, source.ids))
-        self._names = {
-            "table": ".".join(_quoted(part) for part in source.table.split(".")),
-            "id": id_,
-            "due": _quoted(source.due),
-            "where": source.where,
-            "columns": "".join(f", {_quoted(column)}" for column in source.loaded),
-        }
-        self._one_of = f"({id_})" if len(source.ids) > 1 else id_
+        self._unique = False
+        self._one_of = f"({self._names['id']})" if len(source.ids) > 1 else self._names["id"]
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
@@ -80,34 +144,17 @@ class PostgresTable(ServerTable):
         self._connections.heard.add(heard)
         return lambda: self._connections.heard.discard(heard)
 
-    @contextmanager
-    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
-        shown = (asked or self._connections).address.shown
-        try:
-            yield
-        except AWAY as error:
-            code = getattr(error, "sqlstate", None)
-            if code in _ALTERED or isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.DataError):
-                self._times = None
-            found = meaning(error, shown)
-            if isinstance(found, Again):
-                raise Raced(str(found)) from error
-            if code in _ALTERED or isinstance(found, Lost | NotSent | BadInput):
-                found = StoreUnavailable(f"{shown}: {said(error)}")
-            raise found from error
+    @staticmethod
+    def _quoted(name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
 
-    @contextmanager
-    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
-        """What the database has against the rows themselves: all but what passes, and what is of the table."""
-        try:
-            yield
-        except asyncpg.PostgresError as error:
-            passes = isinstance(meaning(error, ""), Lost | NotSent | Again)
-            if not rows or passes or (error.sqlstate in _ALTERED and self._maybe_altered(error)):
-                raise
-            if type(error) is asyncpg.DataError:  # of our arguments: the type of a column may be another now
-                self._times = None
-            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
+    @staticmethod
+    def _code(error: BaseException) -> str | int | None:
+        return getattr(error, "sqlstate", None)
+
+    @property
+    def _where(self) -> str:
+        return str(self._address.shown.rpartition(" ")[0])
 
     # --- statements
 
@@ -119,7 +166,7 @@ class PostgresTable(ServerTable):
         about = int(self._time.seconds() * 1000) if self._by_server else now
         server_s = self._server_s(query)
         at = "statement_timestamp()" if server_s else statement.given(as_datetime(about), "timestamptz")
-        template = _QUERIES[query]
+        template = self._queries[query]
         cutoff = times.cutoff(at, about, statement.given) if "{cutoff}" in template else ""
         parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": "", "shown": times.shown}
         if skip:
@@ -137,7 +184,8 @@ class PostgresTable(ServerTable):
         if "{changes}" in template:
             written = lambda: f"({times.shown_at(at, about, statement.given)})"  # noqa: E731
             parts["changes"] = ", ".join(
-                f"{_quoted(column)} = " + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
+                f"{self._quoted(column)} = "
+                + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
                 for column, value in (self._source.changes if changes is None else changes).items()
             )
         return template.format(**parts), statement.arguments
@@ -149,148 +197,86 @@ class PostgresTable(ServerTable):
         given = (statement.given(column, f"{kind}[]") for column, kind in zip(columns, self._id_types, strict=True))
         return f"SELECT * FROM unnest({', '.join(given)})"
 
-    # --- look
+    async def _ask(self, connection: Any, text: str, arguments: Sequence[Any] = ()) -> Rows:
+        rows: Rows = await connection.fetch(text, *arguments, timeout=SILENCE)
+        return rows
 
-    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        await self._ready_to_look()
-        async with self._lookers.turn:
-            with self._ours(self._lookers):
-                connection = await self._lookers.looker()
-                try:
-                    text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
-                    sent = steady.monotonic()
-                    if self._lookers.address.pooled:
-                        async with connection.transaction():
-                            await connection.execute(_OURS, timeout=SILENCE)
-                            [row] = await connection.fetch(text, *arguments, timeout=SILENCE)
-                    else:
-                        [row] = await connection.fetch(text, *arguments, timeout=SILENCE)
-                except BaseException as error:
-                    if not isinstance(error, asyncpg.PostgresError):
-                        connection.terminate()
-                    raise
-        if self._server_s("head") and not self._address.pooled:
-            self._time.saw(row["micros"], sent, steady.monotonic())
-        due = None if row[1] is None else self._known.instant_of(row[1])
-        return Head(due, row["micros"] // 1000, None if due is None else self._identity(row[2:]))
+    async def _look(self, connection: Any, text: str, arguments: Sequence[Any]) -> Rows:
+        if not self._lookers.address.pooled:
+            return await self._ask(connection, text, arguments)
+        async with connection.transaction():
+            await connection.execute(_OURS, timeout=SILENCE)
+            return await self._ask(connection, text, arguments)
+
+    def _answered(self, error: BaseException) -> bool:
+        return isinstance(error, asyncpg.PostgresError)
 
     # --- take
 
-    @asynccontextmanager
-    async def _taken(
-        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
-    ) -> AsyncIterator[Taken]:
-        with self._ours():
-            connection, transaction = await self._connections.begun()
-        usable = False
-        try:
-            try:
-                rows = await self._rows(connection, now, limit, skip, dead)
-                yield Taken(rows, connection, None if self._using is None else self._using(connection))
-                if not connection.is_in_transaction():
-                    raise SetupError("the handler ended the transaction of its row; leave that to the end of it")
-            except BaseException:
-                with suppress(*AWAY):
-                    async with asyncio.timeout(SOON):
-                        await transaction.rollback()
-                        usable = True
-                raise
-            with self._ours(), self._refusing(rows):
-                async with asyncio.timeout(SILENCE):
-                    await transaction.commit()
-            usable = True
-        finally:
-            if usable:
-                await self._connections.give_back(connection, lent=lent)
-            else:
-                connection.terminate()
+    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
+        with suppress(*AWAY):
+            async with asyncio.timeout(SOON):
+                await transaction.rollback()
+                return True
+        return False
+
+    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
+        if not connection.is_in_transaction():
+            raise SetupError("the handler ended the transaction of its row; leave that to the end of it")
+        with self._refusing(rows):
+            await transaction.commit()
 
     async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
-        """The rows, locked and changed."""
         text, arguments = self._write("take" if dead is None else "take_one", now, skip, limit=limit, ids=[dead])
         with self._ours():
             await connection.execute(_OURS, timeout=SILENCE)
-            found = await connection.fetch(text, *arguments, timeout=SILENCE)
+            found = await self._ask(connection, text, arguments)
         if not found:
             return []
-        names, width = self._source.loaded, len(self._source.ids)
-        rows = [
-            DueRow(
-                self._identity(row[:width]),
-                self._known.instant_of(row[width]),
-                dict(zip(names, row[width + 1 :], strict=True)),
-            )
-            for row in map(tuple, found)
-        ]
+        width = len(self._source.ids)
+        rows = [self._row(row[:width], row[width], row[width + 1 :]) for row in map(tuple, found)]
         changes = None if dead is None else self._source.dead
         text, arguments = self._write("change", now, (), changes, ids=[row.id for row in rows])
         with self._ours():
             with self._refusing(rows):
-                changed = [
-                    (self._identity(row[:width]), row[width])
-                    for row in map(tuple, await connection.fetch(text, *arguments, timeout=SILENCE))
-                ]
+                changed = await self._ask(connection, text, arguments)
             await connection.execute(_THEIRS, timeout=SILENCE)
-        check_changed(rows, changed)
+        check_changed(rows, [(self._identity(row[:width]), row[width]) for row in map(tuple, changed)])
         return rows
 
-    # --- look whether it is there
+    # --- examine
 
-    async def _micros(self, connection: Any) -> int:
-        return int(await connection.fetchval(_QUERIES["clock"], timeout=SILENCE))
+    async def _types(self, connection: Any) -> Mapping[str, str]:
+        return dict(map(tuple, await self._ask(connection, self._queries["columns"], (self._names["table"],))))
 
-    async def _examine(self, connection: Any) -> list[Finding]:
-        source, where = self._source, self._address.shown.rpartition(" ")[0]
-        found = await connection.fetch(_QUERIES["columns"], self._names["table"], timeout=SILENCE)
-        if not found:
-            raise SetupError(f"{where}: there is no table {source.table} (names are as the catalog has them)")
-        types = dict(map(tuple, found))
-        for column, field in source.named.items():
-            if column not in types:
-                raise SetupError(
-                    f"{where}: {source.table} has no column {column!r} ({field}); it has {', '.join(types)}"
-                )
-        [(view, unique)] = await connection.fetch(
-            _QUERIES["kind"], self._names["table"], list(source.ids), timeout=SILENCE
-        )
-        if view:
-            raise SetupError(f"{where}: {source.table} is {VIEW}")
+    async def _is_view(self, connection: Any) -> bool:
+        asked = (self._names["table"], list(self._source.ids))
+        [(view, self._unique)] = await self._ask(connection, self._queries["kind"], asked)
+        return bool(view)
+
+    async def _plan(self, connection: Any, now: Millis, types: Mapping[str, str]) -> Plan:
+        source = self._source
         self._id_types = [types[column] for column in source.ids]
-        times = TableTimes(source, types[source.due])
-        now = await self._tell_time(connection)
-        if self._by_server:
-            self._time.warn_of_skew(where)
-        self._times = times
         try:
             text, arguments = self._write("explained", now, ())
             async with connection.transaction():
                 await connection.execute(_OURS, timeout=SILENCE)
-                [[plan]] = await connection.fetch(text, *arguments, timeout=SILENCE)
+                [[plan]] = await self._ask(connection, text, arguments)
                 for changes in filter(None, (source.changes, source.dead)):
                     text, _ = self._write("change", now, (), changes, ids=[])
                     await connection.prepare(text, timeout=SILENCE)
-        except (asyncpg.SyntaxOrAccessError, asyncpg.DataError, asyncpg.InterfaceError) as error:
-            self._times = None
-            if isinstance(error, asyncpg.InsufficientPrivilegeError):
-                raise
-            raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
-        served = not any(
-            node["Node Type"] in _UNINDEXED or "Filter" in node for node in _nodes(json.loads(plan)[0]["Plan"])
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise meaning(error, self._address.shown) from error
+        nodes = _nodes(json.loads(plan)[0]["Plan"])
+        served = not any(node["Node Type"] in _UNINDEXED or "Filter" in node for node in nodes)
+        index = self._quoted(f"{source.table.rpartition('.')[2]}_by_{source.due}"[:63])
+        making = (
+            f"CREATE INDEX CONCURRENTLY {index} ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
         )
-        what = f"{source.table}: {'an index leads to' if served else 'no index leads to'} the due rows"
-        index = _quoted(f"{source.table.rpartition('.')[2]}_by_{source.due}"[:63])
-        advice = (
-            f"each look reads rows that are not due; run: CREATE INDEX CONCURRENTLY {index} "
-            f"ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
-        )
-        return [Finding(served, what, "" if served else advice), is_unique(source, unique=unique)]
+        return Plan(served, self._unique, making)
 
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield plan
     for part in plan.get("Plans", ()):
         yield from _nodes(part)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

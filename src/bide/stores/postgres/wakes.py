@@ -26,15 +26,13 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.postgres.address import Address
-from bide.stores.postgres.connecting import connect
-from bide.stores.postgres.errors import NotSent, said
-from bide.stores.postgres.lane import Call, Lane
+from bide.stores.postgres.dialect import connect, said
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
+from bide.stores.sql.dialect import NotSent
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
 """Seconds between echoes; one that does not come back within twice that means that the ear is deaf."""
-POLL: Millis = 200
-"""How often a worker looks while nobody hears."""
 _PAUSE = 0.2
 _LONGEST = 7_000
 """Bytes of one message; PostgreSQL takes 8000."""
@@ -57,12 +55,12 @@ class Telling:
         """Which wake was told of, and when."""
 
     def forget(self, topics: Iterable[Topic]) -> None:
-        """What was to be told of these was not."""
+        """Forget these: what was to be told of them was not."""
         for topic in topics:
             self._known.pop(topic, None)
 
     def messages(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
-        """What to send for the earliest wakes of a batch."""
+        """The messages for the earliest wakes of a batch."""
         worth = {}
         for topic, wake in wakes.items():
             if wake > now + self._cap:
@@ -91,19 +89,28 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 
 
 class Hearing:
-    """Who listens, and the ear, had from the first listener on."""
+    """The listeners, and the connection that hears for them, had from the first listener on."""
 
-    def __init__(self, address: Address, channel: str, name: str, echo: Lane, *, patience: float) -> None:
-        self.told: Callable[[Mapping[Topic, Millis]], None] = lambda wakes: None
-        """Called with whatever is heard, whoever listens."""
+    def __init__(
+        self,
+        address: Address,
+        channel: str,
+        name: str,
+        echo: PostgresConnection,
+        *,
+        patience: float,
+        told: Callable[[Mapping[Topic, Millis]], None],
+    ) -> None:
+        """`told` is called with whatever is heard, whoever listens."""
+        self._told = told
         self.replaced = 0
         """How often the ear was found deaf or cut off, and replaced."""
         self.hears = False
-        """Whether the last echo came back, or the connection is new and none is due yet."""
+        """True if the last echo came back, or the connection is new and none is due yet."""
         self._address = address
         self._channel = channel
         self._name = name
-        self._echo_lane = echo
+        self._echo_connection = echo
         self._patience = patience
         self._listeners = Listeners(_log)
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +119,7 @@ class Hearing:
 
     @property
     def polls(self) -> bool:
-        """Whether somebody listens who may hear nothing."""
+        """True if somebody listens who may hear nothing."""
         return bool(self._listeners) and not self.hears
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
@@ -130,7 +137,7 @@ class Hearing:
         return listener
 
     async def works(self) -> bool:
-        """Whether an echo comes back; an ear is made for it if there is none yet."""
+        """Tell whether an echo comes back; a connection is made for it if there is none yet."""
         if self._address.pooled:
             return False
         listener = await self.listen((), lambda topic, wake: None)
@@ -145,7 +152,7 @@ class Hearing:
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Whoever listens to these topics in this process is to ask then."""
-        self.told(wakes)
+        self._told(wakes)
         for topic, wake in wakes.items():
             self._listeners.tell(topic, wake)
 
@@ -187,8 +194,8 @@ class Hearing:
         async def work(call: Call) -> None:
             await call.fetch("notify", self._name)
 
-        async with asyncio.timeout(2 * ECHO_EVERY):  # the lane may be busy for a moment
-            await self._echo_lane.read(work)
+        async with asyncio.timeout(2 * ECHO_EVERY):  # it may be busy for a moment
+            await self._echo_connection.read(work)
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.lost_answers import refused_later
+from bide.stores.batches import refused_later
 from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, said, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.link import Command, Link

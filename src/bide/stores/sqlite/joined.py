@@ -19,7 +19,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.borrowed import Borrowed, borrowed, pause
+from bide.stores.driver_adapters import Borrowed, borrowed, pause
 from bide.stores.sqlite import operations, reading
 from bide.stores.sqlite.connection import PATIENCE
 from bide.stores.sqlite.errors import is_busy, translate

@@ -138,10 +138,10 @@ class TorturedMariaDb(TorturedPair):
         return f"mysql://{USER}@{','.join(f'{HOST}:{port}' for port in ports)}/{DATABASE}"
 
     def migrate(self, url: str) -> None:
-        from bide.stores.mysql import schema
+        from bide.stores.mysql.schema import SCHEMA
 
         self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # nobody follows it yet
-        asyncio.run(schema.migrate(url))
+        asyncio.run(SCHEMA.migrate(url))
 
     def run(self) -> None:
         super().run()

@@ -94,9 +94,9 @@ class TorturedPostgres(TorturedPair):
         return f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write"
 
     def migrate(self, url: str) -> None:
-        from bide.stores.postgres import schema
+        from bide.stores.postgres.schema import SCHEMA
 
-        asyncio.run(schema.migrate(url))
+        asyncio.run(SCHEMA.migrate(url))
 
     def run(self) -> None:
         super().run()

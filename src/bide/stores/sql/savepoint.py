@@ -1,4 +1,4 @@
-"""What is done on a connection that the caller opened: all of it or nothing, also where it is cancelled.
+"""A block on a connection that the caller opened: all of it is done or nothing, also where it is cancelled.
 
 It is in a savepoint of the caller's transaction; where there is none, in a transaction of its own. Its beginning and
 its end are not given up half-way, so that it is always known how far it came. What is in between may be cancelled at
@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bide.stores.borrowed import Driver, on_a_loop, pause
+from bide.stores.driver_adapters import Driver, on_a_loop, pause
 
 T = TypeVar("T")
 _LONGEST = 10.0
@@ -23,15 +23,15 @@ _NAME = "bide_verb"
 
 
 class Known:
-    """What is remembered of a caller's connection for as long as it is there."""
+    """The state of a caller's connection, kept for as long as that is there."""
 
     def __init__(self, *, asynchronous: bool = True) -> None:
         self.turn: asyncio.Lock | ThreadTurn = asyncio.Lock() if asynchronous else ThreadTurn()
         """Verbs side by side go one after another: a connection does one thing at a time."""
         self.ours = False
-        """Whether it was found to be to this very database."""
+        """True once it was found to be to this very database."""
         self.gone = False
-        """Whether the server has undone the caller's transaction, and the caller has not yet rolled it back."""
+        """True while the server has undone the caller's transaction, and the caller has not yet rolled it back."""
 
 
 class ThreadTurn:
@@ -126,7 +126,7 @@ class Whole:
 
 
 async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = None) -> T:
-    """What `step` gives, which is not given up half-way: a cancellation is passed on when it is done.
+    """The result of `step`, which is not given up half-way: a cancellation is passed on when it is done.
 
     `within`: so many seconds after it, `step` is cancelled all the same.
     """

@@ -25,7 +25,7 @@ SLACK: Millis = 1_000
 """How long a transaction may be open, so that its tasks are not yet too far back when they appear."""
 
 
-class Floors:
+class ScanFloors:
     """Of each topic: from where on to look, and when it was last looked at thoroughly."""
 
     __slots__ = ("_ends", "_floors", "_heard", "_looked", "_plenty", "_slack", "_used")
@@ -38,7 +38,7 @@ class Floors:
         self._used = used
         self._slack = slack
         self._heard: dict[Topic, Millis] = {}
-        """What was told of since the last look began, which may not have seen it."""
+        """The wakes told of since the last look began, which may not have seen them."""
         self._floors: dict[Topic, Millis] = {}
         self._looked: dict[Topic, float] = {}
         self._ends: Millis | None = None
@@ -81,7 +81,7 @@ class Floors:
             self._plenty.discard(topic)
 
     def plenty(self, topic: Topic) -> bool:
-        """Whether more of it was due than the last look has taken, as far as is known."""
+        """True if more of it was due than the last look has taken, as far as is known."""
         return topic in self._plenty
 
     def ran_short(self, topic: Topic) -> None:

@@ -1,15 +1,16 @@
-"""One page of tasks as a SQL store reads it: topic by topic, each from the index that has the order asked for."""
+"""One page of tasks, read in one snapshot: topic by topic, each from the index that has the order asked for."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from heapq import merge
-from typing import Protocol
+from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
-from bide.core.records import Filter, Found, Record, State, Topic
-from bide.stores.cursors import Place, place_of, write_cursor
+from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
+from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 
 LATEST: Millis = 2**62
 """After every instant that there is."""
@@ -17,26 +18,66 @@ Located = tuple[int, Record]
 """The row's number, which tells equal times apart, and the record."""
 
 
-class Reads(Protocol):
-    """The three ways to read, each a seek in an index and so many rows from there."""
+class Reads(ABC):
+    """The three ways to read, each a seek in an index and so many rows from there, by the queries of one call."""
+
+    _record_of: ClassVar[Callable[[Sequence[Any]], Record]]
+    _row: ClassVar[int]
+    """The place of the row's number."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def _located(self, rows: Iterable[Sequence[Any]]) -> list[Located]:
+        record_of, place = type(self)._record_of, self._row
+        return [(row[place], record_of(row)) for row in rows]
 
     async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
         """The first topic behind `after`, of a group or of all."""
-        ...
+        if group is None:
+            rows = await self._call.ask("next_topic", topic=after)
+        else:
+            rows = await self._call.ask("next_topic_of_group", group=group, topic=after)
+        return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
 
     async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
         """By key, from behind one."""
-        ...
+        if group is None:
+            rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
+        else:
+            rows = await self._call.ask("page_by_group", group=group, topic=topic, key=after, most=most)
+        return self._located(rows)
 
+    @abstractmethod
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
         """One state by its time, and by row among equal times, from behind that place."""
-        ...
+
+
+async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
+    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    place = read_cursor(page.cursor, where)
+
+    async def work(call: Any) -> Found:
+        if page.limit <= 0:
+            return Found([], page.cursor)
+        await call.begin_snapshot()
+        found = await read_page(reads(call), where, place, page.limit)
+        await call.commit()
+        return found
+
+    found: Found = await connection.read(work)
+    return found
+
+
+def count_of(number: int, upto: int) -> Count:
+    """A count that was made up to one more than `upto`."""
+    return Count(min(number, upto), number <= upto)
 
 
 async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
-    """What `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
+    """The tasks that `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
     tasks: list[Record] = []
     last = place
     async for row, record in _walk(reads, where, place, limit + 1):

@@ -1,68 +1,33 @@
 """The verbs in a transaction of the caller, as the stores on database servers share them.
 
-Each verb is the very operation that a lane runs, within a savepoint: done whole or not at all, and the transaction
-around it can go on. The call has no number, since it needs none: whether it was done is whether that transaction was
-committed.
+Each verb is the very operation that a connection of ours runs, within a savepoint: done whole or not at all, and the
+transaction around it can go on. The call has no number, since it needs none: whether it was done is whether that
+transaction was committed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Tally, Topic
+from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
-from bide.stores.borrowed import Borrowed, Driver
-from bide.stores.whole import Known, Whole
+from bide.stores.driver_adapters import Borrowed, Driver
+from bide.stores.sql.dialect import Again, Locked, Lost, NotSent
+from bide.stores.sql.reading import find
+from bide.stores.sql.savepoint import Known, Whole
 
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """An operation on a call."""
 
 
-class Reading(Protocol):
-    """A store's module that reads."""
-
-    async def get(self, lane: Any, refs: Sequence[Ref]) -> list[Record | None]: ...
-    async def find(self, lane: Any, where: Filter, page: Page) -> Found: ...
-    async def tally(
-        self, lane: Any, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
-    ) -> Tally: ...
-
-
-class Joins:
-    """The parts of the open store that the verbs use."""
-
-    def __init__(
-        self,
-        where: str,
-        queries: Mapping[str, Any],
-        *,
-        now: Callable[[Millis], Millis | None],
-        about: Callable[[Millis], Millis],
-        identity: Callable[[object], Awaitable[bool]],
-        messages: Callable[[Mapping[Topic, Millis], Millis], list[str]],
-        reserve: Callable[[Millis, int], Awaitable[int]],
-    ) -> None:
-        """`identity`: whether this is the store's own server. The others are what `ServerOpened` says of them."""
-        self.where = where
-        self.queries = queries
-        self.now = now
-        self.about = about
-        self.identity = identity
-        self.messages = messages
-        self.reserve = reserve
-        self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
-
-
 class Within:
-    """A lane for an operation that is within a savepoint already."""
+    """Runs an operation that is within a savepoint already."""
 
     passes = False
 
@@ -79,24 +44,21 @@ class Within:
 class ServerVerbs(ABC):
     """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
 
-    kinds: ClassVar[ModuleType]
-    """The kinds of errors of the store, and what the driver's mean."""
     accepted: ClassVar[str]
     """The connections that may be joined."""
     _place: ClassVar[str]
-    """What a connection must be to: a database of a server, or any of it."""
+    """The target that a connection must have: a database of a server, or any of it."""
     _at_once: ClassVar[int]
     """Tasks in one statement."""
     _within: ClassVar[type[Within]] = Within
-    _operations: ModuleType
-    _reading: Reading
     passes = False
 
-    def __init__(self, joins: Joins, connection: Any) -> None:
-        self._joins = joins
+    def __init__(self, runtime: Any, connection: Any) -> None:
+        """`runtime`: the open store's."""
+        self._runtime = runtime
         self._connection = connection
         self.wakes: dict[Topic, Millis] = {}
-        """What this transaction makes wake earlier, to be told once it is committed."""
+        """The wakes that this transaction makes earlier, to be told once it is committed."""
 
     @property
     def connection(self) -> Any:
@@ -107,40 +69,41 @@ class ServerVerbs(ABC):
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]: ...
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write(self._operations.change, changes, now)
+        return await self._write(self._runtime.operations.change, changes, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await self._write(self._operations.settle, outcomes, now)
+        return await self._write(self._runtime.operations.settle, outcomes, now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return [one for part in slices(refs, self._at_once) for one in await self._reading.get(self, part)]
+        return [one for part in slices(refs, self._at_once) for one in await self._runtime.reading.get(self, part)]
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._reading.find(self, where, page)
+        return await find(self, self._runtime.reads, where, page)
 
     async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
         if not asked:
             return []
-        joins = self._joins
-        there, about = joins.now(now), joins.about(now)
-        floor = None if there is None else await joins.reserve(there, 2 * len(asked))
+        runtime = self._runtime
+        there, about = runtime.now(now), runtime.about(now)
+        floor = None if there is None else await runtime.reserve(there, 2 * len(asked))
         wakes: dict[Topic, Millis] = {}
         answers: list[Any] = []
 
         def tell(some: Mapping[Topic, Millis]) -> list[str]:
             merge_earliest(wakes, some)
-            return joins.messages(some, about)
+            messages: list[str] = runtime.messages(some, about)
+            return messages
 
         async def work(call: Any) -> None:
-            lane = self._within(call)
+            within = self._within(call)
             for part in slices(asked, self._at_once):
-                answers.extend(await operation(lane, part, there, about, tell))
+                answers.extend(await operation(within, part, there, about, tell))
 
         await self._savepoint(work, floor=floor, adding=adding)
         merge_earliest(self.wakes, wakes)
         return answers
 
-    # --- as a lane
+    # --- as a connection of ours
 
     async def run(self, work: Work[T], repeated: object, *, adding: bool = False, **_: Any) -> T:
         return await self._savepoint(work, adding=adding)
@@ -153,7 +116,7 @@ class ServerVerbs(ABC):
         whole: Whole | None = None
         try:
             driver = await self._driver()
-            known = self._joins.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
+            known = self._runtime.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
             async with known.turn:
                 whole = await self._whole(driver, known)
                 async with whole:
@@ -170,19 +133,19 @@ class ServerVerbs(ABC):
     async def _look(self, driver: Driver) -> None:
         """Whether it is a connection to where the store is, and gives what our statements take. Raises BadInput."""
         identity = await self._identity(driver)
-        if identity is None or not await self._joins.identity(identity):
-            other = f"this one is to another {self._place} than {self._joins.where}"
+        if identity is None or not await self._runtime.is_this(identity):
+            other = f"this one is to another {self._place} than {self._runtime.where}"
             raise BadInput("connection", self._connection, f"{self.accepted}: {other}")
 
     def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
-        """What to raise: a caller's transaction is not begun anew, as ours would be."""
-        kinds, found = self.kinds, self._meaning(error, adding=adding)
-        if isinstance(found, kinds.Lost):
+        """The error to raise: a caller's transaction is not begun anew, as ours would be."""
+        found = self._meaning(error, adding=adding)
+        if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
-        if isinstance(found, kinds.Locked):
+        if isinstance(found, Locked):
             return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
-        if isinstance(found, (kinds.Again, kinds.NotSent)) or not (found is error or isinstance(found, BideError)):
+        if isinstance(found, (Again, NotSent)) or not (found is error or isinstance(found, BideError)):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found
 
@@ -198,11 +161,11 @@ class ServerVerbs(ABC):
 
     @abstractmethod
     async def _identity(self, driver: Driver) -> object | None:
-        """What a connection is to; None: nothing of bide's. Raises BadInput if it does not give what we take."""
+        """The target of a connection; None: nothing of bide's. Raises BadInput if its values are not as we need."""
 
     @abstractmethod
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
-        """What an error of a driver means, whichever it is."""
+        """The meaning of an error of any of the drivers."""
 
 
 class CallersVerbs(ServerVerbs):
@@ -213,8 +176,8 @@ class CallersVerbs(ServerVerbs):
 
     _drivers: ClassVar[tuple[type[Driver], ...]]
 
-    def __init__(self, joins: Joins, lent: Borrowed) -> None:
-        super().__init__(joins, lent.given)
+    def __init__(self, runtime: Any, lent: Borrowed) -> None:
+        super().__init__(runtime, lent.given)
         self._lent = lent
 
     async def _driver(self) -> Driver:
@@ -222,5 +185,5 @@ class CallersVerbs(ServerVerbs):
         if not isinstance(driver, self._drivers):
             raise BadInput("connection", self._connection, self.accepted)
         if driver.closed:
-            raise SetupError(f"{self._joins.where}: the connection is closed")
+            raise SetupError(f"{self._runtime.where}: the connection is closed")
         return driver

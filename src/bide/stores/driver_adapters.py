@@ -1,4 +1,4 @@
-"""What a caller's connection is, and how to run a statement on it: of each driver and wrapper that is known.
+"""The kinds of a caller's connection, and how to run a statement on each: of every driver and wrapper that is known.
 
 No driver is imported: an object of a driver's class can only be there if that driver has been, so its classes are
 looked up among the modules that are loaded. A wrapper (SQLAlchemy, Django) begins its transactions in its own time, so
@@ -53,12 +53,12 @@ class Driver(Protocol):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether one is open, as far as the driver knows."""
+        """True while one is open, as far as the driver knows."""
         ...
 
     @property
     def alone(self) -> bool:
-        """Whether what is run now is committed by itself: no transaction is open, and none begins with it."""
+        """True if what is run now is committed by itself: no transaction is open, and none begins with it."""
         return not self.in_transaction
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
@@ -234,7 +234,7 @@ class SqliteDriver(Driver):
 
 
 class Borrowed:
-    """What the caller gave, and the way from it to the driver's connection."""
+    """An object that the caller gave, and the way from it to the driver's connection."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -308,7 +308,7 @@ _Class = tuple[str, str]
 
 
 def borrowed(connection: object) -> Borrowed | None:
-    """What `connection` is, if it is one of those known; no I/O."""
+    """The way to use `connection`, if it is one of those known; no I/O."""
     if _is(connection, *_SQLALCHEMY):
         return _Sqlalchemy(connection)
     if _is(connection, *_DJANGO):
@@ -340,7 +340,7 @@ def _is(given: object, *classes: _Class) -> bool:
 
 
 def on_a_loop() -> bool:
-    """Whether this thread has an event loop that runs. Elsewhere the verb is a synchronous caller's (`app.sync`)."""
+    """Tell whether this thread runs an event loop. Elsewhere the verb is a synchronous caller's (`app.sync`)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -349,7 +349,7 @@ def on_a_loop() -> bool:
 
 
 async def awaited(given: Awaitable[Any]) -> Any:
-    """What an asynchronous driver gives. Raises SetupError in a thread without an event loop.
+    """The result of an asynchronous driver's call. Raises SetupError in a thread without an event loop.
 
     That it would have to wait does not always show: the answer may have come in already, in the thread of the
     connection's own loop.

@@ -1,7 +1,7 @@
 """Tasks that somebody keeps locked: they are tried again beside, so that nobody waits for them but who asked.
 
 An open transaction of the application's that has changed a task keeps its row locked for as long as it lasts. Batches
-go on past such rows, and what was passed over comes here: it is tried again on a lane of its own, which waits for
+go on past such rows, and what was passed over comes here: it is tried again on a connection of its own, which waits for
 nobody, until it is let go or patience is over.
 """
 
@@ -16,25 +16,25 @@ from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
-"""A call on a lane of the store, with a part of a batch."""
+"""A call on a connection of the store, with a part of a batch."""
 
 
-class Held(StoreUnavailable):
+class RowLocked(StoreUnavailable):
     """Not done: an open transaction of somebody else's keeps the task locked."""
 
 
-class HeldTasks:
-    """Who waits for what is locked. Belongs to one event loop."""
+class LockedRows:
+    """Waits for locked rows, and tries again. Belongs to one event loop."""
 
-    def __init__(self, lane: Any, where: str) -> None:
-        self._lane = lane
+    def __init__(self, connection: Any, where: str) -> None:
+        self._connection = connection
         self._where = where
         self._waiting: set[asyncio.Task[None]] = set()
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a future in the place of each that says Held; `ask` is what is tried again."""
-        if is_among(Held, answers):
-            places = [place for place, answer in enumerate(answers) if type(answer) is Held]
+        """`answers` with a future in the place of each that says RowLocked; `ask` is what is tried again."""
+        if is_among(RowLocked, answers):
+            places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
             futures = [loop.create_future() for _ in places]
             for place, future in zip(places, futures, strict=True):
@@ -52,7 +52,7 @@ class HeldTasks:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 try:
-                    answers = await ask(self._lane, asked)
+                    answers = await ask(self._connection, asked)
                 except PartlyFailed as error:
                     answers = list(error.answers)
                 except StoreError as error:
@@ -61,10 +61,10 @@ class HeldTasks:
                     over = StoreUnavailable(
                         f"{self._where}: an open transaction of somebody else's keeps the task locked; nothing was done"
                     )
-                    answers = [over if type(answer) is Held else answer for answer in answers]
+                    answers = [over if type(answer) is RowLocked else answer for answer in answers]
                 left = []
                 for one, future, answer in zip(asked, futures, answers, strict=True):
-                    if type(answer) is Held:
+                    if type(answer) is RowLocked:
                         left.append((one, future))
                     elif not future.done():
                         future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
@@ -81,7 +81,7 @@ class HeldTasks:
 
 
 def is_among(kind: type, answers: Sequence[Any]) -> bool:
-    """Whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
+    """Tell whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 

@@ -1,8 +1,8 @@
 """Transactions of our own that a handler's statements take part in, on connections that are kept for them.
 
-They have none of a lane's settings: a handler may set what it likes, and take its time. A commit whose answer was lost
-is looked up: the transaction's last statement wrote its number into a row, and whoever writes that row next has to wait
-until the server has made an end of it.
+They have none of our other connections' settings: a handler may set what it likes, and take its time. A commit whose
+answer was lost is looked up: the transaction's last statement wrote its number into a row, and whoever writes that row
+next has to wait until the server has made an end of it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
-from bide.core.errors import BideError, OutcomeUnknown, SetupError, StoreUnavailable
-from bide.stores.borrowed import Driver, driver_of
-from bide.stores.idle import Idle
-from bide.stores.whole import Known, to_its_end
+from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
+from bide.stores.driver_adapters import Driver, driver_of
+from bide.stores.sql.dialect import Lost, NotSent, plain
+from bide.stores.sql.idle import Idle
+from bide.stores.sql.savepoint import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -28,6 +28,7 @@ class Lent:
     """A connection of the pool."""
 
     def __init__(self, connection: Any, name: str) -> None:
+        """`connection`: see `sql.dialect.Connection`."""
         self.connection = connection
         self.name = name
         """The name of its row among the callers."""
@@ -39,41 +40,36 @@ class Own:
     """Of the verbs on a connection of the pool: they hold while the transaction is open."""
 
     over = False
-    _joins: Any
+    _runtime: Any
     _connection: Any
 
     async def _driver(self) -> Driver:
         if self.over:
-            raise SetupError(f"{self._joins.where}: this transaction has ended; use the store, or begin another")
+            raise SetupError(f"{self._runtime.where}: this transaction has ended; use the store, or begin another")
         driver = driver_of(self._connection)
         assert driver is not None
         if driver.alone and not driver.closed:
-            raise ended(self._joins.where)
+            raise ended(self._runtime.where)
         return driver
 
 
 class OwnTransactions(ABC):
     """The pool. Belongs to one event loop."""
 
-    kinds: ClassVar[ModuleType]
-    """The kinds of errors of the store, and what the driver's mean."""
-    away: ClassVar[tuple[type[Exception], ...]]
-    """The driver's errors."""
-
-    def __init__(self, address: Any, opened: Any, *, silence: float) -> None:
-        """`opened`: what the open store has. Its lane `keep` is the one on which a lost commit is looked up."""
-        self._address = address
-        self._opened = opened
-        self._joins = opened.joins
-        self._keep = opened.lanes["keep"]
+    def __init__(self, runtime: Any, *, silence: float) -> None:
+        """`runtime`: the open store's. A lost commit is looked up on its connection `keep`."""
+        self._runtime = runtime
+        self._address = runtime.address
+        self._dialect = runtime.dialect
+        self._keep = runtime.connections["keep"]
         self._silence = silence
         self._places = asyncio.Semaphore(MOST)
         self._owners: set[asyncio.Task[Any] | None] = set()
-        self._idle: Idle[Any] = Idle(self._drop)
+        self._idle: Idle[Any] = Idle(lambda lent: lent.connection.drop())
         self._made = 0
         self._closed = False
 
-    # --- the driver's part
+    # --- the server's part
 
     @abstractmethod
     async def _connect(self, name: str) -> Lent:
@@ -87,33 +83,15 @@ class OwnTransactions(ABC):
     async def _mark(self, lent: Any) -> None:
         """Write the transaction's number into its row. Raises SetupError where it is over already."""
 
-    @abstractmethod
-    async def _end(self, lent: Any) -> None:
-        """Commit."""
+    async def _commit(self, lent: Any) -> None:
+        await lent.connection.ask("COMMIT")
+
+    async def _rollback(self, lent: Any) -> None:
+        await lent.connection.rollback()
 
     @abstractmethod
     async def _marked(self, lent: Any) -> int:
-        """Ask the other lane for the number in the row, once the server has made an end of the transaction."""
-
-    @abstractmethod
-    async def _rollback(self, lent: Any) -> None:
-        """Undo what is not committed."""
-
-    @abstractmethod
-    async def _reset(self, lent: Any) -> None:
-        """Take back what a handler has set, locked or made in its session."""
-
-    @abstractmethod
-    def _usable(self, lent: Any) -> bool:
-        """Whether the connection is open."""
-
-    @abstractmethod
-    def _drop(self, lent: Any) -> None:
-        """Close it at once, without a word to the server."""
-
-    @abstractmethod
-    async def _close(self, lent: Any) -> None:
-        """Close it in order."""
+        """Ask for the number in the row, once the server has made an end of the transaction."""
 
     @abstractmethod
     def _joined(self, lent: Any) -> Any:
@@ -122,11 +100,11 @@ class OwnTransactions(ABC):
     def _done(self, joined: Any) -> None:
         """Tell what was committed."""
         if joined.wakes:
-            self._opened.tell(joined.wakes)
+            self._runtime.tell(joined.wakes)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
-        """What to raise where the server refuses to commit."""
-        return found if isinstance(found, BideError) else StoreUnavailable(str(found))
+        """The error to raise where the server refuses to commit."""
+        return plain(found)
 
     # --- the pool
 
@@ -140,12 +118,12 @@ class OwnTransactions(ABC):
             lent = await self._begun()
             self._owners.add(own)
             joined = self._joined(lent)
-            known = self._joins.known.setdefault(joined.connection, Known())
+            known = self._runtime.known.setdefault(joined.connection, Known())
             known.ours, known.gone = True, False
             try:
                 yield joined
                 joined.over = True
-                await to_its_end(self._commit(lent))
+                await to_its_end(self._committed(lent))
             except BaseException:
                 joined.over = True
                 await self._undo(lent)
@@ -170,12 +148,12 @@ class OwnTransactions(ABC):
                 return lent
             except BaseException as error:
                 if lent is not None:
-                    self._drop(lent)
-                if not isinstance(error, self.away):
+                    lent.connection.drop()
+                if not isinstance(error, self._dialect.away):
                     raise
-                found = self.kinds.meaning(error, self._address.shown)
-                if not self._is_away(found):
-                    raise found if isinstance(found, BideError) else StoreUnavailable(str(found)) from error
+                found = self._dialect.meaning(error, self._address.shown)
+                if not isinstance(found, Lost | NotSent):
+                    raise plain(found) from error
                 if time.monotonic() >= ends:  # nothing was done yet: with another connection, then
                     raise StoreUnavailable(str(found)) from error
                 if not self._idle:
@@ -183,12 +161,9 @@ class OwnTransactions(ABC):
 
     async def _made_new(self) -> Lent:
         self._made += 1
-        return await self._connect(f"{self._opened.name}:transaction{self._made}")
+        return await self._connect(f"{self._runtime.name}:transaction{self._made}")
 
-    def _is_away(self, found: Exception) -> bool:
-        return isinstance(found, (self.kinds.Lost, self.kinds.NotSent))
-
-    async def _commit(self, lent: Lent) -> None:
+    async def _committed(self, lent: Lent) -> None:
         """Raises SetupError where it is over already, StoreUnavailable: not done, OutcomeUnknown."""
         sent = False
         try:
@@ -196,20 +171,20 @@ class OwnTransactions(ABC):
                 await self._mark(lent)
             sent = True
             async with asyncio.timeout(self._silence):
-                await self._end(lent)
-        except self.away as error:
-            found = self.kinds.meaning(error, self._address.shown)
-            if not self._is_away(found):
+                await self._commit(lent)
+        except self._dialect.away as error:
+            found = self._dialect.meaning(error, self._address.shown)
+            if not isinstance(found, Lost | NotSent):
                 refused = self._refused(error, found)
                 if refused is error:
                     raise
                 raise refused from error
-            self._drop(lent)
+            lent.connection.drop()
             if not sent or not await self._was_committed(lent, found):
                 raise StoreUnavailable(f"{found}; the transaction came to nothing") from error
 
     async def _was_committed(self, lent: Lent, why: Exception) -> bool:
-        """What became of a commit whose answer was lost. Raises OutcomeUnknown."""
+        """Find out what became of a commit whose answer was lost. Raises OutcomeUnknown."""
         try:
             return await self._marked(lent) == lent.number
         except Exception as error:
@@ -218,29 +193,30 @@ class OwnTransactions(ABC):
     async def _undo(self, lent: Lent) -> None:
         """Roll back what is not committed."""
         try:
-            if self._usable(lent):
+            if lent.connection.usable:
                 async with asyncio.timeout(self._silence):
                     await self._rollback(lent)
                 await self._give_back(lent)
-        except self.away:
-            self._drop(lent)
+        except self._dialect.away:
+            lent.connection.drop()
         except BaseException:
-            self._drop(lent)
+            lent.connection.drop()
             raise
 
     async def _give_back(self, lent: Lent) -> None:
         """To the next one, as if nobody had used it; else it is closed."""
+        connection = lent.connection
         try:
-            if self._usable(lent):
+            if connection.usable:
                 async with asyncio.timeout(self._silence):
-                    await self._reset(lent)
-        except self.away:
-            self._drop(lent)
+                    await connection.reset()
+        except self._dialect.away:
+            connection.drop()
         except BaseException:
-            self._drop(lent)
+            connection.drop()
             raise
-        if self._closed or not self._usable(lent):
-            self._drop(lent)
+        if self._closed or not connection.usable:
+            connection.drop()
             return
         self._idle.keep(lent)
 
@@ -248,7 +224,7 @@ class OwnTransactions(ABC):
         """Let go of the connections; a transaction that is open comes to nothing when it is left."""
         self._closed = True
         for lent in self._idle.take_all():
-            await self._close(lent)
+            await lent.connection.end(within=self._silence)
 
 
 def ended(where: str) -> SetupError:

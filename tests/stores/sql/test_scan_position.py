@@ -6,13 +6,13 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In
-from bide.stores import floors
-from bide.stores.floors import SLACK, Floors
+from bide.stores.sql import scan_position
+from bide.stores.sql.scan_position import SLACK, ScanFloors
 from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
 
 
 def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
-    known = Floors(used=True)
+    known = ScanFloors(used=True)
     assert known.ask(["t"], NOW) == ([0], True)
     known.emptied(["t"], NOW)
     assert known.ask(["t"], NOW) == ([NOW - SLACK], False)
@@ -26,7 +26,7 @@ def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
 
 
 def test_what_is_told_of_while_a_look_is_under_way_is_where_the_next_begins() -> None:
-    known = Floors(used=True, slack=100)
+    known = ScanFloors(used=True, slack=100)
     known.ask(["t", "u"], NOW)
     known.told({"t": NOW - 700, "u": NOW - 800})
     known.told({"t": NOW - 300})
@@ -39,13 +39,13 @@ def test_what_is_told_of_while_a_look_is_under_way_is_where_the_next_begins() ->
 
 
 def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 0.0)
-    known = Floors(used=True)
+    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
+    known = ScanFloors(used=True)
     assert [known.ask(["t"], NOW)[1] for _ in range(3)] == [True] * 3
 
 
 def test_a_look_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
-    known = Floors(used=True)
+    known = ScanFloors(used=True)
     known.ask(["t"], NOW)
     known.ends(NOW + 400)
     assert known.sleep(NOW + 300, NOW, thorough=True) == NOW + 300
@@ -61,7 +61,7 @@ def test_a_look_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
 
 
 def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
-    known = Floors(used=False)
+    known = ScanFloors(used=False)
     known.emptied(["t"], NOW)
     assert [known.ask(["t"], NOW) for _ in range(3)] == [([0], True)] * 3
 
@@ -69,7 +69,7 @@ def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
 async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors, "THOROUGH", 600.0)
+    monkeypatch.setattr(scan_position, "THOROUGH", 600.0)
     store = await open_store(url, clock="server")
     await put_one(store, new(due=In(0)))
     assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1

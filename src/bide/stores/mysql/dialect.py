@@ -1,8 +1,10 @@
-"""A connection to the server: made, set up for our statements, asked, and let go of."""
+"""A connection to MySQL or MariaDB: made, set up for our statements, asked, and what its errors mean."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,11 +13,84 @@ from typing import Any
 import asyncmy
 from asyncmy.errors import MySQLError
 
-from bide.stores.mysql.address import Address
-from bide.stores.mysql.errors import UNREADABLE, Broken, Lost, NotSent, meaning, said
+from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
+from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.queries import Names
+from bide.stores.sql.dialect import OURS, Again, Dialect, Fewer, Locked, Lost, Meanings, NotSent, Shut, Taken
 from bide.stores.urls import unreached
 
 Rows = Sequence[Sequence[Any]]
+_INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
+_MEANINGS: Meanings[int] = Meanings(
+    {
+        # what the gate provokes: a subquery with two rows
+        Shut: (1242,),
+        Taken: (1062,),
+        # what `all_of_them` provokes: a number that is too large
+        Fewer: (1690,),
+        # lock wait timeout, and NOWAIT of MySQL
+        Locked: (1205, 3572),
+        # deadlock, record changed, table definition changed, statement to be prepared anew
+        Again: (1213, 1020, 1412, 1479, 1615),
+        # read-only (it was a replica, or has become one), too many clients, shutting down, not there: not done
+        NotSent: (1290, 1792, 1836, 3100, 1040, 1203, 1053, 1226, 3168, 1927, 2001, 2002, 2003, 2004, 2005, 2007),
+        # the connection is of no use any more; 0 is the driver's own
+        Lost: (
+            0, 2000, 2006, 2012, 2013, 2014, 2027, 2055, 1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,
+            1184, 4031,
+        ),
+    },
+    # disk full, table full, an error of the storage engine (that a full disk gives, too), out of memory
+    full=(1021, 1114, 1030, 1041, 1037, 1038, 3, 28),
+    refusals=(
+        (StoreCorrupt, (1034, 1035, 126, 127, 1712, 1817), "look with CHECK TABLE, or restore a backup"),
+        (StoreMismatch, (1146, 1054, 1049, 1305, 1176), "run `bide migrate`"),
+        (
+            StoreUnavailable, (1142, 1143, 1044, 1227, 1370),
+            "grant this user SELECT, INSERT, UPDATE and DELETE on bide's tables",
+        ),
+        (StoreUnavailable, (1045, 1698, 1251, 2059, 1275, 1862), "check the user and the password in the URL"),
+        (StoreUnavailable, (1665,), "set binlog_format to ROW or MIXED"),
+    ),
+)  # fmt: skip
+
+
+class Broken(Exception):
+    """The driver cannot make sense of what it read: the connection was cut in the middle, or is out of step."""
+
+
+UNREADABLE = (AttributeError, AssertionError, IndexError, TypeError, ValueError, RuntimeError, struct.error)
+"""Errors that the driver may raise where an answer ends too early."""
+AWAY = (MySQLError, Broken, NotSent, OSError, EOFError, TimeoutError)
+"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+
+
+def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
+    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    if isinstance(error, OURS):
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return BadInput("task", str(error), "text without lone surrogates")
+    if isinstance(error, MySQLError):
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        return by_code(code, f"{where}: {said(error)}", adding=adding)
+    if isinstance(error, Broken | OSError | TimeoutError | EOFError):
+        return Lost(f"{where}: {said(error)}")
+    assert isinstance(error, Exception)
+    return error
+
+
+def by_code(code: int, text: str, *, adding: bool = False) -> Exception:
+    """The meaning of an error that the server, or the driver, reported under this number."""
+    if code in _INPUT:
+        return BadInput("task", text, "names and holders of at most 255 bytes, and integers of at most 64 bits")
+    return _MEANINGS.meaning(code, text, adding=adding)
+
+
+def said(error: BaseException) -> str:
+    """The text of an error, or its type if it has none."""
+    return str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
+
 
 _SETTINGS = (
     # whatever stands between quotes is bytes, and so is whatever comes back
@@ -42,7 +117,7 @@ AFRESH = (
 )
 """For a connection that a handler is given: what an earlier one has set is not the next one's."""
 _PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
-"""What a reset leaves as it is."""
+"""The state that a reset leaves as it is."""
 _QUERY, _RESET = 0x03, 0x1F
 _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 
@@ -58,7 +133,7 @@ class Connection:
         self.largest = 0
         """Bytes of one packet that the server takes."""
         self.read_only = False
-        """Whether it was, when the connection was made: then it is a replica, and may be behind."""
+        """True if it was, when the connection was made: then it is a replica, and may be behind."""
         self.mariadb = True
         self.place: Sequence[Any] = ()
 
@@ -114,8 +189,12 @@ class Connection:
             raise Broken("an earlier transaction has left it in another database or role")
         self.place = place
 
+    async def rollback(self) -> None:
+        """Undo what is not committed."""
+        await self.ask("ROLLBACK")
+
     async def reset(self) -> None:
-        """What a handler has set, locked or made in its session is not the next one's. One round trip."""
+        """Take back what a handler has set, locked or made in its session. One round trip."""
         try:
             await self.driver._execute_command(_RESET, b"")
             await self.driver._read_ok_packet()
@@ -140,7 +219,7 @@ class Connection:
             transport.abort()
         driver.close()
 
-    async def close(self, *, within: float) -> None:
+    async def end(self, *, within: float) -> None:
         """In order, as far as that is possible."""
         with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
             async with asyncio.timeout(within):
@@ -201,3 +280,6 @@ async def _connect(address: Address, host: str, port: int, tls: Any, *, within: 
         connection.drop()
         raise
     return connection
+
+
+MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, said, AWAY, Names)

@@ -1,0 +1,298 @@
+"""One connection for one kind of call, which sends each call once however often that takes.
+
+Each kind (scheduling, leasing, settling, extending, reading) has a connection of its own, so that settling does not
+wait for the commit of a schedule. It is made when it is first used, and again when it broke.
+
+A writing call carries the caller's name and a number that only rises; both are written, with the answer, into the
+caller's row, in the same transaction as the work (`gate` in `queries.sql`). So when an answer was lost the call is sent
+again: if it was done, the gate is shut and the answer is read back, else it is done now. What is still not known when
+`patience` is over is OutcomeUnknown, for these tasks alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
+from bide.stores.batches import refused_later
+from bide.stores.server_time import ServerTime
+from bide.stores.sql.dialect import Again, Dialect, Fewer, Locked, Lost, NotSent, Shut, Taken
+from bide.stores.sql.locked_rows import RowLocked
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+T = TypeVar("T")
+Work = Callable[[Any], Awaitable[T]]
+"""The work of a call."""
+Repeated = Callable[[Any, Any], Awaitable[T]]
+"""Makes the answer of a call that was done before, from its row and another call."""
+
+
+class Runs(Protocol):
+    """Carries out calls: a connection, or the transaction of somebody else's that they take part in."""
+
+    @property
+    def passes(self) -> bool:
+        """True if it waits for nobody: rows that others have locked are passed over from the first."""
+
+    async def run(
+        self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
+    ) -> T: ...
+
+    async def read(self, work: Work[T]) -> T: ...
+
+
+class NumberedCall(ABC):
+    """One call on its way: the connection, and what the gate is told."""
+
+    __slots__ = ("_limit", "_of", "connection", "number", "queries", "sent")
+
+    def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None) -> None:
+        """`of`: the JournaledConnection. `limit`: when it is taken for lost."""
+        self._of = of
+        self._limit = limit
+        self.connection = connection
+        self.number: int = of.number
+        self.queries = queries
+        self.sent = False
+        """True once something was sent that may be done although no answer came: within a transaction only its end."""
+
+    @property
+    def caller(self) -> str:
+        """By whose name its writes are known."""
+        name: str = self._of.name
+        return name
+
+    def allow(self, seconds: float) -> None:
+        """It may take so long from now on, if that is longer than what it may take anyway."""
+        limit = self._limit
+        if limit is not None:
+            ends = asyncio.get_running_loop().time() + seconds
+            limit.reschedule(max(ends, limit.when() or ends))
+
+    def undone(self) -> None:
+        """Nothing of it was done, and no transaction is open."""
+        self.sent = False
+
+    @abstractmethod
+    async def ask(self, query: str, **values: Any) -> Any:
+        """The rows of a named query. The values are in the order in which the query has them."""
+
+    @abstractmethod
+    async def introduce(self) -> None:
+        """Make the caller's row."""
+
+
+C = TypeVar("C", bound=NumberedCall)
+
+
+class JournaledConnection(ABC, Generic[C]):
+    """The connection, whose turn it is, and the number of the last call. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Any,
+        dialect: Dialect,
+        *,
+        patience: float,
+        silence: float,
+        time: ServerTime | None = None,
+        passes: bool = False,
+    ) -> None:
+        """`time`: whom to tell what time it is there; None where the caller's clock counts. `passes`: see Runs."""
+        self.name = name
+        """The present name of its row."""
+        self.number = 0
+        """Of the last call."""
+        self.time = time
+        self.passes = passes
+        self.patience = patience
+        self.resent = 0
+        """Calls that had to be sent more than once."""
+        self._address = address
+        self._dialect = dialect
+        self._silence = silence
+        self._turn = asyncio.Lock()
+        self._introduced = False
+        self._connection: Any = None
+        self._closed = False
+
+    async def run(
+        self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
+    ) -> T:
+        """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
+
+        `past` is the same passing over what others have locked, for when something is; it has the same number, since
+        of the first form nothing was done. Raises what the dialect says an error means, of which Taken and Fewer are
+        left to the caller; RowLocked, where also `past` (which may be `work` itself) came upon something locked;
+        StoreUnavailable: not done; OutcomeUnknown.
+        """
+        async with self._turn:
+            self.number += 1
+            return await self._insist(work, repeated, past, adding=adding)
+
+    async def read(self, work: Work[T]) -> T:
+        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
+        async with self._turn:
+            return await self._insist(work, None, writes=False)
+
+    async def repeat(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+        """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
+
+        Else as `run`.
+        """
+        async with self._turn:
+            return await self._insist(work, None, past)
+
+    async def _insist(
+        self,
+        work: Work[T],
+        repeated: Repeated[T] | None,
+        past: Work[T] | None = None,
+        *,
+        adding: bool = False,
+        writes: bool = True,
+    ) -> T:
+        passing = past is not None and (past is work or self.passes)
+        if past is not None and passing:
+            work = past
+        ends = time.monotonic() + self.patience
+        pause, maybe = _FIRST_PAUSE, False
+        while True:
+            call: C | None = None
+            try:
+                connection = await self._connected(writes=writes)
+                async with asyncio.timeout(self._silence) as limit:
+                    call = self._call(connection, limit, again=maybe, numbered=repeated is not None)
+                    if repeated is not None and (row := await self._prepare(call, again=maybe)) is not None:
+                        return await repeated(row, call)
+                    try:
+                        return await work(call)
+                    except Exception as error:
+                        found = self._meaning(error, call, adding=adding)
+                        if repeated is None or not isinstance(found, (Shut, Taken, Fewer) if maybe else Shut):
+                            raise
+                        await self._undo()
+                        call.undone()
+                        if (row := await self._look_back(call)) is not None:
+                            return await repeated(row, call)
+                        if not isinstance(found, Shut):
+                            raise
+                    if maybe and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
+                        raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+                    maybe = False  # to those without a row the gate is shut
+                    await self._introduce(call)
+                    continue
+            except Exception as error:
+                why = self._meaning(error, call, adding=adding)
+                if isinstance(why, Lost | NotSent):
+                    # refused: whatever was in front of the refusal is undone
+                    maybe = maybe or (isinstance(why, Lost) and call is not None and call.sent)
+                    self._drop()
+                else:
+                    await self._undo()
+                    if isinstance(why, Locked) and past is not None:
+                        if not passing:
+                            work, passing = past, True
+                            continue
+                        if not maybe:
+                            raise RowLocked(str(why)) from error
+                    if not isinstance(why, Again):
+                        if maybe and writes:
+                            why = refused_later(why)
+                        if why is error:
+                            raise
+                        raise why from error
+            except BaseException:
+                self._drop()  # the statement may be under way still, and a transaction open
+                raise
+            pause = await self._wait(ends, pause, why, unknown=maybe and writes)
+
+    async def _wait(self, ends: float, pause: float, why: Exception, *, unknown: bool) -> float:
+        """Let some time pass before it is sent again; the next pause. Raises OutcomeUnknown, StoreUnavailable."""
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise OutcomeUnknown(str(why)) if unknown else StoreUnavailable(str(why))
+        self.resent += 1
+        self._dialect.log.debug("%s is sent again: %s", self.name, why)
+        await asyncio.sleep(min(left, pause * (0.5 + random.random())))
+        return min(pause * 2, _LONGEST_PAUSE)
+
+    async def _look_back(self, call: C) -> Any:
+        """The row of this call, if it was done before; a first sending that is under way is waited for."""
+        rows = await call.ask("repeated", me=self.name)
+        if not rows or rows[0][0] < call.number:
+            return None
+        if rows[0][0] != call.number:
+            raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
+        return self._kept(rows[0])
+
+    async def _introduce(self, call: C) -> None:
+        """Make the caller's row, which is not there yet."""
+        self._introduced = True
+        try:
+            await call.introduce()
+        finally:
+            call.sent = False
+
+    async def _connected(self, *, writes: bool) -> Any:
+        if self._closed:
+            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+        if self._connection is None or not self._fit(self._connection):
+            self._drop()
+            self._connection = await self._connect()
+        return self._connection
+
+    async def _undo(self) -> None:
+        """Leave the transaction, if one is open."""
+        connection = self._connection
+        if connection is not None and connection.usable:
+            try:
+                async with asyncio.timeout(self._silence):
+                    await connection.rollback()
+            except self._dialect.away:
+                self._drop()
+            except BaseException:
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+
+    async def close(self) -> None:
+        """Whatever is under way is finished first."""
+        async with self._turn:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.end(within=self._silence)
+
+    # --- the server's part
+
+    def _meaning(self, error: Exception, call: C | None, *, adding: bool) -> Exception:
+        return self._dialect.meaning(error, self._address.shown, adding=adding)
+
+    def _fit(self, connection: Any) -> bool:
+        """Tell whether the connection will do for another call."""
+        return bool(connection.usable)
+
+    @abstractmethod
+    async def _connect(self) -> Any: ...
+    @abstractmethod
+    def _call(self, connection: Any, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> C:
+        """`again`: an earlier sending may be done. Not `numbered`: it may be done twice, and no gate tells."""
+
+    @abstractmethod
+    async def _prepare(self, call: C, *, again: bool) -> Any:
+        """Do what comes before the work of a numbered call; return the call's row if it is found to be done already."""
+
+    def _kept(self, row: Any) -> Any:
+        """Read the caller's row of a call that was done before; its first column is the call's number."""
+        return row

@@ -1,0 +1,172 @@
+"""The schema, its versions, and how it comes about: numbered migrations, each once, by one client at a time.
+
+Only a program that may create tables migrates; whoever runs tasks checks, and refuses what is missing or older. A newer
+schema is accepted: migrations only ever add what older code can live with.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from bide.core.errors import StoreMismatch
+from bide.ports import Finding
+from bide.stores.named_queries import read_statements
+from bide.stores.sql.dialect import Dialect, plain
+
+PATIENCE = 30.0
+"""Seconds that connecting, and waiting for another who migrates, may take."""
+_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
+T = TypeVar("T")
+
+
+class Migration(NamedTuple):
+    """One step."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return sha256(self.text.encode()).hexdigest()
+
+
+class SqlSchema(ABC):
+    """The tables of a store on one kind of server, and the migrations that make them."""
+
+    def __init__(self, dialect: Dialect, folder: Path, book: str) -> None:
+        """`folder`: where the migrations are. `book`: what makes the table in which each is entered that was done."""
+        self.dialect = dialect
+        self._folder = folder
+        self._book = book
+
+    @cached_property
+    def known(self) -> Sequence[Migration]:
+        """All migrations, in order."""
+        found = []
+        for path in sorted(self._folder.glob("*.sql")):
+            named = _NAME.fullmatch(path.name)
+            assert named is not None, path.name
+            found.append(Migration(int(named[1]), named[2], path.read_text("utf-8")))
+        return tuple(found)
+
+    @property
+    def wanted(self) -> int:
+        """The version that this code works with."""
+        return self.known[-1].number
+
+    async def migrate(self, url: str) -> list[str]:
+        """Make or complete the schema at `url`; the names of the steps that were missing. Any number may at once.
+
+        Needs the right to create tables in the schema, and, if the schema is not there, to create one.
+        Raises StoreUnavailable, StoreMismatch.
+        """
+
+        async def apply(connection: Any, address: Any) -> list[str]:
+            async with self._lock(connection, address):
+                version, missing = await self._missing(connection, address)  # nobody else is about to change it now
+                for statement in missing:
+                    await connection.ask(statement)
+            return [f"{one.number:04} {one.name}" for one in self.known if one.number > version]
+
+        return await self._asked(url, apply)
+
+    async def plan(self, url: str) -> list[str]:
+        """The statements that `migrate` would run now. Raises StoreUnavailable, StoreMismatch."""
+        _, missing = await self._asked(url, self._missing)
+        return missing
+
+    async def versions(self, url: str) -> tuple[int, int]:
+        """The version there, and the one that this code wants: `bide migrate --check`.
+
+        Raises StoreUnavailable, StoreMismatch.
+        """
+        return await self._asked(url, self.version), self.wanted
+
+    async def version(self, connection: Any, address: Any) -> int:
+        """The version there, 0 for none. Raises StoreMismatch where a migration is not the one that we know."""
+        checksums = {one.number: one.checksum for one in self.known}
+        version = 0
+        for number, checksum in await self._done(connection, address):
+            if number in checksums and checksums[number] != checksum:
+                raise StoreMismatch(
+                    f"{address.shown}: migration {number} was made by another version of its file; this schema was "
+                    "written by a bide that was never released, or by hand: give another schema or prefix"
+                )
+            version = number
+        return version
+
+    async def check(self, connection: Any, address: Any) -> None:
+        """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
+        version = await self.version(connection, address)
+        if version < self.wanted:
+            known = f"its schema is version {version}, this bide works with {self.wanted}"
+            what = known if version else "no bide schema there"
+            raise StoreMismatch(
+                f"{address.shown}: {what}; run `bide migrate` with a user who may create tables (it only adds, and "
+                "other processes may go on)"
+            )
+
+    async def finding(self, connection: Any, address: Any) -> Finding:
+        """The line of `doctor` on it."""
+        found = await self.version(connection, address)
+        ok = found >= self.wanted
+        return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
+
+    def statements(self, address: Any, since: int = 0) -> list[str]:
+        """The statements of `migrate` after version `since`, in a schema that is there: to run them by hand, say."""
+        write = self.dialect.names(address.schema, address.prefix).write
+        written = [write(self._book)] if since == 0 else []
+        for one in self.known:
+            if one.number > since:
+                written += [write(text) for text in read_statements(one.text)]
+                written.append(write(_DONE) % (one.number, one.name, one.checksum))
+        return written
+
+    async def _missing(self, connection: Any, address: Any) -> tuple[int, list[str]]:
+        """The version that is there, and the statements that are missing, also to make the schema itself."""
+        made = await self._making(connection, address)
+        version = await self.version(connection, address)
+        return version, made + self.statements(address, version)
+
+    async def _asked(self, url: str, ask: Callable[[Any, Any], Awaitable[T]]) -> T:
+        """Ask on a connection of its own."""
+        address = self.dialect.address_of(url)
+        try:
+            connection = await self._connect(address)
+            try:
+                async with self._apart(connection):
+                    return await ask(connection, address)
+            finally:
+                await connection.end(within=PATIENCE)
+        except self.dialect.away as error:
+            raise plain(self.dialect.meaning(error, address.shown)) from error
+
+    # --- the server's part
+
+    async def _connect(self, address: Any) -> Any:
+        return await self.dialect.connect(address, within=PATIENCE)
+
+    @abstractmethod
+    def _apart(self, connection: Any) -> AbstractAsyncContextManager[Any]:
+        """The transaction that all is done in, where the server can undo that tables are made."""
+
+    @abstractmethod
+    def _lock(self, connection: Any, address: Any) -> AbstractAsyncContextManager[None]:
+        """Held while one migrates. Raises StoreUnavailable."""
+
+    @abstractmethod
+    async def _done(self, connection: Any, address: Any) -> Iterable[tuple[int, str]]:
+        """The number and the checksum of each migration that was done; none where there is no book of them."""
+
+    @abstractmethod
+    async def _making(self, connection: Any, address: Any) -> list[str]:
+        """The statement that makes the schema, if it is not there."""

@@ -1,0 +1,277 @@
+"""A store in a SQL database, as far as it is the same on all servers; what is a server's own is in its Runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Literal
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
+from bide.core.events import Event
+from bide.core.instants import Millis
+from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
+from bide.core.table_source import TableSource
+from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
+from bide.stores.batches import slices
+from bide.stores.driver_adapters import borrowed
+from bide.stores.server_time import StoreClock
+from bide.stores.sql import event_log
+from bide.stores.sql.joined import CallersVerbs
+from bide.stores.sql.locked_rows import together
+from bide.stores.sql.reading import find
+from bide.stores.sql.runtime import Runtime
+from bide.stores.sql.schema import SqlSchema
+
+EVENTS_KEPT = 10_000
+LONGEST_PATIENCE = 45.0
+POLL: Millis = 200
+"""How often a worker looks while nobody tells it of what others schedule."""
+_AT_FIRST = 3.0
+"""Seconds that opening waits for a server that cannot be reached."""
+_SHORT = 0.2
+"""Seconds that extending waits for what somebody has locked: the leases of all the others are next."""
+
+
+class SqlStore(ABC):
+    """All that a store can do, on the connections of a Runtime."""
+
+    _runtime: ClassVar[Callable[..., Runtime]]
+    _schema: ClassVar[SqlSchema]
+    _tables: ClassVar[Callable[..., Sequence[Table]]]
+    _callers: ClassVar[type[CallersVerbs]]
+    """The verbs on a connection of the caller's."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Literal["server", "caller"] = "server",
+        patience: float = 10.0,
+        silence: float = 10.0,
+        events_kept: int = EVENTS_KEPT,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`own`: options of the server's Runtime."""
+        self._address: Any = self._schema.dialect.address_of(url)
+        self._url = url
+        if clock not in ("server", "caller"):
+            raise BadInput("clock", clock, '"server" or "caller"')
+        if not 0 < patience <= LONGEST_PATIENCE:
+            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
+        self._clock: Literal["server", "caller"] = clock
+        self._patience = patience
+        self._options = {"by_server": clock == "server", "silence": silence, **(own or {})}
+        self._events_kept = events_kept
+        self._opened: Runtime | None = None
+        self._changing = asyncio.Lock()
+        """Serializes `open` and `close`: two concurrent opens would each connect, and nobody would close the first."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._address.shown})"
+
+    # --- open and close
+
+    async def open(self) -> None:
+        """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
+        async with self._changing:
+            if self._opened is None:
+                self._opened = await self._connect()
+
+    async def _connect(self) -> Runtime:
+        runtime = self._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
+        try:
+            await runtime.look(check=True)
+            await runtime.look_at_the_clock()
+        except BaseException:
+            await runtime.close()
+            raise
+        for connection in runtime.connections.values():
+            connection.patience = self._patience
+        if runtime.by_server:
+            runtime.time.warn_of_skew(self._address.shown)
+        return runtime
+
+    async def close(self) -> None:
+        async with self._changing:
+            if self._opened is not None:
+                runtime, self._opened = self._opened, None
+                await runtime.close()
+
+    def _open(self) -> Runtime:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
+        return self._opened
+
+    # --- clients
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        return await together(await self.add_apart(tasks, now=now))
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await together(await self.change_apart(changes, now=now))
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await together(await self.settle_apart(outcomes, now=now))
+
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
+        """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
+        runtime = self._open()
+        if leases:
+            await runtime.ready(now)
+
+        async def extend(connection: Any, part: Sequence[Lease]) -> list[Any]:
+            extended: list[Any] = await runtime.operations.extend(connection, part, runtime.now(now), until - now)
+            return extended
+
+        answers: list[Any] = []
+        for part in slices(leases, runtime.at_once):
+            answers += await runtime.past("extend", part, extend)
+        return await together(runtime.tried_again(leases, answers, extend, patience=_SHORT))
+
+    # --- AnswersApart
+
+    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
+        return await self._write("add", tasks, now)
+
+    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
+        return await self._write("change", changes, now)
+
+    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
+        return await self._write("settle", outcomes, now)
+
+    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
+        runtime = self._open()
+        if asked:
+            await runtime.ready(now)
+        operation = runtime.operation(kind)
+
+        async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
+            wakes = runtime.wakes_of_call(now)
+            try:
+                answers: list[Any] = await operation(connection, part, runtime.now(now), runtime.about(now), wakes)
+            except BaseException:
+                wakes.undone()
+                raise
+            wakes.done()
+            return answers
+
+        answers: list[Any] = []
+        for part in runtime.parts(kind, asked):
+            try:
+                answers += await runtime.past(kind, part, write)
+            except StoreError as error:
+                answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
+                if len(answers) == len(asked) and not any(answer is not error for answer in answers):
+                    raise
+                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
+                raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
+        return runtime.tried_again(asked, answers, write, patience=self._patience)
+
+    # --- workers
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        runtime = self._open()
+        await runtime.ready(now)
+        leased = await runtime.lease(wants, now, until - now, holder)
+        if runtime.by_server and runtime.deaf_to(wants):
+            return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
+        return leased
+
+    async def purge(self, *, now: Millis, limit: int) -> int:
+        runtime = self._open()
+        keep = runtime.connections["keep"]
+        purged = await runtime.purge(keep, runtime.now(now), limit)
+        await runtime.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
+        return purged
+
+    # --- look
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        runtime = self._open()
+        found: list[Record | None] = []
+        for part in slices(refs, runtime.at_once):
+            found += await runtime.reading.get(runtime.connections["read"], part)
+        return found
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        runtime = self._open()
+        return await find(runtime.connections["read"], runtime.reads, where, page)
+
+    async def tally(
+        self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
+    ) -> Tally:
+        runtime = self._open()
+        tally: Tally = await runtime.reading.tally(runtime.connections["read"], edges, upto, topics)
+        return tally
+
+    # --- JoinsTransaction
+
+    def transaction(self) -> AbstractAsyncContextManager[Joined]:
+        """A transaction on the store's server, for tasks and for your own tables (`.connection`, the driver's).
+
+        Committed on leaving without an error, else rolled back; at most ten at a time, others wait for their turn.
+        Raises StoreUnavailable (nothing of it was done) and OutcomeUnknown.
+        """
+        return self._open().transactions.transaction()
+
+    def using(self, connection: object) -> Joined:
+        """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
+        lent = borrowed(connection)
+        if lent is None:
+            raise BadInput("connection", connection, self._callers.accepted)
+        return self._callers(self._open(), lent)
+
+    # --- Notifies, Shares, KeepsEvents
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        return await self._open().listen(topics, heard)
+
+    async def announce(
+        self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
+    ) -> dict[str, list[Topic]]:
+        return await event_log.announce(self._open().connections["keep"], holder, topics, until, now)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        runtime = self._open()
+        if events:
+            await event_log.record(runtime.connections["keep"], events, self._events_kept)
+
+    async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        return await event_log.events(self._open().connections["read"], ref, limit, self._events_kept)
+
+    # --- TellsTime, Diagnoses
+
+    async def time(self) -> Millis:
+        runtime = self._open()
+        await runtime.look_at_the_clock()
+        return int(runtime.time.seconds() * 1000)
+
+    def clock(self) -> Clock | None:
+        runtime = self._open()
+        return StoreClock(runtime.time) if runtime.by_server else None
+
+    async def diagnose(self) -> list[Finding]:
+        return await self._open().diagnose()
+
+    # --- WatchesTables
+
+    def tables(self, source: TableSource, *, connections: int) -> Sequence[Table]:
+        """Tables on the same server, on connections of their own."""
+        return self._tables(self._url, source, connections=connections, clock=self._clock, using=self.using)
+
+    # --- HasSchema
+
+    async def schema_version(self) -> tuple[int, int]:
+        """The version there (0: none), and the one that this code wants."""
+        return await self._schema.versions(self._url)
+
+    async def plan(self) -> list[str] | None:
+        """What is missing there, as statements."""
+        return await self._schema.plan(self._url)
+
+    async def migrate(self) -> None:
+        """Bring the schema to what this code wants; needs the right to create tables."""
+        await self._schema.migrate(self._url)
