@@ -1,4 +1,4 @@
-"""What the commands of this folder have in common: their options, how they end, and how figures are shown."""
+"""The common part of the commands of this folder: options, how they end, and how figures are shown."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Found:
-    """What one run of a workload found. A run with faults has no figures worth quoting."""
+    """The figures and faults of one run of a workload. A run with faults has no figures worth quoting."""
 
     figures: list[Figure] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

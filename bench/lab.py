@@ -1,4 +1,4 @@
-"""Whether the lab measures bide as bide measures itself: the same loads by both, in turns, and their medians.
+"""Checks that the lab measures bide as bide measures itself: the same loads by both, in turns, and their medians.
 
     python bench/lab.py                                     memory and SQLite
     python bench/lab.py --redis redis://127.0.0.1:6379/0    and Redis; --postgres and --mysql likewise
