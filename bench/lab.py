@@ -1,4 +1,4 @@
-"""Checks that the lab measures bide as bide measures itself: the same loads by both, in turns, and their medians.
+"""Compare the lab with `bide bench`: the same loads by both, in turns, and their medians.
 
     python bench/lab.py                                     memory and SQLite
     python bench/lab.py --redis redis://127.0.0.1:6379/0    and Redis; --postgres and --mysql likewise
@@ -22,8 +22,8 @@ from statistics import median
 
 import click
 
-from bide_lab.catalogue import catalogue
-from bide_lab.running import Cell, Run, play
+from bide_lab.running import Cell, Run, measure
+from bide_lab.strategies import catalogue
 from bide_lab.workloads import WORKLOADS
 
 _AGREES = 0.3
@@ -81,7 +81,7 @@ def _by_lab(store: str, urls: Mapping[str, str]) -> Mapping[str, float]:
     strategy = catalogue()[f"bide-{store}"]
     seen = {}
     for name in ("steady", "burst"):
-        result = asyncio.run(play(Cell(strategy, WORKLOADS[name]), run))
+        result = asyncio.run(measure(Cell(strategy, WORKLOADS[name]), run))
         if result.figures is None or result.figures.p50 is None:
             raise SystemExit(f"{strategy.name} {name}: {result.why_not}")
         seen[name] = result.figures

@@ -22,7 +22,7 @@ from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
 from bide_lab.report.document import Document
-from bide_lab.report.families import FAMILIES, Family
+from bide_lab.report.findings import FAMILIES, Family
 from bide_proofs.reliability import Results
 from bide_proofs.simulate.mutants.table import table as mutants_table
 
@@ -88,12 +88,12 @@ def lab_parts() -> dict[str, Callable[[], str]]:
 
     parts: dict[str, Callable[[], str]] = {
         "lab-way": lambda: lab().way(),
-        "lab-flaws": lambda: lab().flaws(),
-        "lab-flaws-zh": lambda: lab().flaws(chinese=True),
-        "lab-picks": lambda: lab().picks(),
-        "lab-picks-zh": lambda: lab().picks(chinese=True),
-        "lab-ahead": lambda: lab().ahead(),
-        "lab-ahead-zh": lambda: lab().ahead(chinese=True),
+        "lab-flaws": lambda: lab().text().flaws() + "\n",
+        "lab-flaws-zh": lambda: lab().text(chinese=True).flaws() + "\n",
+        "lab-picks": lambda: lab().text().picks() + "\n",
+        "lab-picks-zh": lambda: lab().text(chinese=True).picks() + "\n",
+        "lab-ahead": lambda: lab().text().ahead() + "\n",
+        "lab-ahead-zh": lambda: lab().text(chinese=True).ahead() + "\n",
     }
     for family in FAMILIES:
         parts |= of_family(family)

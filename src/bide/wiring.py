@@ -98,11 +98,11 @@ def tables_at(
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
+        from bide.stores.sqlite.database import TableFile
         from bide.stores.sqlite.table import SqliteTable
-        from bide.stores.sqlite.table_file import TableFile
 
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
-        return [SqliteTable(one, file, stores_own=False) for one in source.each()]
+        return [SqliteTable(one, file) for one in source.each()]
     if scheme in _POSTGRES:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres.table import PostgresTable

@@ -123,7 +123,7 @@ def test_payloads_are_checked_and_what_was_done_is_noted(shop: Shop) -> None:
 
 
 def test_while_others_write_it_waits_without_a_loop(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.stores.sqlite.joined.PATIENCE", PATIENCE)
+    monkeypatch.setattr("bide.stores.sqlite.transactions.PATIENCE", PATIENCE)
     with closing(sqlite3.connect(shop.path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         timer = threading.Timer(0.2, other.execute, ["COMMIT"])

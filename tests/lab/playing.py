@@ -1,5 +1,5 @@
-"""What the tests of strategies share: their processes, all played within this one, so that it can be said what each of
-them has done when another does something. How fast that is decides nothing.
+"""The processes of a strategy, all played within this one, so that it can be said what each of them has done when
+another does something. How fast that is decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def setting_of(strategy: type[Strategy], urls: Mapping[str, str], folder: Path, 
 
 
 class Effects:
-    """What was fired, by key: each time, in nanoseconds since the epoch."""
+    """The firings by key: each time, in nanoseconds since the epoch."""
 
     def __init__(self) -> None:
         self.at: dict[str, list[int]] = {}

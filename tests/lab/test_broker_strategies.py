@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, setting_of
+from tests.lab.playing import FAR, Company, Effects, die, setting_of
 from tests.waiting import pause, until
 
 from bide_lab.strategies.s09_delay_levels import LEVELS, DelayLevels, level_for
@@ -35,7 +35,7 @@ async def test_a_delay_is_relayed_over_the_largest_levels_that_fit(
     strategy = DelayLevels(setting_of(DelayLevels, {"rabbitmq": ""}, tmp_path, minute=60.0))
     item = Item("k", seconds * 1000)
     while passed < item.due:
-        await strategy.send_on(item, hop=len(sent) + 1)
+        await strategy.send_for(item, hop=len(sent) + 1)
     assert (sent, passed) == (hops, item.due)
     await strategy.close()
 
@@ -49,7 +49,7 @@ def test_the_level_is_the_largest_not_above_the_rest() -> None:
 async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
     rabbitmq_url: str, tmp_path: Path
 ) -> None:
-    """What is moved or cancelled leaves its message behind."""
+    """A task that is moved or cancelled leaves its message behind."""
     async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         client, consumer, effects, due = company.client, await company.another(), Effects(), now()
         await client.schedule([Item(key, due) for key in ("moved", "cancelled", "kept")])
@@ -84,11 +84,12 @@ async def test_a_long_delay_at_the_head_holds_up_the_short_ones_behind_it(rabbit
 async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(rabbitmq_url: str, tmp_path: Path) -> None:
     async with Company(QueuePerDelay, setting_of(QueuePerDelay, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         client, effects = company.client, Effects()
-        await company.start(effects)
+        [consumer] = await company.start(effects)
         await client.schedule([Item("long", now() + FAR)])
         await client.schedule([Item("short", now())])
         await company.until_fired(effects, "short")
         assert await client.left() == {"messages_left": 1, "queues": 3}
+        await die(consumer)  # its client would declare again the queue that it reads
         await client.clear()
         assert await client.left() == {"messages_left": 0, "queues": 0}
     assert list(effects.at) == ["short"]
@@ -98,7 +99,7 @@ async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
     rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would wait for ever for a connection to say goodbye on."""
-    monkeypatch.setattr("bide_lab.servers.rabbitmq._GOODBYE", 0.05)
+    monkeypatch.setattr("bide_lab.servers.brokers._GOODBYE", 0.05)
     async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         effects, one = Effects(), await company.another()
         [consumer] = await company.start(effects, one=one)

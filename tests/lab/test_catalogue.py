@@ -1,4 +1,4 @@
-"""What every strategy of the lab has to say of itself, and how one is found."""
+"""The declarations that every strategy of the lab has to make, and how one is found."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 from tests.lab.playing import named
 
 from bide.core.errors import BadInput
-from bide_lab.card import PARTS, card_of
-from bide_lab.catalogue import catalogue, check, chosen, source_of
 from bide_lab.figures import Figures
+from bide_lab.strategies import PARTS, card_of, catalogue, check, chosen, source_of
 from bide_lab.strategy import VERBS, Strategy
 from bide_lab.workloads import WORKLOADS
 

@@ -10,11 +10,11 @@ import pytest
 from tests.lab.reported import late, made, result
 
 from bide_lab import choose as choosing
-from bide_lab.catalogue import catalogue
 from bide_lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
 from bide_lab.figures import Result
 from bide_lab.report.findings import findings
 from bide_lab.running import ResultsFile
+from bide_lab.strategies import catalogue
 from bide_lab.strategy import Flaw
 
 EVERY = catalogue()
@@ -24,7 +24,7 @@ CLOSE = late(0.5, 2)
 
 
 def choice_of(wishes: Wishes, results: Sequence[Result] = ()) -> Choice:
-    return choose(wishes, findings(results), EVERY.values())
+    return choose(wishes, findings(results))
 
 
 def fitting(wishes: Wishes, *results: Result) -> list[str]:
@@ -34,7 +34,7 @@ def fitting(wishes: Wishes, *results: Result) -> list[str]:
 def why_not(name: str, wishes: Wishes, *results: Result) -> str:
     """All that speaks against it."""
     [one] = [one for one in choice_of(wishes, results).excluded if one.row.name == name]
-    return "; ".join(one.against)
+    return "; ".join(why.words for why in one.against)
 
 
 def test_examples_in_docstrings_are_true() -> None:
@@ -46,7 +46,7 @@ def test_examples_in_docstrings_are_true() -> None:
 def test_every_strategy_is_either_in_or_out_with_a_reason() -> None:
     choice = choice_of(Wishes(servers=ALL))
     assert {one.row.name for one in (*choice.fitting, *choice.excluded)} == set(EVERY)
-    assert all(one.against and all(one.against) for one in choice.excluded)
+    assert all(one.against and all(why.words for why in one.against) for one in choice.excluded)
     assert all(one.merits for one in choice.fitting)
     assert not choice.measured
 
@@ -54,7 +54,7 @@ def test_every_strategy_is_either_in_or_out_with_a_reason() -> None:
 def test_what_lost_tasks_where_it_was_measured_is_out_also_where_nothing_was() -> None:
     measured = ResultsFile(Path(choosing.__file__).with_name("results.jsonl")).read()
     losers = {one.row.name for one in choice_of(Wishes(servers=EVERYTHING), measured).excluded
-              if any("lost" in why and why.measured for why in one.against)}  # fmt: skip
+              if any("lost" in why.words and why.measured for why in one.against)}  # fmt: skip
     assert {"S5-B", "S18", "S1-tables"} <= losers
     assert not losers & {*fitting(Wishes(servers=EVERYTHING))}
     assert "loses what its holder had taken" in why_not("S5-B", Wishes(servers=EVERYTHING))

@@ -10,7 +10,7 @@ from redis import Redis
 from tests.lab.playing import FAR, Company, Effects, keeps_its_word, named, setting_of
 from tests.waiting import pause
 
-from bide_lab.catalogue import catalogue, chosen
+from bide_lab.strategies import catalogue, chosen
 from bide_lab.strategies.s11_timed_message import TimedMessage
 from bide_lab.strategy import Item, Strategy, now
 from bide_proofs.servers.redis import RedisServer

@@ -16,8 +16,8 @@ from tests.lab.playing import named
 from tests.lab.reported import some_results
 
 from bide.cli import main
-from bide_lab.catalogue import catalogue
 from bide_lab.running import ResultsFile
+from bide_lab.strategies import catalogue
 from bide_lab.strategy import Strategy
 from bide_lab.workloads import WORKLOADS
 

@@ -1,4 +1,4 @@
-"""What the strategies on Redis are known for, step by step: what one process does while another is in the middle."""
+"""The known flaws of the strategies on Redis, step by step: one process acts while another is in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a results file: findings, tables, pictures, a page, and the parts of the documentation."""
+"""The report of a results file: findings, tables, pictures, a page, and the parts of the documentation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab.catalogue import catalogue
+from bide_lab import figures, journal, strategy
 from bide_lab.figures import Result
-from bide_lab.report import charts, families, findings, measures, pictures, writing
-from bide_lab.report.document import Document
-from bide_lab.report.drawing import DARK, LIGHT, alone
-from bide_lab.report.families import FAMILIES, OWN, family_of
-from bide_lab.report.findings import NOT_ASKED, Findings, Row
-from bide_lab.report.markdown import markdown
-from bide_lab.report.page import page
+from bide_lab.report import charts, findings
+from bide_lab.report import page as pages
+from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
+from bide_lab.report.document import Document, markdown
+from bide_lab.report.findings import FAMILIES, NOT_ASKED, OWN, Findings, Row, family_of
+from bide_lab.report.page import page, write_report
 from bide_lab.report.tables import cell_table
-from bide_lab.report.writing import write_pictures, write_report
 from bide_lab.running import ResultsFile
+from bide_lab.strategies import catalogue, s09_delay_levels, s13_ring
 
 VOID = {"meta", "link", "br", "img", "input"}
 """Elements without an end."""
@@ -42,7 +41,11 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
     return {one.measure.name: [name for name, _ in one.ahead] for one in findings.findings(results).better}
 
 
-@pytest.mark.parametrize("module", [measures, families, charts, pictures], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [figures, findings, charts, journal, strategy, s09_delay_levels, s13_ring],
+    ids=lambda module: module.__name__,
+)
 def test_examples_in_docstrings_are_true(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert tried > 0
@@ -106,7 +109,7 @@ def test_the_markdown_file_names_every_strategy_and_every_cell(found: Findings) 
 
 
 class Elements(HTMLParser):
-    """What a page consists of, with what is not closed."""
+    """The elements of a page, and those that are not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ class Elements(HTMLParser):
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything(found: Findings) -> None:
-    text = page(found, pictures.pictures(found)[:2])
+    text = page(found, pictures(found)[:2])
     elements = Elements()
     elements.feed(text)
     assert not elements.wrong
@@ -155,7 +158,7 @@ def test_what_a_strategy_says_is_text_and_not_markup() -> None:
 
 
 def test_pictures_are_sound_and_the_same_each_time(found: Findings) -> None:
-    drawn = pictures.pictures(found)
+    drawn = pictures(found)
     names = [one.name for one in drawn]
     assert {"zsets-lateness", "zsets-faults", "zsets-idle", "timers-cost-insert-ns", "timers-cost-bytes"} <= set(names)
     assert len(names) == len(set(names))
@@ -172,7 +175,7 @@ def test_pictures_are_sound_and_the_same_each_time(found: Findings) -> None:
 def test_no_picture_holds_too_many_lines() -> None:
     names = [name for name, strategy in catalogue().items() if family_of(strategy).name == "timers"]
     many = findings.findings([result(name, "steady", made(late=late(1, 2))) for name in [*names, "bide-memory"]])
-    drawn = [one for one in pictures.pictures(many) if one.name.startswith("timers-lateness")]
+    drawn = [one for one in pictures(many) if one.name.startswith("timers-lateness")]
     assert len(names) > 7
     assert len(drawn) == 2
     both = [one.svg() for one in drawn]
@@ -185,10 +188,10 @@ def test_no_picture_holds_too_many_lines() -> None:
 def test_a_report_leaves_what_it_did_not_draw(found: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other, old = tmp_path / "logo.svg", tmp_path / "zsets-old.svg"
     other.write_text("<svg/>")
-    [first, *_] = pictures.pictures(found)
+    [first, *_] = pictures(found)
     write_pictures([first], tmp_path)
     (tmp_path / f"{first.name}.svg").rename(old)
-    monkeypatch.setattr(writing, "pictures", lambda _: [first])
+    monkeypatch.setattr(pages, "pictures", lambda _: [first])
     written = write_report(found, tmp_path)
     assert other.exists()
     assert not old.exists()

@@ -9,13 +9,12 @@ import pytest
 from tests.lab.playing import setting_of
 
 from bide.core.errors import BadInput
-from bide_lab.actor import Step
-from bide_lab.cast import LabFault
-from bide_lab.catalogue import catalogue, chosen, source_of
 from bide_lab.figures import Result
-from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play, play_all, why_not
-from bide_lab.stage import Stage, keys_of
+from bide_lab.processes import LabFault, Step
+from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure, measure_all, why_not
+from bide_lab.strategies import catalogue, chosen, source_of
 from bide_lab.strategy import Strategy, now
+from bide_lab.workload import Trial, keys_of
 from bide_lab.workloads import WORKLOADS
 
 NOTHING = Run(urls={}, quick=True, minute=1.0)
@@ -111,7 +110,7 @@ def sleepers(tmp_path: Path) -> dict[str, type[Strategy]]:
 async def test_a_cell_that_could_not_be_played_says_why(
     name: str, says: str, sleepers: dict[str, type[Strategy]]
 ) -> None:
-    result = await play(Cell(sleepers[name], WORKLOADS["burst"]), NOTHING)
+    result = await measure(Cell(sleepers[name], WORKLOADS["burst"]), NOTHING)
     assert result.figures is None
     assert result.why_not.startswith(FAILED)
     assert says in result.why_not
@@ -119,18 +118,18 @@ async def test_a_cell_that_could_not_be_played_says_why(
 
 @pytest.mark.parametrize(("strategy", "workload"), [("S7", "deaf"), ("S4-A", "idle"), ("S16-lazy", "touch")])
 async def test_a_workload_is_played_and_has_figures(strategy: str, workload: str, redis_url: str) -> None:
-    """What they are depends on the machine: people read them."""
+    """The figures themselves depend on the machine."""
     run = Run(urls={"redis": redis_url}, quick=True, minute=0.3)
-    result = await play(Cell(catalogue()[strategy], WORKLOADS[workload]), run)
+    result = await measure(Cell(catalogue()[strategy], WORKLOADS[workload]), run)
     assert result.figures is not None, result.why_not
     assert result.figures.scheduled > 0
     assert workload != "idle" or result.figures.server_cpu_pct is not None
 
 
 async def test_a_server_that_is_missing_and_a_workload_that_makes_no_sense_are_said() -> None:
-    missing = await play(Cell(catalogue()["S4-A"], WORKLOADS["steady"]), NOTHING)
+    missing = await measure(Cell(catalogue()["S4-A"], WORKLOADS["steady"]), NOTHING)
     assert missing.why_not == "not measured here: no redis server was given"
-    senseless = await play(Cell(catalogue()["bide-memory"], WORKLOADS["killed"]), NOTHING)
+    senseless = await measure(Cell(catalogue()["bide-memory"], WORKLOADS["killed"]), NOTHING)
     assert senseless.why_not == "it is one process with its client: see restarted"
     assert missing.figures is senseless.figures is None
 
@@ -143,10 +142,10 @@ async def test_a_run_is_taken_up_where_it_ended(sleepers: dict[str, type[Strateg
     def tell(number: int, cell: Cell, result: Result | None) -> None:
         told.append((number, result is not None))
 
-    await play_all(cells[:2], NOTHING, results, told=tell)
+    await measure_all(cells[:2], NOTHING, results, progress=tell)
     with results.path.open("ab") as file:
         file.write(b'{"strategy":"twice","workl')  # it was ended while it wrote
-    played = await play_all(cells, NOTHING, results, told=tell)
+    played = await measure_all(cells, NOTHING, results, progress=tell)
     assert [one.strategy for one in played] == ["broken", "twice"]
     assert told == [(0, False), (0, True), (1, False), (1, True), (1, False), (1, True), (2, False), (2, True)]
     found = {one.strategy: one.figures for one in ResultsFile(results.path).read()}
@@ -154,7 +153,7 @@ async def test_a_run_is_taken_up_where_it_ended(sleepers: dict[str, type[Strateg
     assert found["twice"] is not None
     assert found["twice"].duplicated == found["twice"].fired
     # another scale is another measurement
-    again = await play_all(cells[:1], Run(urls={}, quick=True, minute=2.0), results, told=tell)
+    again = await measure_all(cells[:1], Run(urls={}, quick=True, minute=2.0), results, progress=tell)
     assert [one.strategy for one in again] == ["right"]
 
 
@@ -179,22 +178,22 @@ def test_a_quick_run_has_only_what_must_be_seen(sleepers: dict[str, type[Strateg
 async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place(
     sleepers: dict[str, type[Strategy]], tmp_path: Path
 ) -> None:
-    async with Stage(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as stage:
-        [player] = await stage.start(seconds=0.001)
-        await player.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
-        assert await stage.until_fired(30, by=now() / 1000 + 60)
-        player.kill()
-        assert await player.usage() == {}
-        await stage.start()
-        verdict = stage.verdict()
-    assert (verdict.fired, len(verdict.lost), verdict.duplicated) == (30, 0, 0)
+    async with Trial(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as trial:
+        [process] = await trial.start(seconds=0.001)
+        await process.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
+        assert await trial.until_fired(30, by=now() / 1000 + 60)
+        process.kill()
+        assert await process.usage() == {}
+        await trial.start()
+        figures = trial.judged()
+    assert (figures.fired, figures.lost, figures.duplicated) == (30, 0, 0)
 
 
 async def test_what_a_process_says_when_it_cannot_begin_is_passed_on(
     sleepers: dict[str, type[Strategy]], tmp_path: Path
 ) -> None:
     strategy = sleepers["right"]
-    async with Stage(strategy, setting_of(strategy, {}, tmp_path)) as stage:
+    async with Trial(strategy, setting_of(strategy, {}, tmp_path)) as trial:
         os.unlink(source_of(strategy))
         with pytest.raises(LabFault, match="give a file that is there"):
-            await stage.start()
+            await trial.start()

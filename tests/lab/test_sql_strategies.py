@@ -49,7 +49,7 @@ async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(mysql_u
 async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes due a moment after a turn is late by a whole period: the next one is the first to ask for it."""
+    """A task that comes due a moment after a turn is late by a whole period: only the next turn asks for it."""
     turns: list[int] = []
 
     async def turn(_: float) -> None:
@@ -63,7 +63,7 @@ async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
     async with Company(Hourly, setting_of(Hourly, {}, tmp_path)) as company:
         first = present[0] + 3_600_000
         await company.client.schedule([Item("late", first + 1), *(Item(key, first) for key in KEYS)])
-        monkeypatch.setattr(s02_cron_batch, "asyncio", SimpleNamespace(sleep=turn))
+        monkeypatch.setattr("bide_lab.strategy.asyncio", SimpleNamespace(sleep=turn))
         with pytest.raises(asyncio.CancelledError):
             await company.client.run("worker", effects)
     assert turns == [0, len(KEYS), len(KEYS) + 1]

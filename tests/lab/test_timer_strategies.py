@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.lab.playing import FAR, Company, Effects, named, setting_of
 from tests.waiting import not_before, pause
 
-from bide_lab.stage import keys_of
 from bide_lab.strategies.s12_heap_wait import HeapWait
 from bide_lab.strategies.s13_ring import AsPublished, Counted, PublishedRing, Ring, as_counted, as_published
 from bide_lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
@@ -21,7 +20,8 @@ from bide_lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEa
 from bide_lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
 from bide_lab.strategies.s17_threads import POOL, Pooled, ThreadEach
 from bide_lab.strategy import Item, Strategy, now
-from bide_lab.workloads.structures import cost_of
+from bide_lab.workload import keys_of
+from bide_lab.workloads.memory import cost_of
 
 SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWheels, ThreadEach, Pooled]
 
@@ -54,11 +54,8 @@ def test_the_boundary_between_adding_and_ticking(counted: bool) -> None:
     def clock() -> int:
         return present
 
-    step = 1_000_000_000
-    ring = (
-        Ring[str](slots=60, step=step, start=0)
-        if counted
-        else PublishedRing[str](slots=60, step=step, start=0, clock=clock)
+    ring: Ring[str] = (
+        Ring(slots=60, step=1, start=0) if counted else PublishedRing(slots=60, step=1, start=0, clock=clock)
     )
     present = 900  # in the middle of a step
     ring.add("in 3 s", 3_900)
@@ -83,7 +80,7 @@ OPERATIONS = st.lists(
 def test_never_early_and_at_most_a_step_late(kind: str, operations: list[tuple[str, int, int]]) -> None:
     step, start = 100, 1_700_000_000_050
     timer: Ring[int] | TickingWheel[int] = (
-        Ring(slots=7, step=step * 1_000_000, start=start)
+        Ring(slots=7, step=step / 1000, start=start)
         if kind == "ring"
         else TickingWheel(tick=step, buckets=7, start=start)
     )

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
-import pymysql
 from tests.waiting import PATIENCE
 
 from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
 from bide.stores.postgres.schema import SCHEMA as POSTGRES_SCHEMA
+from bide_proofs.servers.mariadb import connect
 
 
 class CleanSchemas(ABC):
@@ -88,15 +88,11 @@ class PostgresSchemas(CleanSchemas):
 class MySqlSchemas(CleanSchemas):
     def __init__(self, url: str) -> None:
         super().__init__(url, MYSQL_SCHEMA.migrate)
-        parts = urlsplit(url)
-        self._connection = pymysql.connect(
-            host=parts.hostname, port=parts.port or 3306,
-            user=unquote(parts.username or ""), password=unquote(parts.password or ""),
-            init_command=f"SET innodb_lock_wait_timeout = {PATIENCE:.0f}, lock_wait_timeout = {PATIENCE:.0f}",
-        )  # fmt: skip
+        self._connection = connect(url)
 
     def _empty(self, schema: str) -> None:
         with self._connection.cursor() as cursor:
+            cursor.execute("BEGIN")
             cursor.execute(f"SHOW TABLES FROM {schema}")
             for (table,) in cursor.fetchall():
                 if table.endswith("caller"):  # a row without a name is the counter

@@ -1,10 +1,9 @@
-"""What private servers are made of: processes that outlive nobody, disks that can be full, folders of an account's."""
+"""The parts of private servers: processes that outlive nobody, and disks that can be full."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +12,12 @@ import pytest
 from tests.waiting import until
 
 from bide_proofs.servers.disk import Disk
-from bide_proofs.servers.process import Guard, Process, ServerFailed, ServerMissing, program
+from bide_proofs.servers.process import Guard, Process, ServerFailed
 from bide_proofs.servers.server import ServerProcess
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
 
 _UNLUCKY = "libfaketime: In ft_shm_init(), sem_open failed and recreation attempts failed: Permission denied"
-_STARTS_AND_DIES = """
-import os, sys
-from pathlib import Path
-from bide_proofs.servers.process import Process
-process = Process(["sleep", "60"], Path(sys.argv[1]) / "log", name="sleeper")
-print(process.pid, flush=True)
-os._exit(9)
-"""
 
 
 class Script(ServerProcess):
@@ -53,14 +44,6 @@ def test_a_server_with_an_unlucky_number_is_started_again(tmp_path: Path) -> Non
     assert not node.running
 
 
-def test_one_that_ends_shows_its_log(tmp_path: Path) -> None:
-    node = Script(tmp_path)
-    node.scripts = ["echo no such luck; exit 3"]
-    with pytest.raises(ServerFailed, match=r"the script ended with 3(.|\n)*no such luck"):
-        node.start()
-    node.stop()
-
-
 async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
     process = Process(["/bin/sh", "-c", "sleep 60 & sleep 60"], tmp_path / "log", name="two")
     await until(lambda: len(process.family()) == 3, "two children")
@@ -69,12 +52,6 @@ async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
     process.end(signal.SIGKILL)
     assert process.code == -signal.SIGKILL
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)  # noqa: ASYNC240
-
-
-async def test_a_process_does_not_outlive_who_started_it(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", _STARTS_AND_DIES, str(tmp_path)]
-    pid = int(subprocess.run(words, capture_output=True, text=True, check=False).stdout)  # noqa: ASYNC221
-    await until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the guard to kill it")
 
 
 def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:
@@ -111,8 +88,3 @@ def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:
     with (disk.place / "open").open("w"), pytest.raises(ServerFailed, match="was in use"):
         disk.remove()
     assert str(disk.place) not in Path("/proc/self/mounts").read_text()
-
-
-def test_a_missing_program_is_named() -> None:
-    with pytest.raises(ServerMissing, match="apt-get install oracle"):
-        program("oracle-server", "oracle")

@@ -17,14 +17,12 @@ from bide.cli.output import print_json
 from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
 from bide.core.instants import duration
-from bide_lab.card import PARTS, Card, card_of
-from bide_lab.catalogue import catalogue, chosen
-from bide_lab.choose import Candidate, Choice, Twice, Wishes, choose
-from bide_lab.figures import Result
+from bide_lab.choose import Choice, Twice, Wishes, choose
+from bide_lab.figures import MEASURES, Result
 from bide_lab.report.findings import NOT_WAITED_FOR, findings
-from bide_lab.report.measures import MEASURES
-from bide_lab.report.writing import write_report
-from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, play_all
+from bide_lab.report.page import write_report
+from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all
+from bide_lab.strategies import PARTS, Card, card_of, catalogue, chosen
 from bide_lab.strategy import Strategy
 from bide_lab.workloads import WORKLOADS
 
@@ -39,8 +37,9 @@ KINDS: Mapping[str, str] = {
 """The kinds of server that strategies need, each with a URL as it is given."""
 RESULTS = "lab-results.jsonl"
 _SHIPPED = Path(__file__).with_name("results.jsonl")
-"""What docs/strategies.md shows: figures of another machine, where there are none of this one."""
+"""The results that docs/strategies.md shows: of another machine, for where there are none of this one."""
 
+_quiet = shared_options(store=False)
 results_option = click.option(
     "--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, show_default=True,
     help="The results file, JSON lines.",
@@ -60,7 +59,7 @@ def lab() -> None:
 
 
 @lab.command(name="list")
-@shared_options(store=False)
+@_quiet
 @click.pass_obj
 def list_(surroundings: Context) -> None:
     """The strategies and the workloads."""
@@ -82,7 +81,7 @@ def list_(surroundings: Context) -> None:
 
 @lab.command()
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
-@shared_options(store=False)
+@_quiet
 @click.pass_obj
 def explain(surroundings: Context, strategies: tuple[str, ...]) -> None:
     """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
@@ -95,7 +94,8 @@ def explain(surroundings: Context, strategies: tuple[str, ...]) -> None:
             for one in variants:
                 print_json(_strategy_shape(one) | {"parts": card.parts, "drawing": card.drawing})
         else:
-            _print_card(card, variants, after_another=number > 0)
+            click.echo("\n" * bool(number), nl=False)
+            _print_card(card, variants)
 
 
 def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
@@ -107,10 +107,8 @@ def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_card(card: Card, variants: Sequence[type[Strategy]], *, after_another: bool) -> None:
+def _print_card(card: Card, variants: Sequence[type[Strategy]]) -> None:
     width = min(shutil.get_terminal_size().columns, 100) - 2
-    if after_another:
-        click.echo()
     click.secho(f"{card.title}\n", bold=True)
     for one in variants:
         click.echo(f"  {one.name}  {one.title}")
@@ -128,34 +126,24 @@ def _print_card(card: Card, variants: Sequence[type[Strategy]], *, after_another
 def server_options(command: click.decorators.FC) -> click.decorators.FC:
     """One option for each kind of server."""
     for kind, example in reversed(list(KINDS.items())):
-        variable = f"TEST_{kind.upper()}_URL"
-        command = click.option(
-            f"--{kind.replace('_', '-')}",
-            metavar="URL",
-            envvar=[f"LAB_{kind.upper()}_URL", variable],
-            help=f"Such as {example}",
-        )(command)
+        variables = [f"LAB_{kind.upper()}_URL", f"TEST_{kind.upper()}_URL"]
+        option = click.option(f"--{kind.replace('_', '-')}", metavar="URL", envvar=variables, help=f"Such as {example}")
+        command = option(command)
     return command
 
 
 @lab.command()
-@click.option(
-    "--strategies", "words", multiple=True, metavar="NAME", help="S4, S4-A or a path of a file; all without it."
-)
-@click.option(
-    "--workloads",
-    "only",
-    multiple=True,
-    metavar="NAME",
-    help="Without it those that a strategy names, and those that are for all.",
-)
+@click.option("--strategies", "words", multiple=True, metavar="NAME",
+              help="S4, S4-A or a path of a file; all without it.")  # fmt: skip
+@click.option("--workloads", "only", multiple=True, metavar="NAME",
+              help="Without it those that a strategy names, and those that are for all.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Only what each strategy is known for, with few tasks.")
 @click.option("--minute", type=click.FloatRange(0.1, 60), default=1.0, show_default=True,
               help="Seconds that one minute of a strategy's own periods takes.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also what the results file has already.")
 @results_option
 @server_options
-@shared_options(store=False)
+@_quiet
 @click.pass_obj
 def run(
     surroundings: Context, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
@@ -166,23 +154,22 @@ def run(
         if name not in WORKLOADS:
             raise BadInput("workloads", name, f"one of {', '.join(WORKLOADS)}")
     cells = cells_of(chosen(words), only, quick=quick)
-    whole = Run(urls={kind: url for kind, url in urls.items() if url}, quick=quick, minute=minute)
+    whole = Run({kind: url for kind, url in urls.items() if url}, quick, minute)
     file = ResultsFile(results)
     if again:
         file.path.unlink(missing_ok=True)
 
-    def told(number: int, cell: Cell, result: Result | None) -> None:
+    def progress(number: int, cell: Cell, result: Result | None) -> None:
         name = f"[{number + 1}/{len(cells)}] {cell.strategy.name} {cell.workload.name}"
         if surroundings.json:
             if result is not None:
                 print_json(result)
-        elif result is None:
-            if sys.stderr.isatty():
-                click.echo(f"{name} ...\r", err=True, nl=False)
-        else:
+        elif result is not None:
             click.echo(f"{name}: {_in_short(result)}")
+        elif sys.stderr.isatty():
+            click.echo(f"{name} ...\r", err=True, nl=False)
 
-    played = list(asyncio.run(play_all(cells, whole, file, told=told)))
+    played = asyncio.run(measure_all(cells, whole, file, progress=progress))
     failed = [one for one in played if one.why_not.startswith(FAILED)]
     if not surroundings.json:
         measured = sum(one.figures is not None for one in played)
@@ -199,12 +186,8 @@ def _in_short(result: Result) -> str:
         taken = [(one, value) for one in MEASURES
                  if one.workload == result.workload and (value := one.of(seen)) is not None]  # fmt: skip
         return ", ".join(f"{one.head} {one.words(value)}" for one, value in taken) or "measured"
-    late = (
-        f"late p50 {seen.p50:,.1f} ms, p99 {seen.p99:,.1f} ms; "
-        if seen.p50 is not None and seen.p99 is not None
-        else ""
-    )
-    return f"{late}{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
+    fired = f"{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
+    return f"late p50 {seen.p50:,.1f} ms, p99 {seen.p99:,.1f} ms; {fired}" if seen.late else fired
 
 
 @lab.command()
@@ -212,7 +195,7 @@ def _in_short(result: Result) -> str:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
               help="The folder that it is written into.")  # fmt: skip
 @own_option
-@shared_options(store=False)
+@_quiet
 @click.pass_obj
 def report(surroundings: Context, results: Path, out: Path, words: tuple[str, ...]) -> None:
     """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
@@ -244,36 +227,31 @@ def report(surroundings: Context, results: Path, out: Path, words: tuple[str, ..
               help="May it be done twice: yes, only after a crash, or no? [crash]")  # fmt: skip
 @results_option
 @own_option
-@shared_options(store=False)
+@_quiet
 @click.pass_obj
 def choose_(surroundings: Context, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
     """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
 
     What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
     """
-    asks = sys.stdin.isatty() and not surroundings.json
-    answers: dict[str, Any] = {}
-    for name in _QUESTIONS:
-        answers[name] = _asked(name, given[name], answers, asks=asks)
-    wishes = _wishes(answers)
-    every = [*catalogue().values(), *(chosen(words) if words else ())]
+    wishes = _wishes(given, asks=sys.stdin.isatty() and not surroundings.json)
     here = results.exists()
-    choice = choose(wishes, findings(ResultsFile(results if here else _SHIPPED).read(), every), every)
-    if surroundings.json:
-        print_json({
-            "measured": choice.measured,
-            "measured_here": choice.measured and here,
-            "fitting": [
-                {"strategy": one.row.name, "why": list(one.merits), "mind": list(one.minds)} for one in choice.fitting
-            ],
-            "excluded": [
-                {"strategy": one.row.name,
-                 "why": [{"reason": str(why), "measured": why.measured} for why in one.against]}
-                for one in choice.excluded
-            ],
-        })  # fmt: skip
-    else:
+    choice = choose(wishes, findings(ResultsFile(results if here else _SHIPPED).read(), chosen(words) if words else ()))
+    if not surroundings.json:
         _print_choice(choice, results, here=here)
+        return
+    print_json({
+        "measured": choice.measured,
+        "measured_here": choice.measured and here,
+        "fitting": [
+            {"strategy": one.row.name, "why": list(one.merits), "mind": list(one.minds)} for one in choice.fitting
+        ],
+        "excluded": [
+            {"strategy": one.row.name,
+             "why": [{"reason": why.words, "measured": why.measured} for why in one.against]}
+            for one in choice.excluded
+        ],
+    })  # fmt: skip
 
 
 _QUESTIONS: Mapping[str, tuple[str, Any]] = {
@@ -286,29 +264,28 @@ _QUESTIONS: Mapping[str, tuple[str, Any]] = {
     "survive": ("Must it survive a process that dies", True),
     "twice": ("May it be done twice (yes, crash: only after a crash, no)", "crash"),
 }
-"""By option, in the order in which they are asked: the question, and what counts where nobody answers."""
+"""By option, in the order in which they are asked: the question, and the answer where nobody gives one."""
 
 
-def _asked(name: str, value: Any, answers: Mapping[str, Any], *, asks: bool) -> Any:
-    question, default = _QUESTIONS[name]
-    if name == "several":
-        default = answers["servers"].strip() not in ("", "none")
-    if value is not None or not asks:
-        return default if value is None else value
-    if isinstance(default, bool):
-        return click.confirm(question, default=default)
-    return click.prompt(question, default=default, type=type(default))
-
-
-def _wishes(given: Mapping[str, Any]) -> Wishes:
-    servers = {word.strip() for word in given["servers"].split(",")} - {"", "none"}
+def _wishes(given: Mapping[str, Any], *, asks: bool) -> Wishes:
+    answers: dict[str, Any] = {}
+    for name, (question, default) in _QUESTIONS.items():
+        if name == "several":
+            default = answers["servers"].strip() not in ("", "none")
+        if given[name] is not None or not asks:
+            answers[name] = default if given[name] is None else given[name]
+        elif isinstance(default, bool):
+            answers[name] = click.confirm(question, default=default)
+        else:
+            answers[name] = click.prompt(question, default=default, type=type(default))
+    servers = {word.strip() for word in answers["servers"].split(",")} - {"", "none"}
     for one in sorted(servers - set(KINDS)):
         raise BadInput("servers", one, f"some of {', '.join(KINDS)}, with commas between them, or none")
-    if given["twice"] not in list(Twice):
-        raise BadInput("twice", given["twice"], "yes, crash or no")
-    late = duration(given["late"], field="late") / 1000
-    more = {name: given[name] for name in ("tasks", "several", "cancel", "move", "survive")}
-    return Wishes(late=late, servers=frozenset(servers), twice=Twice(given["twice"]), **more)
+    if answers["twice"] not in list(Twice):
+        raise BadInput("twice", answers["twice"], "yes, crash or no")
+    late = duration(answers["late"], field="late") / 1000
+    read = {"late": late, "servers": frozenset(servers), "twice": Twice(answers["twice"])}
+    return Wishes(**{**answers, **read})
 
 
 def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
@@ -319,14 +296,12 @@ def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
 
     if not choice.measured:
         tell(f"Nothing was measured: there are no figures in {results}. What follows is what the strategies say of "
-             "themselves; `bide lab run --quick` measures them.")  # fmt: skip
-        click.echo()
+             "themselves; `bide lab run --quick` measures them.\n")  # fmt: skip
     elif not here:
         tell(f"There are no figures of this machine in {results}: these are those of docs/strategies.md. "
-             "`bide lab run --quick` measures here.")  # fmt: skip
-        click.echo()
+             "`bide lab run --quick` measures here.\n")  # fmt: skip
     for number, one in enumerate(choice.fitting[:4]):
-        click.secho(f"{'Pick' if number == 0 else 'Or'} {one.row.name}: {one.row.title}", bold=True)
+        click.secho(f"{'Pick' if number == 0 else 'Or'} {one.row.name}: {one.row.strategy.title}", bold=True)
         for text in one.merits:
             tell(text, "+ ")
         for text in one.minds:
@@ -336,17 +311,12 @@ def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
     if not choice.fitting:
         click.secho("None fits. The nearest:", bold=True)
         for one in choice.excluded[:3]:
-            tell(f"{one.row.name}: {'; '.join(one.against)}", "- ")
+            tell(f"{one.row.name}: {'; '.join(why.words for why in one.against)}", "- ")
     elif choice.fitting[0].row.card is not None:
         tell(f"What to know of it: {choice.fitting[0].row.card.parts['Flaw']}")
     click.secho("\nNot these", bold=True)
-    for names, why in _by_reason(choice.excluded):
+    by_reason: dict[str, list[str]] = {}
+    for one in choice.excluded:
+        by_reason.setdefault(one.against[0].words, []).append(one.row.name)
+    for why, names in by_reason.items():
         tell(f"{', '.join(names)}: {why}", "- ")
-
-
-def _by_reason(excluded: Sequence[Candidate]) -> list[tuple[list[str], str]]:
-    """Each by its first reason, those that share one together."""
-    found: dict[str, list[str]] = {}
-    for one in excluded:
-        found.setdefault(one.against[0], []).append(one.row.name)
-    return [(names, why) for why, names in found.items()]

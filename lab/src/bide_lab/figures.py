@@ -1,9 +1,9 @@
-"""The figures of one cell: what the results file holds and every report is drawn from."""
+"""The figures of one cell, which the results file holds, and the measures by which strategies are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,18 +37,18 @@ class Figures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of one processor, all of the strategy's own processes."""
     server_cpu_pct: float | None = None
     client_bytes_per_task: float | None = None
-    """What resident memory of the strategy's own processes grew by."""
+    """Growth of the resident memory of the strategy's own processes."""
     server_bytes_per_task: float | None = None
     threads: int | None = None
     """Of the strategy's own processes, at most."""
     trips_per_task: float | None = None
-    """Messages to the servers from first to last, less what is asked while nothing is due."""
+    """Messages to the servers from first to last, less those sent while nothing is due."""
     idle_trips_per_s: float | None = None
     """Messages to the servers while nothing is due."""
     verbs: Mapping[str, float | str] = {}
     """By verb: microseconds of a lone call (median), or why there is none."""
     counts: Mapping[str, float] = {}
-    """What the strategy and the workload counted besides."""
+    """Further counts of the strategy and the workload."""
     curve: Mapping[str, Mapping[str, float]] = {}
     """By operation, by how many wait: nanoseconds or bytes, as the name of the operation says."""
 
@@ -89,3 +89,96 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def cell(self) -> tuple[str, str]:
         return self.strategy, self.workload
+
+
+class Measure(NamedTuple):
+    """One figure of one workload, by which strategies are compared."""
+
+    name: str
+    workload: str
+    unit: str
+    head: str
+    """The heading of its column."""
+    title: str
+    """Its words within a sentence: "lateness of half of the tasks"."""
+    of: Callable[[Figures], float | None]
+    more: bool = False
+    """More is better."""
+    counts_harm: bool = False
+    """It counts things that went wrong."""
+
+    @property
+    def whose(self) -> str:
+        """The processes that the cost is of."""
+        return "servers" if "server" in self.name else "its processes"
+
+    def better(self, one: float, other: float) -> bool:
+        return one > other if self.more else one < other
+
+    def words(self, value: float) -> str:
+        return f"{figure(value)}{' ' if self.unit[:1].isalpha() else ''}{self.unit}"
+
+
+def _verb(verb: str) -> Measure:
+    def cost(seen: Figures) -> float | None:
+        value = seen.verbs.get(verb)
+        return None if isinstance(value, str) else value
+
+    return Measure(f"verb-{verb}", "verbs", "µs", verb, f"time that a lone {verb} takes", cost)
+
+
+def _harm(workload: str, when: str) -> tuple[Measure, Measure]:
+    """Tasks lost, and done twice."""
+    return (
+        Measure(f"lost-{workload}", workload, "", f"lost, {workload}", f"tasks lost when {when}",
+                lambda seen: seen.lost, counts_harm=True),
+        Measure(f"twice-{workload}", workload, "", f"done twice, {workload}", f"tasks done twice when {when}",
+                lambda seen: seen.duplicated, counts_harm=True),
+    )  # fmt: skip
+
+
+MEASURES = (
+    Measure("late-p50", "steady", "ms", "late p50", "median lateness under a steady load", lambda seen: seen.p50),
+    Measure("late-p99", "steady", "ms", "late p99", "p99 lateness under a steady load", lambda seen: seen.p99),
+    # from the time at which all are due, since some strategies take all out before they fire the first
+    Measure("completed", "burst", "/s", "fired/s", "tasks fired a second in a burst, from its time on",
+            lambda seen: seen.fired / seen.most * 1000 if seen.most else None, more=True),
+    Measure("burst-p99", "burst", "ms", "burst p99", "p99 lateness in a burst", lambda seen: seen.p99),
+    Measure("scheduled", "burst", "/s", "scheduled/s", "schedules a second", lambda seen: seen.schedules_per_s, True),
+    Measure("steady-cpu", "steady", "%", "CPU", "processor time of its own processes under a steady load",
+            lambda seen: seen.client_cpu_pct),
+    Measure("idle-cpu", "idle", "%", "idle CPU", "processor time of its own processes while nothing is due",
+            lambda seen: seen.client_cpu_pct),
+    Measure("idle-server-cpu", "idle", "%", "idle CPU, servers", "processor time of the servers while nothing is due",
+            lambda seen: seen.server_cpu_pct),
+    Measure("idle-trips", "idle", "/s", "asked/s, idle", "messages to the servers a second while nothing is due",
+            lambda seen: seen.idle_trips_per_s),
+    Measure("bytes", "idle", "B", "bytes/task", "memory of its own processes for each task that waits",
+            lambda seen: seen.client_bytes_per_task),
+    Measure("server-bytes", "idle", "B", "bytes/task, servers", "memory of the servers for each task that waits",
+            lambda seen: seen.server_bytes_per_task),
+    Measure("trips", "trips", "", "messages/task", "messages to the servers for one task, from schedule to done",
+            lambda seen: seen.trips_per_task),
+    *(_verb(verb) for verb in ("schedule", "reschedule", "cancel", "fire_now")),
+    *_harm("killed", "every consumer is killed"),
+    *_harm("cut", "every connection is cut"),
+    *_harm("two", "two of each consumer run"),
+    *_harm("away", "no consumer runs for six strategy-minutes"),
+)  # fmt: skip
+"""In the order in which they are reported."""
+BY_NAME = {one.name: one for one in MEASURES}
+
+
+def figure(value: float) -> str:
+    """Three digits that count, in groups of three.
+
+    >>> figure(0.0012), figure(3.14159), figure(27182.8), figure(12.0), figure(0)
+    ('0.0012', '3.14', '27,200', '12', '0')
+    """
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        digits = len(str(int(abs(value))))
+        return f"{round(value, min(0, 3 - digits)):,.0f}" if value != int(value) or digits > 4 else f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return f"{value:.4f}".rstrip("0").rstrip(".") if "e" in text else text

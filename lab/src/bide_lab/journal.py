@@ -1,7 +1,8 @@
-"""What the processes of a cell write down, each line at once, so that it survives their end by any signal.
+"""The journals of a cell, which its processes write and the judge reads: calls, and effects.
 
-They write into a file that is mapped into their memory: what is there is the system's as soon as it is written, and
-costs a process less than a microsecond, so that even the fastest strategy is hardly slowed by being watched.
+Each line is written at once, so that it survives the end of its process by any signal. The file is mapped into the
+memory of the process: what is there is the system's as soon as it is written, and costs less than a microsecond, so
+that even the fastest strategy is hardly slowed by being watched.
 
     > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
     < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
@@ -14,20 +15,27 @@ Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bide_lab.figures import SHARES, Figures
+
 _PIECE = 16 << 20
 """Bytes by which a file grows; they are zeros, and take no space until they are written."""
-_LOOK = 1 << 16
+_READ = 1 << 16
 """Bytes that are read at once."""
 _AT_ONCE: int = getattr(mmap, "MAP_POPULATE", 0)
 """Where the system can, the first pages are there before they are written, so that no effect waits for one."""
+_MS = 1_000_000
+"""Nanoseconds."""
 
 
 class Call(NamedTuple):
@@ -40,7 +48,7 @@ class Call(NamedTuple):
     answered: int | None
     """None: it never was, or with an error."""
     done: bool
-    """Whether the answer says that it was done."""
+    """True if the answer says that it was done."""
 
 
 class Firing(NamedTuple):
@@ -65,21 +73,16 @@ class Journal:
         self._at = 0
         self._lock = threading.Lock()
         self._number = 0
-        self._process = os.getpid()
-        self._effects = {sign: f"{sign} %b %d %d {self._process}\n".encode() for sign in "!~."}
-        self.fired = 0
+        self._effects = {sign: f"{sign} %b %d %d {os.getpid()}\n".encode() for sign in "!~."}
 
     def begun(self, verb: str, keys: Iterable[tuple[str, int | None]]) -> list[int]:
         """A call for several keys is begun; the numbers to answer by."""
-        at = time.time_ns()
-        numbers = []
-        lines = []
-        for key, due in keys:
-            self._number += 1
-            numbers.append(self._number)
-            lines.append(f"> {self._number} {verb} {key} {'-' if due is None else due} {at}\n")
+        at, first = time.time_ns(), self._number + 1
+        lines = [f"> {number} {verb} {key} {'-' if due is None else due} {at}\n"
+                 for number, (key, due) in enumerate(keys, start=first)]  # fmt: skip
+        self._number += len(lines)
         self._write("".join(lines).encode())
-        return numbers
+        return list(range(first, self._number + 1))
 
     def answered(self, numbers: Iterable[int], word: str) -> None:
         at = time.time_ns()
@@ -87,7 +90,6 @@ class Journal:
 
     def effect(self, key: str, due: int, sign: str = "!") -> None:
         self._write(self._effects[sign] % (key.encode(), due, time.time_ns()))
-        self.fired += sign != "~"
 
     def _write(self, lines: bytes) -> None:
         with self._lock:
@@ -105,11 +107,11 @@ class Journal:
 
 
 def whole_lines(path: Path, *, since: int = 0) -> bytes:
-    """What a journal has from the byte `since` on, up to its last line that is whole."""
+    """The journal from the byte `since` on, up to its last line that is whole."""
     found = []
     with path.open("rb") as file:
         file.seek(since)
-        while piece := file.read(_LOOK):
+        while piece := file.read(_READ):
             written, zero, _ = piece.partition(b"\0")
             found.append(written)
             if zero:
@@ -124,7 +126,8 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
     firings: list[Firing] = []
     for path in paths:
         begun: dict[str, Call] = {}
-        for kind, words in _lines(path):
+        for line in whole_lines(path).decode().splitlines():
+            kind, *words = line.split()
             if kind in "!~.":
                 times = int(words[1]), int(words[2]), int(words[3])
                 firings.append(Firing(words[0], *times, begun=kind != ".", done=kind != "~"))
@@ -137,7 +140,93 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
     return sorted(calls, key=lambda call: call.begun), sorted(firings, key=lambda firing: firing.at)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for line in whole_lines(path).decode().splitlines():
-        kind, *words = line.split()
-        yield kind, words
+@dataclass(slots=True)
+class Version:
+    """The time in force for a key from a call on, or that there is none.
+
+    A firing belongs to the version in force at its time; while a call is under way, to the one before or after it,
+    whichever it fits. A call that was never answered may have been done or not, so that nothing is held against a
+    strategy for it.
+    """
+
+    called: int
+    answered: int | None
+    """None: nobody knows whether it came to be."""
+    due: int | None
+    """Nanoseconds; None: it shall not happen."""
+    begun: int = 0
+    done: int = 0
+
+
+def judge(calls: Iterable[Call], firings: Iterable[Firing], *, until: int) -> Figures:
+    """The firings that had to be, those that there were, and those that should not have been.
+
+    `until`, in nanoseconds: what is due later need not have fired. `calls` in the order in which they began.
+    """
+    versions: dict[str, list[Version]] = defaultdict(list)
+    for call in calls:
+        if call.answered is None or call.done:  # else nothing was done, as the answer says
+            due = None if call.verb == "cancel" else call.begun if call.verb == "fire_now" else (call.due or 0) * _MS
+            versions[call.key].append(Version(call.begun, call.answered, due))
+    duplicated = early = revived = first = last = 0
+    late: list[float] = []
+    under_way: dict[tuple[str, int], Version] = {}
+    for firing in sorted(firings, key=lambda one: one.at):
+        key = firing.key, firing.process
+        version = _in_force(versions.get(firing.key, ()), firing.at) if firing.begun else under_way.pop(key)
+        if version is None or version.due is None:
+            revived += 1
+            version = Version(firing.at, firing.at, None)
+        elif firing.begun:
+            early += firing.at < version.due
+            version.begun += 1
+            if version.begun == 1:
+                late.append((firing.at - version.due) / _MS)
+        if firing.done:
+            version.done += 1
+            duplicated += version.done > 1
+            if version.done == 1:
+                first, last = first or firing.at, firing.at
+        else:
+            under_way[key] = version
+    owed = [ones[-1] for ones in versions.values() if _must_fire(ones[-1], until)]
+    fired = sum(1 for version in owed if version.done)
+    return Figures(
+        scheduled=sum(1 for ones in versions.values() if ones[0].answered is not None),
+        expected=len(owed), fired=fired, lost=len(owed) - fired,
+        duplicated=duplicated, early=early, revived=revived,
+        late=curve(late), completed_per_s=round(fired / max((last - first) / 1e9, 1e-9), 1) if fired > 1 else None,
+    )  # fmt: skip
+
+
+def _in_force(versions: Sequence[Version], at: int) -> Version | None:
+    """The version that a firing at this time belongs to; None if there was none yet."""
+    chosen: Version | None = None
+    for version in versions:
+        if version.called > at:
+            break
+        settled = version.answered is not None and version.answered <= at
+        # while its call is under way the one before it may count as well: the one that the firing fits
+        if settled or chosen is None or chosen.done or chosen.due is None or at < chosen.due:
+            chosen = version
+    return chosen
+
+
+def _must_fire(last: Version, until: int) -> bool:
+    """True if a firing of a key's last version is owed; of one that nobody knows of, none is."""
+    return last.answered is not None and last.due is not None and last.due <= until
+
+
+def curve(late: Sequence[float]) -> Sequence[float]:
+    """The lateness at each of `SHARES`, to the microsecond."""
+    ordered = sorted(late)
+    return [round(percentile(ordered, share), 3) for share in SHARES] if ordered else ()
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of sorted values: one that was really measured.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.0)
+    (2.0, 1.0)
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,4 +1,4 @@
-"""Plays cells one after another, and writes each into the results file as soon as it is over."""
+"""Measures cells, and writes each into the results file as soon as it is over."""
 
 from __future__ import annotations
 
@@ -11,39 +11,34 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from bide._version import __version__
 from bide.core.errors import BadInput, BideError
-from bide_lab.cast import LabFault
 from bide_lab.figures import Figures, Result
-from bide_lab.stage import Stage
+from bide_lab.processes import LabFault
 from bide_lab.strategy import Setting, Strategy
-from bide_lab.workload import Workload
+from bide_lab.workload import Trial, Workload
 from bide_lab.workloads import WORKLOADS
 
 _AT_ONCE = 3
 """Cells that are played at the same time, of those that need not be alone."""
 FAILED = "failed"
-"""What the reason of a cell begins with that should have been played and could not."""
+"""The first word of the reason of a cell that should have been played and could not."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class Cell(NamedTuple):
     """One strategy under one workload."""
 
     strategy: type[Strategy]
     workload: Workload
 
-    @property
-    def name(self) -> tuple[str, str]:
-        return self.strategy.name, self.workload.name
 
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all cells of a run."""
+class Run(NamedTuple):
+    """The same for all cells of a run."""
 
     urls: Mapping[str, str]
     """By the kind of server: those that there are."""
@@ -69,7 +64,7 @@ def why_not(cell: Cell, run: Run) -> str:
     return cell.workload.why_not(cell.strategy)
 
 
-async def play(cell: Cell, run: Run) -> Result:
+async def measure(cell: Cell, run: Run) -> Result:
     """Play it; a cell that could not be played says why."""
     began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     figures: Figures | None = None
@@ -84,7 +79,7 @@ async def play(cell: Cell, run: Run) -> Result:
     return Result(
         strategy=cell.strategy.name, workload=cell.workload.name, quick=run.quick, minute=run.minute,
         version=__version__, at=at, seconds=round(time.monotonic() - began, 2), figures=figures, why_not=reason,
-        machine=machine(),
+        machine={"cpus": os.cpu_count() or 1, "python": platform.python_version(), "system": platform.system()},
     )  # fmt: skip
 
 
@@ -94,12 +89,8 @@ async def _played(cell: Cell, run: Run) -> Figures:
             urls={kind: run.urls[kind] for kind in cell.strategy.needs}, prefix=f"lab_{uuid4().hex[:10]}",
             folder=Path(folder), minute=run.minute,
         )  # fmt: skip
-        async with Stage(cell.strategy, setting, relayed=cell.workload.relayed) as stage:
-            return await cell.workload.play(stage, quick=run.quick)
-
-
-def machine() -> dict[str, Any]:
-    return {"cpus": os.cpu_count() or 1, "python": platform.python_version(), "system": platform.system()}
+        async with Trial(cell.strategy, setting, relayed=cell.workload.relayed) as trial:
+            return await cell.workload.play(trial, quick=run.quick)
 
 
 class ResultsFile:
@@ -133,33 +124,33 @@ class ResultsFile:
             file.write(msgspec.json.encode(result) + b"\n")
 
     def has(self, cell: Cell, run: Run) -> bool:
-        """Whether this cell was measured already, in the same way."""
+        """True if this cell was measured already, in the same way."""
         return any(
-            result.cell == cell.name and result.figures is not None
+            result.cell == (cell.strategy.name, cell.workload.name) and result.figures is not None
             and (result.quick, result.minute, result.version) == (run.quick, run.minute, __version__)
             for result in self.read()
         )  # fmt: skip
 
 
-async def play_all(
-    cells: Sequence[Cell], run: Run, results: ResultsFile, *, told: Callable[[int, Cell, Result | None], None]
+async def measure_all(
+    cells: Sequence[Cell], run: Run, results: ResultsFile, *, progress: Callable[[int, Cell, Result | None], None]
 ) -> list[Result]:
-    """All cells that are not in the results yet. `told` hears of each when it begins (None) and when it is over.
+    """All cells that are not in the results yet. `progress` is called when one begins (None) and when it is over.
 
     First those that measure time, one after another; then those that only count, which mostly wait, some at a time.
     """
     played: list[Result] = []
     missing = [(number, cell) for number, cell in enumerate(cells) if not results.has(cell, run)]
     places = asyncio.Semaphore(_AT_ONCE)
-    # strategies of one file may share what is not theirs alone, such as a setting of the server
+    # strategies of one file may share more than that, such as a setting of the server
     files: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play_one(number: int, cell: Cell) -> None:
         async with files[cell.strategy.__module__], places:
-            told(number, cell, None)
-            result = await play(cell, run)
+            progress(number, cell, None)
+            result = await measure(cell, run)
             results.add(result)
-            told(number, cell, result)
+            progress(number, cell, result)
             played.append(result)
 
     for number, cell in missing:

@@ -1,21 +1,27 @@
 """The seam of the lab: what a strategy is, so that every one can be asked the same and judged the same.
 
-A strategy is a class in a file of its own. The module's docstring is its card (see `card`); the class names itself, the
-servers it needs, the processes that have to run, and the verbs that it does not have, with the reason in one sentence.
+A strategy is a class in a file of its own. The module's docstring is its card (see `strategies`); the class names
+itself, the servers it needs, the processes that have to run, and the verbs that it does not have, with the reason in
+one sentence.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+
+import msgspec
 
 from bide_lab.figures import Figures
 
 VERBS = ("schedule", "reschedule", "cancel", "fire_now")
-"""What a client may ask of a strategy, in the order in which reports show it."""
+"""The calls that a client may make, in the order in which reports show them."""
 
 
 class Item(NamedTuple):
@@ -31,12 +37,12 @@ class Unsupported(Exception):
 
 
 class Effect(Protocol):
-    """What a strategy calls when it fires: the work itself, which the lab writes down."""
+    """The work itself, which a strategy calls when it fires and the lab writes down."""
 
     async def __call__(self, key: str, due: int) -> None:
         """Do it. `due` is the time that this firing was meant for, as the strategy knows it.
 
-        Takes as long as the workload says (see `Stage.start`), and is written down when it begins.
+        Takes as long as the workload says (see `Trial.start`), and is written down when it begins.
         """
         ...
 
@@ -52,13 +58,13 @@ class Setting:
     urls: Mapping[str, str]
     """By the kind of server: those that the strategy needs."""
     prefix: str
-    """What the names of everything that it makes begin with: letters, digits and underscores."""
+    """The beginning of the names of everything that it makes: letters, digits and underscores."""
     folder: Path
     """For files of its own."""
     minute: float = 1.0
     """Seconds that one minute of the strategy's own periods and levels takes; delays of tasks are never scaled."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What a workload asks of some strategies: each documents those that it reads."""
+    """Requests of a workload to some strategies: each documents those that it reads."""
 
     def span(self, seconds: float) -> float:
         """Seconds that `seconds` of the strategy's own periods take here."""
@@ -66,13 +72,44 @@ class Setting:
 
 
 class Flaw(NamedTuple):
-    """What the strategy is known for, and where it is to be seen."""
+    """A known weakness of the strategy, and where it is to be seen."""
 
     text: str
     """One sentence in the present tense: "two pollers fire the same task"."""
     workload: str
     seen: Callable[[Figures], str]
-    """What of it is to be seen in these figures, in words with numbers; empty if nothing is."""
+    """Its trace in these figures, in words with numbers; empty if there is none."""
+
+
+_ABOVE = {"ns": "us", "us": "ms", "ms": "s"}
+"""By unit: the one that is a thousand times as long."""
+
+
+def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
+    """The `seen` of a flaw that shows where a figure, or else a count, of this name is `over` so much.
+
+    `words` are a format of all figures and counts; one that was not taken is 0. There are `p50_s` and `most_s`,
+    lateness in seconds, and `done`, all firings; a time in `x_ms` is there as `x_s` too, and so on from `x_ns`.
+
+    >>> when("lost", "{lost} of {expected} gone")(Figures(lost=3, expected=9))
+    '3 of 9 gone'
+    """
+
+    def seen(figures: Figures) -> str:
+        taken = {**figures.counts, **msgspec.structs.asdict(figures), "p50": figures.p50, "most": figures.most}
+        values: dict[str, Any] = defaultdict(int, {one: value for one, value in taken.items() if value is not None})
+        values |= {"p50_s": values["p50"] / 1000, "most_s": values["most"] / 1000}
+        values["done"] = values["fired"] + values["duplicated"]
+        for one, (stem, _, unit) in [(one, one.rpartition("_")) for one in figures.counts]:
+            if unit in _ABOVE:
+                values[f"{stem}_{_ABOVE[unit]}"] = values[one] / 1000
+        return words.format_map(values) if values[name] > over else ""
+
+    return seen
+
+
+NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
+DONE_TWICE = when("duplicated", "{duplicated} of {expected} tasks done twice")
 
 
 class Strategy:
@@ -95,7 +132,7 @@ class Strategy:
     precision: ClassVar[float | None] = None
     """Seconds by which it is late by design, where that is more than a moment: of strategy time, so it is scaled."""
     hold: ClassVar[float] = 0.0
-    """Seconds, not scaled, after which what a dead consumer held is given to another."""
+    """Seconds, not scaled, after which the tasks of a dead consumer are given to another."""
     time_out: ClassVar[float] = 0.0
     """Seconds of strategy time that have to pass besides, where it waits for a time-out of its own."""
     period: ClassVar[float] = 0.0
@@ -103,14 +140,14 @@ class Strategy:
     again: ClassVar[float] = 0.0
     """Seconds of strategy time within which it meets what it has done once more, if it does at all."""
     direct: ClassVar[bool] = False
-    """Whether its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
+    """Its clients go to the server itself whatever stands between, so that nothing there counts or cuts."""
     shows: ClassVar[Sequence[str]] = ("steady",)
     """The workloads that a quick run plays besides those of its flaws."""
     skips: ClassVar[Mapping[str, str]] = {}
     """By workload: why that makes no sense here."""
     flaws: ClassVar[Sequence[Flaw]] = ()
     loses: ClassVar[str] = ""
-    """What is lost when a process dies or is away, whatever the flaws of a variant are; empty if nothing is."""
+    """The tasks that are lost when a process dies or is away, in words; empty if none are."""
     unfit: ClassVar[str] = ""
     """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
     bears: ClassVar[int | None] = None
@@ -118,6 +155,10 @@ class Strategy:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.counted: Counter[str] = Counter()
+        """Counts of this process, such as hops or messages passed on."""
+        self.closing = AsyncExitStack()
+        """All that `close` has to do."""
 
     async def prepare(self) -> None:
         """Make what all its processes need: tables, queues. Called once, before any other process opens it."""
@@ -130,6 +171,7 @@ class Strategy:
 
     async def close(self) -> None:
         """Disconnect. Also called after `open` failed half way."""
+        await self.closing.aclose()
 
     async def schedule(self, items: Sequence[Item]) -> None:
         """It answers when the tasks are as safe as they will be. Of one key there is one schedule in a cell."""
@@ -144,19 +186,19 @@ class Strategy:
         raise Unsupported(self.cannot["cancel"])
 
     async def fire_now(self, key: str) -> bool:
-        """Let it happen at once; False: it has happened."""
-        raise Unsupported(self.cannot["fire_now"])
+        """Let it happen at once; False: it has happened. Where nothing else is said, by moving it to now."""
+        return await self.reschedule(Item(key, now()))
 
     async def run(self, role: str, effect: Effect) -> None:
         """Do the part of `role` until cancelled."""
         raise NotImplementedError
 
     def counts(self) -> Mapping[str, float]:
-        """What this process counted of its own accord, such as hops or messages passed on: they are added up."""
-        return {}
+        """The counts of this process, which are added up over all of them."""
+        return self.counted
 
     async def left(self) -> Mapping[str, float]:
-        """What there is of it on the servers now, such as bytes of a table: asked once, by who directs the cell."""
+        """Counts of what is on the servers now, such as bytes of a table: asked once, by the owner of the cell."""
         return {}
 
     async def committed(self) -> Mapping[str, int]:
@@ -170,3 +212,32 @@ class Strategy:
 def now() -> int:
     """Milliseconds since the epoch, by this machine's clock: all of the lab runs on one."""
     return time.time_ns() // 1_000_000
+
+
+async def together(*parts: Coroutine[Any, Any, object]) -> None:
+    """All of them at once; when one fails the others are cancelled."""
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(part)
+
+
+async def poll(seconds: float, look: Callable[[], Awaitable[object]]) -> NoReturn:
+    """Call `look` again and again, with a pause after each time."""
+    while True:
+        await look()
+        await asyncio.sleep(seconds)
+
+
+async def each_period(seconds: float, work: Callable[[], Awaitable[object]]) -> NoReturn:
+    """Call `work` at every full period of the clock, as cron does; one that is missed is left out."""
+    while True:
+        await asyncio.sleep(seconds - time.time() % seconds)
+        await work()
+
+
+async def due_or_told(due: int | None, told: asyncio.Event) -> None:
+    """Wait until `due` (None: for ever), or until `told` is set: of an earlier task, say."""
+    told.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None if due is None else (due - now()) / 1000):
+            await told.wait()

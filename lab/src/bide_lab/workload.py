@@ -1,34 +1,277 @@
-"""The second seam of the lab: what a workload is."""
+"""The second seam of the lab: what a workload is, and the trial that it is given to play."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import asyncio
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
+from bide.testing.proxy import Act, Chunk, FaultProxy
+from bide_lab import journal
 from bide_lab.figures import Figures
-from bide_lab.stage import Stage
-from bide_lab.strategy import Strategy
+from bide_lab.processes import LabFault, Process, Spec, Step
+from bide_lab.strategies import catalogue, source_of
+from bide_lab.strategy import Setting, Strategy, now
+
+_LOOK = 0.02
+"""Seconds between two looks at what has fired."""
+MARGIN = 1.0
+"""Seconds that a firing may be late beyond the strategy's own precision before it counts as not there."""
+
+
+class Relay:
+    """A proxy between a strategy and one of its servers: it counts messages, and can cut the wire."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.proxy = FaultProxy(host, port)
+        self.proxy.hook = self._seen
+        self.to_server = 0
+
+    def _seen(self, chunk: Chunk) -> Act:
+        self.to_server += chunk.to_server
+        return Act.FORWARD
+
+
+class Trial:
+    """One strategy under one workload: its processes and what they wrote. `async with` it: at the end all processes
+    have ended and what the strategy made is gone.
+    """
+
+    def __init__(self, strategy: type[Strategy], setting: Setting, *, relayed: bool = False) -> None:
+        self.strategy = strategy
+        self.setting = setting
+        self.server_urls = setting.urls
+        """Of the servers themselves, without a relay."""
+        self.processes: list[Process] = []
+        self.relays: list[Relay] = []
+        self.owner = strategy(setting)
+        """It makes what the processes need, looks at what there is, and takes it away; it does nothing else."""
+        self._relayed = relayed
+        self._stack = AsyncExitStack()
+        self._read_to: dict[Path, int] = {}
+        self._fired: set[bytes] = set()
+
+    async def __aenter__(self) -> Trial:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.owner.close)
+            await self.owner.open()
+            stack.push_async_callback(self.owner.clear)
+            await self.owner.prepare()
+            if self._relayed and not self.strategy.direct:
+                urls = {kind: await self._relay(url, stack) for kind, url in self.server_urls.items()}
+                self.setting = replace(self.setting, urls=urls)
+            stack.push_async_callback(self._stop_all)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _relay(self, url: str, stack: AsyncExitStack) -> str:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None, "the lab's URLs name their ports"
+        relay = Relay(parts.hostname, parts.port)
+        await stack.enter_async_context(relay.proxy)
+        self.relays.append(relay)
+        user, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{user}{at}127.0.0.1:{relay.proxy.port}").geturl()
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self.processes))
+
+    @property
+    def patience(self) -> float:
+        """Seconds after its time by which every firing has to be there, if nothing goes wrong."""
+        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision or 0.0))
+
+    @property
+    def hold(self) -> float:
+        """Seconds after which the tasks of a dead consumer have been given to another."""
+        return self.strategy.hold + self.setting.span(self.strategy.time_out)
+
+    @property
+    def to_servers(self) -> int:
+        """Messages to the servers so far."""
+        return sum(relay.to_server for relay in self.relays)
+
+    def bearable(self, count: int) -> int:
+        """So many tasks, or as many as the strategy is to be asked to hold."""
+        return count if self.strategy.bears is None else min(count, self.strategy.bears)
+
+    def option(self, **options: str) -> None:
+        """Ask the strategy for something, before any process of it is started."""
+        self.setting = replace(self.setting, options={**self.setting.options, **options})
+
+    async def start(self, *, seconds: float = 0.0, slow: float = 0.0) -> list[Process]:
+        """Consumers, one for each role, in their order; of a strategy within one process that process is a client too.
+
+        `seconds`: how long an effect takes; `slow`: that of a key which begins with "slow".
+        """
+        return [await self._start(role, seconds=seconds, slow=slow) for role in self.strategy.roles]
+
+    async def client(self) -> Process:
+        """A process that calls the verbs."""
+        return self.processes[-1] if self.strategy.in_process else await self._start("")
+
+    async def _start(self, role: str, **more: float) -> Process:
+        log = self.setting.folder / f"log-{len(self.processes)}"
+        process = await Process.start(self.spec(role, **more), log=log)
+        self.processes.append(process)
+        return process
+
+    def spec(self, role: str, **more: float) -> Spec:
+        """The next process."""
+        return Spec(
+            strategy=self.strategy.name,
+            source="" if self.strategy.name in catalogue() else source_of(self.strategy),
+            setting=self.setting, journal=self.setting.folder / f"journal-{len(self.processes)}", role=role, **more,
+        )  # fmt: skip
+
+    def fired(self) -> int:
+        """Tasks that were done so far, in all processes, those that are gone too; a repeated one counts once."""
+        for path in (process.spec.journal for process in self.processes):
+            whole = journal.whole_lines(path, since=self._read_to.get(path, 0))
+            self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line[:1] in b"!.")
+            self._read_to[path] = self._read_to.get(path, 0) + len(whole)
+        return len(self._fired)
+
+    async def until_fired(self, count: int, *, by: float) -> bool:
+        """Wait for so many tasks to be done, until `by` (seconds since the epoch) at most; whether there were."""
+        while self.fired() < count:
+            if time.time() > by:
+                return False
+            await asyncio.sleep(_LOOK)
+        return True
+
+    async def rest(self, seconds: float = 0.3) -> None:
+        """Give what should not fire the time to do so, and what was done the time to be met again."""
+        await asyncio.sleep(seconds + self.setting.span(self.strategy.again))
+
+    async def finish(self, count: int, *, end: float, more: float = 0.0, rest: float = 0.3) -> Figures:
+        """Wait until so many tasks are done, which are due by `end` (seconds since the epoch), and for what should not
+        happen. The figures, with all counts; `more`: seconds that the tasks may take besides.
+
+        Raises `LabFault` if a consumer failed though nothing was done to anybody.
+        """
+        await self.until_fired(count, by=end + self.patience + more)
+        await self.rest(rest)
+        await self.unharmed()
+        figures = self.judged(until=end)
+        figures.counts = await self.counts()
+        return figures
+
+    async def through(
+        self, steps: Sequence[Step], *, fires: int, last: float, lead: int = 0, callers: int = 256, sets: int = 1,
+        more: float = 0.0, **effects: float,
+    ) -> Figures:  # fmt: skip
+        """Start consumers and a client, make the calls, and `finish`.
+
+        `fires` tasks are due, the last of them `last` milliseconds from when steps count, which is in `lead`
+        milliseconds. `sets`: so many consumers of each role; `effects`: see `start`.
+        """
+        for _ in range(sets):
+            await self.start(**effects)
+        client = await self.client()
+        begin = now() + lead
+        await client.play(begin, steps, callers=callers)
+        return await self.finish(fires, end=max((begin + last) / 1000, time.time()), more=more)
+
+    def written(self) -> tuple[Sequence[journal.Call], Sequence[journal.Firing]]:
+        """All that the processes wrote down."""
+        return journal.read(process.spec.journal for process in self.processes)
+
+    def judged(self, *, until: float | None = None) -> Figures:
+        """The figures of all that was due by `until` (seconds since the epoch), or by now."""
+        return journal.judge(*self.written(), until=round((until or time.time()) * 1e3) * 1_000_000)
+
+    async def usages(self) -> list[dict[str, Any]]:
+        """Of every living process."""
+        return [await process.usage() for process in self.processes if not process.killed]
+
+    async def counts(self) -> dict[str, float]:
+        """The counts of the strategy's living processes, added up, and what it has left on the servers."""
+        total: dict[str, float] = {}
+        for used in await self.usages():
+            for name, value in used["counts"].items():
+                total[name] = total.get(name, 0) + value
+        return {**total, **await self.owner.left()}
+
+    async def unharmed(self) -> None:
+        """Raises `LabFault` if a consumer failed."""
+        for process in self.processes:
+            if not process.killed and (await process.usage())["restarts"]:
+                raise LabFault(f"{process.name} failed: {process.complaints()}")
 
 
 class Workload:
-    """A few seconds on a stage. It starts the processes that it wants, and reports what they did."""
+    """A few seconds in a trial. It starts the processes that it wants, and reports what they did.
+
+    The first sentence of a docstring says what is asked of a strategy, or done to it, to whoever reads a report.
+    """
 
     name: ClassVar[str]
     """One word."""
-    about: ClassVar[str]
-    """One sentence."""
     relayed: ClassVar[bool] = False
-    """Whether the strategy's connections go through a relay: that counts and can cut them, and costs time."""
-
+    """The strategy's connections go through a relay: that counts and can cut them, and costs time."""
     for_all: ClassVar[bool] = False
-    """Whether every strategy is to be seen under it, unless that makes no sense; else those that name it."""
+    """Every strategy is to be seen under it, unless that makes no sense; else only those that name it."""
     alone: ClassVar[bool] = True
-    """Whether nothing else may be played meanwhile: its figures are times, and not only counts."""
+    """Nothing else may be played meanwhile: its figures are times, and not only counts."""
+    verbs: ClassVar[Sequence[str]] = ()
+    """The verbs that it takes, besides to schedule."""
+    within: ClassVar[str] = ""
+    """Why it makes no sense for a strategy within one process; empty if it does."""
+    serverless: ClassVar[str] = ""
+    """Why it makes no sense for a strategy without a server; empty if it does."""
+    part: ClassVar[Mapping[str, str]] = {}
+    """The attribute that a strategy has to have and that must not be false, and why it makes no sense without it."""
+
+    @property
+    def about(self) -> str:
+        """The sentence that its docstring begins with."""
+        return " ".join((inspect.getdoc(self) or "").partition("\n\n")[0].split()).rstrip(".")
 
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""
         fit = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
-        return strategy.skips.get(self.name) or ("" if self.name in fit else strategy.unfit)
+        reasons = [
+            strategy.skips.get(self.name, ""),
+            "" if self.name in fit else strategy.unfit,
+            *(strategy.cannot.get(verb, "") for verb in self.verbs),
+            self.within if strategy.in_process else "",
+            "" if strategy.needs else self.serverless,
+            *(why for name, why in self.part.items() if not getattr(strategy, name, None)),
+        ]
+        return next(filter(None, reasons), "")
 
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
         """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
         raise NotImplementedError
+
+
+def processor_share(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:
+    """Percent of one processor that processes took between two of their usages."""
+    spent = sum(one["cpu"] - other["cpu"] for one, other in zip(after, before, strict=True))
+    return float(round(spent / (after[0]["at"] - before[0]["at"]) * 100, 3))
+
+
+def steps_at(rate: float, keys: Sequence[str], *, ahead: int) -> list[Step]:
+    """One schedule for each key, `rate` a second, each due `ahead` milliseconds after it is made."""
+    times = (round(number * 1000 / rate) for number in range(len(keys)))
+    return [Step(at, "schedule", [(key, at + ahead)]) for at, key in zip(times, keys, strict=True)]
+
+
+def batches(keys_and_due: Sequence[tuple[str, int]]) -> list[Step]:
+    """Schedules of many at a time, all as soon as may be; due in milliseconds from the beginning."""
+    return [Step(0, "schedule", keys_and_due[begin : begin + 500]) for begin in range(0, len(keys_and_due), 500)]
+
+
+def keys_of(count: int, prefix: str = "k") -> list[str]:
+    return [f"{prefix}{number:06d}" for number in range(count)]

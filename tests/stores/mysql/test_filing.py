@@ -12,7 +12,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreError
 from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
-from bide.stores.mysql import MySqlStore, filing, leasing
+from bide.stores.mysql import MySqlStore, filing
 from bide.stores.mysql.address import address_of
 from bide.testing.store_suite.acts import (
     HOUR,
@@ -149,7 +149,7 @@ async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: Open
 async def test_more_files_than_one_look_takes(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leasing, "FILES", 2)
+    monkeypatch.setattr(filing, "AT_ONCE", 2)
     store = await open_store(url)
     await put(store, *[new(str(number)) for number in range(5)])
     for _ in range(5):

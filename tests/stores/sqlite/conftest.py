@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.waiting import PATIENCE
 
-from bide.stores.sqlite import SqliteStore, connection, joined
+from bide.stores.sqlite import SqliteStore, connection, transactions
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> str:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives up a lock because the machine is slow; a test of that end sets its own."""
     monkeypatch.setattr(connection, "PATIENCE", PATIENCE)
-    monkeypatch.setattr(joined, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(transactions, "PATIENCE", PATIENCE)
     monkeypatch.setattr(connection.patiently, "__kwdefaults__", {"patience": PATIENCE})
 
 

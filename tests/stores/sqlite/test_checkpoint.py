@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until, wait_until
 
 from bide.core.records import Filter
-from bide.stores.sqlite import SqliteStore, schema
+from bide.stores.sqlite import SqliteStore, database
 from bide.stores.sqlite.checkpoint import KICK_PAGES, Checkpointer
 from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, connect
 from bide.testing.store_suite.acts import listed, new, put
@@ -22,7 +22,7 @@ from bide.testing.store_suite.acts import listed, new, put
 def writing(path: str) -> Iterator[sqlite3.Connection]:
     with closing(connect(path)) as opened:
         opened.execute("PRAGMA journal_mode = WAL")
-        schema.prepare(opened, path)
+        database.prepare(opened, path)
         yield opened
 
 

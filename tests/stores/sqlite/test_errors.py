@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import Cancel, Filter, Result
-from bide.stores.sqlite import SqliteStore, connection, room
+from bide.stores.sqlite import SqliteStore, connection, disk_reserve
 from bide.stores.sqlite.errors import translate
 from bide.testing.store_suite.acts import NOW, do, done, listed, new, put, put_one, settle, take
 
@@ -64,7 +64,7 @@ async def test_when_the_file_may_not_grow_new_work_is_refused_whole_and_the_old_
 ) -> None:
     await put(store, *(new(str(number)) for number in range(20)))
     assert store._database is not None
-    writing = store._database._connections[0]
+    writing = store._database.writer._connection
     pages = writing.execute("PRAGMA page_count").fetchone()[0]
     writing.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreFull, match="no room for new tasks"):
@@ -84,17 +84,17 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     store = SqliteStore(path, disk_reserve=1_000_000)
     await store.open()
     await put_one(store)
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 1_000_000)
-    monkeypatch.setattr(room, "_EVERY", 0.0)
+    monkeypatch.setattr(disk_reserve, "free_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(disk_reserve, "_EVERY", 0.0)
     assert store._database is not None
-    store._database.room._look_again = 0.0
+    store._database.reserve._look_again = 0.0
     with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
         await store.add([new("more")], now=NOW)
     with pytest.raises(StoreFull):
         async with store.transaction() as joined:
             await joined.add([new("more")], now=NOW)
     assert await settle(store, done(await take(store)))
-    monkeypatch.setattr(room, "free_bytes", lambda folder: 10_000_000)
+    monkeypatch.setattr(disk_reserve, "free_bytes", lambda folder: 10_000_000)
     await put_one(store, new("more"))
     with pytest.raises(StoreFull):
         await store.add([new("as large as the disk", payload=bytes(5_000_000))], now=NOW)
@@ -110,10 +110,10 @@ def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pyt
             watched.check()  # another thread comes meanwhile
         return 1 << 60
 
-    monkeypatch.setattr(room, "free_bytes", slowly)
-    monkeypatch.setattr(room, "kept_bytes", lambda path, reserve: reserve)
-    monkeypatch.setattr(room, "_EVERY", PATIENCE)
-    watched = room.Room("/the/file", 1_000_000)
+    monkeypatch.setattr(disk_reserve, "free_bytes", slowly)
+    monkeypatch.setattr(disk_reserve, "kept_bytes", lambda path, reserve: reserve)
+    monkeypatch.setattr(disk_reserve, "_EVERY", PATIENCE)
+    watched = disk_reserve.DiskReserve("/the/file", 1_000_000)
     watched.check()
     watched.check()
     assert looks == ["/the"] * 2
@@ -152,7 +152,7 @@ async def test_a_disk_smaller_than_the_reserve_drains_to_the_last_task(small_dis
 async def test_a_file_that_was_removed_takes_no_new_work(
     store: SqliteStore, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_EVERY", 0.0)
+    monkeypatch.setattr(disk_reserve, "_EVERY", 0.0)
     os.rename(path, f"{path}.away")
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         await store.add([new("lost")], now=NOW)
@@ -171,11 +171,11 @@ async def test_a_rollback_that_fails_is_an_error_and_not_the_end_of_the_writer(s
     def fail(work: object) -> None:
         raise ZeroDivisionError
 
-    database._connections[0].set_authorizer(deny)
+    database.writer._connection.set_authorizer(deny)
     for _ in range(2):
         with pytest.raises(StoreError):
             await database.writer.submit(fail, durable=False)
-    database._connections[0].set_authorizer(None)
+    database.writer._connection.set_authorizer(None)
     await put_one(store)
 
 

@@ -17,7 +17,7 @@ from tests.waiting import forever
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Page, Ref, Result, State
-from bide.stores.sqlite import SqliteStore, connection, joined
+from bide.stores.sqlite import SqliteStore, connection, transactions
 from bide.testing.store_suite.acts import (
     KEPT,
     NOW,
@@ -259,7 +259,7 @@ async def test_a_joined_connection_waits_without_stopping_the_loop(
                 await asyncio.sleep(0)
             assert not waiting.done()
         await waiting
-        monkeypatch.setattr(joined, "PATIENCE", 0.01)
+        monkeypatch.setattr(transactions, "PATIENCE", 0.01)
         async with store.transaction():
             with pytest.raises(StoreUnavailable, match="keeps the file locked"):
                 await store.using(own).add([new("third")], now=NOW)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bide.stores.sqlite.libraries import mapped_libraries, resets_safely
+from bide.stores.sqlite.checkpoint import resets_safely
+from bide.stores.sqlite.diagnosis import mapped_libraries
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ from tests.waiting import PATIENCE, until
 
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
-from bide.stores.sqlite import SqliteStore, connection, schema
+from bide.stores.sqlite import SqliteStore, connection, database
 from bide.stores.sqlite.database import Database
 from bide.testing.store_suite.acts import listed, look, new, put_one
 
 
 async def test_a_new_file_gets_the_schema_of_this_code(path: str) -> None:
     store = SqliteStore(path)
-    assert await store.schema_version() == (0, schema.VERSION)
+    assert await store.schema_version() == (0, database.VERSION)
     assert not os.path.exists(path), "asking makes nothing"
     await store.migrate()
-    assert await store.schema_version() == (schema.VERSION, schema.VERSION)
+    assert await store.schema_version() == (database.VERSION, database.VERSION)
     assert sorted(os.listdir(os.path.dirname(path))) == ["tasks.db"], "closed, it is one file"
 
 
@@ -131,31 +131,31 @@ async def test_a_file_of_a_newer_version_is_refused_by_both_names(path: str) -> 
     with closing(sqlite3.connect(path, isolation_level=None)) as later:
         later.execute("UPDATE bide_meta SET value = 99 WHERE name = 'version'")
     store = SqliteStore(path)
-    with pytest.raises(StoreMismatch, match=rf"version 99, this code knows {schema.VERSION}"):
+    with pytest.raises(StoreMismatch, match=rf"version 99, this code knows {database.VERSION}"):
         await store.open()
-    assert await store.schema_version() == (99, schema.VERSION)
+    assert await store.schema_version() == (99, database.VERSION)
 
 
 def test_an_older_version_is_brought_up_step_by_step(path: str) -> None:
     steps = {
-        schema.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT"],
-        schema.VERSION + 1: ["CREATE INDEX bide_task_colour ON bide_task (colour)", "ANALYZE"],
+        database.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT"],
+        database.VERSION + 1: ["CREATE INDEX bide_task_colour ON bide_task (colour)", "ANALYZE"],
     }
     with closing(connection.connect(path)) as opened:
-        schema.prepare(opened, path)
-        schema.prepare(opened, path, wanted=schema.VERSION + 2, steps=steps)
-        assert schema.found_version(opened) == schema.VERSION + 2
+        database.prepare(opened, path)
+        database.prepare(opened, path, wanted=database.VERSION + 2, steps=steps)
+        assert database.found_version(opened) == database.VERSION + 2
         assert opened.execute("SELECT colour FROM bide_task").fetchall() == []
-        schema.prepare(opened, path, wanted=schema.VERSION + 2, steps=steps)
+        database.prepare(opened, path, wanted=database.VERSION + 2, steps=steps)
 
 
 def test_a_step_that_fails_leaves_the_older_version_whole(path: str) -> None:
-    steps = {schema.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT", "SELECT no such thing"]}
+    steps = {database.VERSION: ["ALTER TABLE bide_task ADD COLUMN colour TEXT", "SELECT no such thing"]}
     with closing(connection.connect(path)) as opened:
-        schema.prepare(opened, path)
+        database.prepare(opened, path)
         with pytest.raises(sqlite3.OperationalError):
-            schema.prepare(opened, path, wanted=schema.VERSION + 1, steps=steps)
-        assert schema.found_version(opened) == schema.VERSION
+            database.prepare(opened, path, wanted=database.VERSION + 1, steps=steps)
+        assert database.found_version(opened) == database.VERSION
         with pytest.raises(sqlite3.OperationalError, match="no such column"):
             opened.execute("SELECT colour FROM bide_task")
 
@@ -163,7 +163,7 @@ def test_a_step_that_fails_leaves_the_older_version_whole(path: str) -> None:
 def test_without_strict_tables_the_schema_is_the_same_but_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
-        schema.prepare(opened, ":memory:")
+        database.prepare(opened, ":memory:")
         (text,) = opened.execute("SELECT sql FROM sqlite_master WHERE name = 'bide_task'").fetchone()
         assert not text.endswith("STRICT")
 

@@ -31,7 +31,7 @@ async def test_the_log_keeps_what_it_is_told_to(path: str) -> None:
     kept = await store.events(limit=1_000)
     assert [one.key for one in kept] == [str(number) for number in range(99, 89, -1)]
     assert store._database is not None
-    rows = store._database._connections[0].execute("SELECT count(*) FROM bide_event").fetchone()[0]
+    rows = store._database.writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
     assert rows <= 11, "and the file keeps a tenth more at most"
     assert await store.events(limit=0) == []
     await store.close()

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import block, until
@@ -15,7 +16,7 @@ from tests.waiting import block, until
 from bide.core.errors import BadInput
 from bide.core.records import In
 from bide.stores.sqlite import SqliteStore
-from bide.stores.sqlite.watch import Polling, Tidings, tidings_of
+from bide.stores.sqlite.watch import Polling, signal_of
 from bide.testing.store_suite.acts import NOW, SECOND, new, put_one
 
 WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
@@ -26,13 +27,13 @@ WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
 async def test_an_idle_watcher_waits_for_the_kernel_alone(
     path: str, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bide.stores.sqlite.inotify import Inotify
+    from bide.stores.sqlite.watch import Inotify
 
     waits, wait = list[float | None](), Inotify.wait
 
-    def note(tidings: Inotify, timeout: float | None) -> bool:
+    def note(signal: Inotify, timeout: float | None) -> bool:
         waits.append(timeout)
-        return wait(tidings, timeout)
+        return wait(signal, timeout)
 
     monkeypatch.setattr(Inotify, "wait", note)
     store = SqliteStore(path, watch="inotify")
@@ -67,12 +68,12 @@ async def test_another_clients_commit_is_told_once_and_ones_own_head_not_again(p
 
 async def test_the_watcher_comes_and_goes_with_its_listeners(store: SqliteStore) -> None:
     assert store._database is not None
-    assert store._database._watcher is None
+    assert store._database.notifier._watcher is None
     first = await store.listen(["t"], lambda topic, wake: None)
-    watcher = store._database._watcher
+    watcher = store._database.notifier._watcher
     assert watcher is not None
     second = await store.listen(["u"], lambda topic, wake: None)
-    assert store._database._watcher is watcher
+    assert store._database.notifier._watcher is watcher
     await first.close()
     assert not watcher._stopping
     await second.close()
@@ -94,45 +95,45 @@ async def test_a_store_may_be_closed_with_somebody_listening(path: str) -> None:
 
 
 def test_without_inotify_it_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(tidings_of(str(tmp_path / "x-wal"), "poll"), Polling)
+    assert isinstance(signal_of(str(tmp_path / "x-wal"), "poll"), Polling)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert isinstance(tidings_of(str(tmp_path / "x-wal"), "auto"), Polling)
+    assert isinstance(signal_of(str(tmp_path / "x-wal"), "auto"), Polling)
     with pytest.raises(BadInput, match="only Linux"):
-        tidings_of(str(tmp_path / "x-wal"), "inotify")
+        signal_of(str(tmp_path / "x-wal"), "inotify")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 def test_the_kernel_tells_of_this_file_alone_also_when_it_is_made_anew(tmp_path: Path) -> None:
-    from bide.stores.sqlite.inotify import Inotify
+    from bide.stores.sqlite.watch import Inotify
 
     wal = tmp_path / "tasks.db-wal"
-    tidings = Inotify(str(wal))
-    assert not tidings.wait(0)
+    signal = Inotify(str(wal))
+    assert not signal.wait(0)
     (tmp_path / "other").write_bytes(b"x")
-    assert not tidings.wait(0.01)
+    assert not signal.wait(0.01)
     wal.write_bytes(b"x")
-    assert tidings.wait(1)
-    tidings.drain()
+    assert signal.wait(1)
+    signal.drain()
     with wal.open("r+b") as file:
         file.write(b"y")
         file.flush()
-        assert tidings.wait(1)
-        assert not tidings.wait(0)
+        assert signal.wait(1)
+        assert not signal.wait(0)
     os.unlink(wal)
-    tidings.drain()
+    signal.drain()
     wal.write_bytes(b"z")
-    assert tidings.wait(1)
-    tidings.stop()
-    assert not tidings.wait(None)
-    tidings.close()
+    assert signal.wait(1)
+    signal.stop()
+    assert not signal.wait(None)
+    signal.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 def test_when_the_watches_are_used_up_it_polls(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere" / "tasks.db-wal")
-    assert isinstance(tidings_of(nowhere, "auto"), Polling)
+    assert isinstance(signal_of(nowhere, "auto"), Polling)
     with pytest.raises(OSError, match="No such file"):
-        tidings_of(nowhere, "inotify")
+        signal_of(nowhere, "inotify")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -143,15 +144,15 @@ async def test_a_watcher_that_is_just_waking_up_can_be_stopped(
     store = SqliteStore(path, watch=way)
     await store.open()
     listening = await store.listen(["t"], lambda topic, wake: None)
-    tidings = tidings_of(f"{path}-wal", way)
-    kind, stop = type(tidings), type(tidings).stop
-    tidings.close()
+    signal = signal_of(f"{path}-wal", way)
+    kind, stop = type(signal), type(signal).stop
+    signal.close()
 
-    def slow_stop(tidings: Tidings) -> None:
+    def slow_stop(signal: Any) -> None:
         with contextlib.closing(sqlite3.connect(path)) as other, other:
             other.execute("UPDATE bide_token SET last = last + 1")
         block(0.1, why="the thread gets to know of the end meanwhile")
-        stop(tidings)
+        stop(signal)
 
     monkeypatch.setattr(kind, "stop", slow_stop)
     await listening.close()

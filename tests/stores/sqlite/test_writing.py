@@ -103,7 +103,7 @@ async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> N
 async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:
     await put_one(store)
     assert store._database is not None
-    writing = store._database._connections[0]
+    writing = store._database.writer._connection
 
     def durability() -> int:
         found: int = writing.execute("PRAGMA synchronous").fetchone()[0]
@@ -130,7 +130,7 @@ async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(path: str
     store._database.writer._lock.release()
     await asyncio.gather(*calls)
     assert points.count("after commit") <= 2, "the last leases and the new task are one group"
-    assert store._database._connections[0].execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._database.writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
     await store.close()
 
 
@@ -139,7 +139,7 @@ async def test_normal_is_normal(path: str) -> None:
     await store.open()
     await put_one(store)
     assert store._database is not None
-    assert store._database._connections[0].execute("PRAGMA synchronous").fetchone() == (1,)
+    assert store._database.writer._connection.execute("PRAGMA synchronous").fetchone() == (1,)
     await store.close()
 
 

@@ -1,7 +1,7 @@
-"""What is made of a results file: findings (`findings`), and from them a page, a Markdown table and pictures.
+"""A report of a results file: findings, and from them a page, tables in Markdown and pictures.
 
-    results file -> findings -> markdown   a file of tables
-                             -> pictures   SVG, drawn by matplotlib
+    results file -> findings -> document   Markdown: a file of its own, and the parts of docs/strategies.md
+                             -> charts     SVG, drawn by matplotlib
                              -> page       one HTML file with all of it
 
 Nothing here is measured and nothing is written by hand about a figure: whatever is said of one is computed from it.

@@ -1,30 +1,16 @@
-"""The parts of docs/strategies.md that come from cards and from a results file, and of the same page in Chinese."""
+"""The findings in Markdown: a file of its own, and the generated parts of docs/strategies.md, in two languages."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bide_lab.card import PARTS, Card
-from bide_lab.report.families import Family
-from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, Row, findings
-from bide_lab.report.markdown import bullets, missing_words, table
-from bide_lab.report.picks import picks_table
-from bide_lab.report.pictures import Picture, pictures
-from bide_lab.report.tables import (
-    Missing,
-    Table,
-    ahead_table,
-    counted_table,
-    flaw_table,
-    measure_table,
-    missing_verbs,
-    not_measured,
-)
-from bide_lab.report.way import ways
-from bide_lab.report.writing import MARK, write_pictures
+from bide_lab.report import tables
+from bide_lab.report.charts import Picture, pictures, write_pictures
+from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, Family, Findings, findings
 from bide_lab.running import ResultsFile
+from bide_lab.strategies import PARTS
 
 CHINESE: Mapping[str, str] = {
     "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的",
@@ -38,7 +24,7 @@ CHINESE: Mapping[str, str] = {
     "Nowhere in this run.": "在这次运行中没有。",
     "bide was not measured in this run, so nothing can be said.": "这次运行没有测量 bide，无从比较。",
 }  # fmt: skip
-"""What heads of tables, and the words for what was not seen, are in Chinese; all else is as it was measured."""
+"""Heads of tables, and the words for what was not seen, in Chinese; all else stays as it was measured."""
 
 _CAPTIONS = {
     "How late, under a steady load": "平稳负载下的延迟", "Tasks fired a second, in a burst": "突发时每秒触发的任务",
@@ -50,93 +36,117 @@ _CAPTIONS = {
 """Parts of captions."""
 
 
+class Text:
+    """The findings in Markdown, part by part, in English or Chinese."""
+
+    def __init__(self, found: Findings, *, chinese: bool = False) -> None:
+        self.found = found
+        self._chinese = chinese
+
+    def flaws(self) -> str:
+        """The flaws of each strategy, and what was seen of them."""
+        return self._table(tables.flaw_table(self.found.rows))
+
+    def ahead(self) -> str:
+        """Where others are ahead of bide, or that they nowhere are."""
+        return self._words(self.found.nobody_ahead) or self._table(tables.ahead_table(self.found))
+
+    def picks(self) -> str:
+        """Which to pick when."""
+        return self._table(tables.picks_table(self.found, chinese=self._chinese))
+
+    def family(self, family: Family) -> Iterator[str]:
+        """The tables of a family, and the reasons for all that was not measured and for the verbs that it has not."""
+        rows = self.found.of(family)
+        for given in (tables.measure_table(self.found, family), tables.counted_table(rows)):
+            if given is not None:
+                yield self._table(given)
+        if left_out := tables.not_measured(rows):
+            yield bullets([f"{', '.join(names)}: {self._words(why)}" for why, names in left_out])
+        if missing := tables.missing_verbs(rows):
+            words = "{1} 没有 {0}：{2}" if self._chinese else "no {0} in {1}: {2}"
+            yield bullets([
+                words.format(", ".join(f"`{verb}`" for verb in one.verbs), ", ".join(one.names), one.why)
+                for one in missing
+            ])  # fmt: skip
+
+    def caption(self, picture: Picture) -> str:
+        text = picture.caption
+        for english, other in _CAPTIONS.items() if self._chinese else ():
+            text = text.replace(english, other)
+        return text
+
+    def _words(self, text: str) -> str:
+        return CHINESE.get(text, text) if self._chinese else text
+
+    def _table(self, given: tables.Table) -> str:
+        lines = [[self._words(one) for one in line] for line in given.lines]
+        return table(tables.Table([self._words(one) for one in given.heads], lines, given.right))
+
+
+def markdown(found: Findings) -> str:
+    """The tables of a report as a file that reads well as plain text."""
+    text = Text(found)
+    parts = ["# Delayed tasks, measured", *tables.ways(found.results)]
+    parts += ["## What each is known for", text.flaws()]
+    parts += ["## Where another is ahead of bide", text.ahead()]
+    parts += ["## Which to pick when", text.picks()]
+    for family in found.families:
+        parts += [f"## {family.title}", family.about, *text.family(family)]
+    return "\n\n".join([*parts, "## Every cell", table(tables.cell_table(found.rows))]) + "\n"
+
+
 class Document:
-    """What the pages hold of one results file, whose pictures are in `folder`."""
+    """The generated parts of docs/strategies.md, from one results file; its pictures are in `folder`."""
 
     def __init__(self, results: Path, folder: Path) -> None:
         self.folder = folder
         self.found: Findings = findings(ResultsFile(results).read())
         self.pictures: Sequence[Picture] = pictures(self.found)
-        self.digest = hashlib.sha256(results.read_bytes()).hexdigest()[:16]
+        self.note = f"from results {hashlib.sha256(results.read_bytes()).hexdigest()[:16]}"
 
     def way(self) -> str:
         """How it was measured."""
-        return "\n\n".join(ways(self.found.results)) + "\n"
+        return "\n\n".join(tables.ways(self.found.results)) + "\n"
 
-    def flaws(self, *, chinese: bool = False) -> str:
-        """What each strategy is known for, and what was seen of it."""
-        return self._table(flaw_table(self.found.rows), chinese) + "\n"
-
-    def ahead(self, *, chinese: bool = False) -> str:
-        """Where others are ahead of bide."""
-        if self.found.nobody_ahead:
-            return f"{_translated(self.found.nobody_ahead, chinese)}\n"
-        return self._table(ahead_table(self.found.better), chinese) + "\n"
-
-    def picks(self, *, chinese: bool = False) -> str:
-        """Which to pick when."""
-        return self._table(picks_table(self.found, chinese=chinese), chinese) + "\n"
+    def text(self, *, chinese: bool = False) -> Text:
+        return Text(self.found, chinese=chinese)
 
     def cards(self, family: Family) -> str:
-        """What the family has in common, and the card of each of its files."""
+        """The idea of the family, and the card of each of its files."""
         parts = [family.about]
-        cards: dict[str, tuple[Card, list[Row]]] = {}
-        for row in self.found.of(family):
-            if row.card is not None:
-                cards.setdefault(row.card.title, (row.card, []))[1].append(row)
-        for card, rows in cards.values():
-            parts += [f"### {card.title}", bullets([f"`{row.name}`: {row.title}" for row in rows])]
+        for card, rows in tables.cards_of(self.found.of(family)):
+            parts += [f"### {card.title}", bullets([f"`{row.name}`: {row.strategy.title}" for row in rows])]
             parts.append(f"```text\n{card.drawing}\n```")
             parts += [f"**{name}.** {card.parts[name]}" for name in PARTS]
         return "\n\n".join(parts) + "\n"
 
     def measured(self, family: Family, *, chinese: bool = False) -> str:
-        """Pictures and table of a family."""
-        drawn = [
-            f"![{_caption(one.caption, chinese)}]({self.folder.name}/{one.name}.svg)"
-            for one in self.pictures
-            if one.family is family
-        ]
-        parts = ["\n".join(drawn)] if drawn else []
-        if (given := measure_table(self.found, family)) is not None:
-            parts.append(self._table(given, chinese))
-        rows = self.found.of(family)
-        if (counted := counted_table(rows)) is not None:
-            parts.append(self._table(counted, chinese))
-        if left_out := not_measured(rows):
-            parts.append(bullets([f"{', '.join(names)}: {_translated(why, chinese)}" for why, names in left_out]))
-        if missing := missing_verbs(rows):
-            parts.append(bullets([_missing(one) if chinese else missing_words(one) for one in missing]))
-        return "\n\n".join(parts) + "\n"
-
-    def _table(self, given: Table, chinese: bool) -> str:
-        if not chinese:
-            return table(given)
-        lines = [[_translated(one, chinese) for one in line] for line in given.lines]
-        return table(Table([_translated(one, chinese) for one in given.heads], lines, given.right))
+        """Pictures and tables of a family."""
+        text = self.text(chinese=chinese)
+        drawn = [f"![{text.caption(one)}]({self.folder.name}/{one.name}.svg)"
+                 for one in self.pictures if one.family is family]  # fmt: skip
+        return "\n\n".join([*(["\n".join(drawn)] if drawn else []), *text.family(family)]) + "\n"
 
     def stale_pictures(self) -> list[Path]:
         """Those that are missing, are of other results, or are of none of these."""
         wanted = {self.folder / f"{one.name}.svg" for one in self.pictures}
         here = set(self.folder.glob("*.svg"))
-        mark = f"<!-- {MARK} from results {self.digest} -->"
-        old = {path for path in here & wanted if not path.read_text(encoding="utf-8").startswith(mark)}
+        old = {path for path in here & wanted if f" {self.note} -->\n" not in path.read_text(encoding="utf-8")}
         return sorted((wanted - here) | (here - wanted) | old)
 
     def draw(self) -> list[Path]:
         """Draw all again."""
-        return write_pictures(self.pictures, self.folder, f"from results {self.digest}")
+        return write_pictures(self.pictures, self.folder, self.note)
 
 
-def _translated(text: str, chinese: bool) -> str:
-    return CHINESE.get(text, text) if chinese else text
+def bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
-def _caption(text: str, chinese: bool) -> str:
-    for english, other in _CAPTIONS.items() if chinese else ():
-        text = text.replace(english, other)
-    return text
-
-
-def _missing(one: Missing) -> str:
-    return f"{', '.join(one.names)} 没有 {', '.join(f'`{verb}`' for verb in one.verbs)}：{one.why}"
+def table(given: tables.Table) -> str:
+    """A Markdown table, the first column bold."""
+    rules = ["---:" if number in given.right else "---" for number in range(len(given.heads))]
+    lines = [[f"**{line[0]}**", *line[1:]] for line in given.lines]
+    body = [" | ".join(one.replace("|", "\\|") for one in line) for line in [given.heads, *lines]]
+    return "\n".join([f"| {body[0]} |", f"|{'|'.join(rules)}|", *(f"| {line} |" for line in body[1:])])

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
 
-from bide_lab.card import PARTS, Card
-from bide_lab.report.drawing import DARK, LIGHT, variables
-from bide_lab.report.families import Family
-from bide_lab.report.findings import Findings, Row
-from bide_lab.report.picks import picks_table
-from bide_lab.report.pictures import Picture
-from bide_lab.report.tables import (
-    EMPTY,
-    Table,
-    ahead_table,
-    cell_table,
-    counted_table,
-    measure_table,
-    missing_verbs,
-    not_measured,
-)
-from bide_lab.report.way import ways
+from bide_lab.report import tables
+from bide_lab.report.charts import Picture, colours, pictures, write_pictures
+from bide_lab.report.document import markdown
+from bide_lab.report.findings import Family, Findings
+from bide_lab.strategies import PARTS, Card
 
 TITLE = "Delayed tasks, measured"
+_AHEAD = "For each measure the best row of bide's, then every strategy that did better than that."
+_PICKS = (
+    "What <code>bide lab choose</code> answers in a few situations: the first is picked, the others would do too. Its "
+    "rules go by servers, verbs, precision, flaws and figures; no strategy is named in them."
+)
+
+
+class Written(NamedTuple):
+    """The files of a report."""
+
+    page: Path
+    tables: Path
+    pictures: Sequence[Path]
+
+
+def write_report(found: Findings, folder: Path) -> Written:
+    """Draw the pictures, and write the page and the tables around them."""
+    drawn = pictures(found)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = Written(folder / "report.html", folder / "report.md", write_pictures(drawn, folder))
+    written.page.write_text(page(found, drawn), encoding="utf-8")
+    written.tables.write_text(markdown(found), encoding="utf-8")
+    return written
 
 
 def page(found: Findings, drawn: Sequence[Picture]) -> str:
@@ -33,7 +46,19 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
     links = [("known", "Known for"), ("ahead", "Ahead of bide"), ("picks", "Which to pick")]
     links += [*((one.name, one.title) for one in found.families), ("cells", "Every cell")]
     nav = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in links)
-    families = "".join(_family(found, one, [made for made in drawn if made.family is one]) for one in found.families)
+    families = "".join(
+        _section(one.name, one.title, escape(one.about), "".join(_family(found, one, drawn))) for one in found.families
+    )
+    ahead = [
+        [escape(title), escape(ours), f"ahead: {escape(theirs)}"]
+        for title, ours, theirs in tables.ahead_table(found).lines
+    ]
+    picks = [
+        [escape(situation), f"<b>{escape(pick)}</b><br><small>{escape(measured)}</small>",
+         "" if others == tables.EMPTY else f"or {escape(others)}"]
+        for situation, pick, measured, others in tables.picks_table(found).lines
+    ]  # fmt: skip
+    light, dark = colours(":root")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -43,28 +68,23 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 <link rel="icon" href="data:,">
 <title>{TITLE}</title>
 <style>
-{_style()}</style>
+{light}
+{dark}
+{(files(__package__) / "page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
 <header><div>
 <h1>{TITLE}</h1>
-{"".join(f'<p class="way">{escape(one)}</p>' for one in ways(found.results))}
+{"".join(f'<p class="way">{escape(one)}</p>' for one in tables.ways(found.results))}
 </div></header>
 <nav aria-label="Sections"><ul>{nav}</ul></nav>
 <main>
 {_glance(found)}
-<section id="known"><h2>What each is known for, and what was seen of it</h2>
-{_known(found)}</section>
-<section id="ahead"><h2>Where another is ahead of bide</h2>
-{_ahead(found)}</section>
-<section id="picks"><h2>Which to pick when</h2>
-<p>What <code>bide lab choose</code> answers in a few situations: the first is picked, the others would do too. Its
-rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.</p>
-{_picks(found)}</section>
+{_section("known", "What each is known for, and what was seen of it", "", _known(found))}
+{_section("ahead", "Where another is ahead of bide", found.nobody_ahead or _AHEAD, _list(ahead, "known said"))}
+{_section("picks", "Which to pick when", _PICKS, _list(picks, "known said"))}
 {families}
-<section id="cells"><h2>Every cell</h2>
-<p>Times in milliseconds; what a cell took, in seconds.</p>
-{_cells(found)}</section>
+{_section("cells", "Every cell", "Times in milliseconds; what a cell took, in seconds.", "".join(_cells(found)))}
 <footer>Drawn from a results file by <code>bide lab report</code>; what is said here is computed from its figures. A
 median or p99 is one that was measured, the nearest rank. The line between the points of a curve is only to guide the
 eye.</footer>
@@ -74,10 +94,15 @@ eye.</footer>
 """
 
 
-def _style() -> str:
-    given = (files(__package__) / "page.css").read_text(encoding="utf-8")
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
-    return f":root {{ {variables(LIGHT)} }}\n{dark}\n{given}"
+def _section(name: str, title: str, about: str, body: str) -> str:
+    told = f"<p>{about}</p>" if about else ""
+    return f'<section id="{name}"><h2>{escape(title)}</h2>{told}\n{body}</section>\n'
+
+
+def _list(lines: Iterable[Sequence[str]], kind: str) -> str:
+    """Lines of a few parts, which stand side by side where there is room; nothing without a line."""
+    told = "".join(f"<li>{''.join(f'<span>{part}</span>' for part in line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{told}</ul>' if told else ""
 
 
 def _glance(found: Findings) -> str:
@@ -95,108 +120,65 @@ def _glance(found: Findings) -> str:
 def _known(found: Findings) -> str:
     parts = []
     for family in found.families:
-        lines, before = [], ""
+        lines = []
         for row in found.of(family):
-            for one in row.flaws:
-                name = "" if row.name == before else escape(row.name)
-                seen = f'<span class="{"seen" if one.seen else "unseen"}">{escape(one.seen or one.why_not)}</span>'
-                text = f"<span>{escape(one.text)} <small>({escape(one.workload)})</small></span>"
-                lines.append(f"<li><b>{name}</b>{text}{seen}</li>")
-                before = row.name
+            for number, one in enumerate(row.flaws):
+                seen = f'<b class="seen">{escape(one.seen)}</b>' if one.seen else f"<i>{escape(one.why_not)}</i>"
+                named = f"<b>{escape(row.name)}</b>" if number == 0 else ""
+                lines.append([named, f"{escape(one.text)} <small>({escape(one.workload)})</small>", seen])
         if lines:
-            parts.append(f'<h3>{escape(family.title)}</h3><ul class="known">{"".join(lines)}</ul>')
+            parts.append(f"<h3>{escape(family.title)}</h3>{_list(lines, 'known')}")
     return "".join(parts)
 
 
-def _ahead(found: Findings) -> str:
-    if found.nobody_ahead:
-        return f"<p>{found.nobody_ahead}</p>"
-    told = "<p>For each measure the best row of bide's, then every strategy that did better than that.</p>"
-    lines = [
-        f"<li><span>{escape(measure)}</span><span>{escape(ours)}</span><span>ahead: {escape(theirs)}</span></li>"
-        for measure, ours, theirs in ahead_table(found.better).lines
-    ]
-    return f'{told}<ul class="known said">{"".join(lines)}</ul>'
-
-
-def _picks(found: Findings) -> str:
-    lines = [
-        f"<li><span>{escape(situation)}</span><span><b>{escape(pick)}</b><br><small>{escape(measured)}</small></span>"
-        f"<span>{'' if others == EMPTY else f'or {escape(others)}'}</span></li>"
-        for situation, pick, measured, others in picks_table(found).lines
-    ]
-    return f'<ul class="known said">{"".join(lines)}</ul>'
-
-
-def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> str:
+def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> Iterator[str]:
     rows = found.of(family)
-    parts = [f'<section id="{family.name}"><h2>{escape(family.title)}</h2><p>{escape(family.about)}</p>']
-    if drawn:
-        parts.append(f'<div class="pictures">{"".join(_figure(one) for one in drawn)}</div>')
-    if (measured := measure_table(found, family)) is not None:
-        ours = {row.name for row in found.bide} if family.name != "bide" else set()
-        parts.append(_table(measured, marked=ours))
-    if (counted := counted_table(rows)) is not None:
-        parts.append(f"<details><summary>What was counted besides</summary><div>{_table(counted)}</div></details>")
-    if left_out := not_measured(rows):
-        lines = "".join(f"<li><b>{escape(', '.join(names))}</b>: {escape(why)}</li>" for why, names in left_out)
-        parts.append(f'<h3>Not measured</h3><ul class="plain">{lines}</ul>')
-    if missing := missing_verbs(rows):
-        lines = "".join(
-            f"<li>{', '.join(f'<code>{verb}</code>' for verb in one.verbs)} in <b>{escape(', '.join(one.names))}</b>: "
-            f"{escape(one.why)}</li>"
-            for one in missing
-        )
-        parts.append(f'<h3>Verbs that are not there</h3><ul class="plain">{lines}</ul>')
-    parts += _cards(rows)
-    return "".join([*parts, "</section>\n"])
+    figures = [f"<figure><figcaption>{escape(one.caption)}</figcaption>{one.svg()}</figure>"
+               for one in drawn if one.family is family]  # fmt: skip
+    if figures:
+        yield f'<div class="pictures">{"".join(figures)}</div>'
+    if (measured := tables.measure_table(found, family)) is not None:
+        yield _table(measured, marked={row.name for row in found.bide} if family.name != "bide" else ())
+    if (counted := tables.counted_table(rows)) is not None:
+        yield _details("What was counted besides", "", _table(counted))
+    if left_out := tables.not_measured(rows):
+        lines = [[f"<b>{escape(', '.join(names))}</b>: {escape(why)}"] for why, names in left_out]
+        yield f"<h3>Not measured</h3>{_list(lines, 'plain')}"
+    if missing := tables.missing_verbs(rows):
+        lines = [[f"{', '.join(f'<code>{verb}</code>' for verb in one.verbs)} in "
+                  f"<b>{escape(', '.join(one.names))}</b>: {escape(one.why)}"] for one in missing]  # fmt: skip
+        yield f"<h3>Verbs that are not there</h3>{_list(lines, 'plain')}"
+    for card, variants in tables.cards_of(rows):
+        yield _details(card.title, ", ".join(row.name for row in variants), _card(card))
 
 
-def _figure(one: Picture) -> str:
-    return f"<figure><figcaption>{escape(one.caption)}</figcaption>{one.svg()}</figure>"
+def _details(title: str, small: str, body: str) -> str:
+    """Folded away until it is wanted."""
+    told = f" <small>{escape(small)}</small>" if small else ""
+    return f"<details><summary>{escape(title)}{told}</summary><div>{body}</div></details>"
 
 
-def _cards(rows: Sequence[Row]) -> list[str]:
-    """One for each file, that its variants share."""
-    cards: dict[str, tuple[Card, list[Row]]] = {}
-    for row in rows:
-        if row.card is not None:
-            cards.setdefault(row.card.title, (row.card, []))[1].append(row)
-    return [_card(card, variants) for card, variants in cards.values()]
+def _card(card: Card) -> str:
+    """Within its paragraphs, what stands between backticks is code."""
+    prose = {part: re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(card.parts[part])) for part in PARTS}
+    told = "".join(f"<dt>{part}</dt><dd>{text}</dd>" for part, text in prose.items())
+    return f"<pre>{escape(card.drawing)}</pre><dl>{told}</dl>"
 
 
-def _card(card: Card, variants: Sequence[Row]) -> str:
-    names = ", ".join(row.name for row in variants)
-    told = "".join(f"<dt>{part}</dt><dd>{_prose(card.parts[part])}</dd>" for part in PARTS)
-    return (
-        f"<details><summary>{escape(card.title)} <small>{escape(names)}</small></summary>"
-        f"<div><pre>{escape(card.drawing)}</pre><dl>{told}</dl></div></details>"
-    )
-
-
-def _prose(text: str) -> str:
-    """A paragraph of a card: what stands between backticks is code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _cells(found: Findings) -> str:
-    tables = []
+def _cells(found: Findings) -> Iterator[str]:
     for family in found.families:
-        table = cell_table(found.of(family))
+        table = tables.cell_table(found.of(family))
         if table.lines:
-            tables.append(f"<details><summary>{escape(family.title)} <small>{len(table.lines)}</small></summary>"
-                          f"<div>{_table(table)}</div></details>")  # fmt: skip
-    return "".join(tables)
+            yield _details(family.title, str(len(table.lines)), _table(table))
 
 
-def _table(given: Table, marked: Iterable[str] = ()) -> str:
+def _table(given: tables.Table, marked: Collection[str] = ()) -> str:
     """`marked`: the strategies whose lines stand out."""
-    stand_out = set(marked)
     heads = "".join(_cell("th", text, number, given, ' scope="col"') for number, text in enumerate(given.heads))
     lines = []
     for line in given.lines:
         cells = "".join(_cell("td", text, number, given) for number, text in enumerate(line) if number)
-        row = ' class="bide"' if line[0] in stand_out else ""
+        row = ' class="bide"' if line[0] in marked else ""
         lines.append(f'<tr{row}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
@@ -204,7 +186,7 @@ def _table(given: Table, marked: Iterable[str] = ()) -> str:
     )
 
 
-def _cell(tag: str, text: str, number: int, given: Table, more: str = "") -> str:
+def _cell(tag: str, text: str, number: int, given: tables.Table, more: str = "") -> str:
     titled = number == 1 and not given.heads[1]  # what the names mean: left out where there is no room
     kind = (
         "title" if titled else "right" if number in given.right else "words" if tag == "td" and len(text) > 24 else ""

@@ -1,14 +1,16 @@
-"""The tables and lists of a report, as plain cells: the Markdown file and the page write them each in its own way."""
+"""The tables and sentences of a report as plain text: each renderer makes of them what its format has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
-from bide_lab.figures import Figures, Result
-from bide_lab.report.families import Family
-from bide_lab.report.findings import NOT_WAITED_FOR, Better, Findings, Row
-from bide_lab.report.measures import BY_NAME, Measure, figure
+from bide_lab.choose import Twice, Wishes, choose, late_words
+from bide_lab.figures import BY_NAME, Figures, Measure, Result, figure
+from bide_lab.report.findings import NOT_WAITED_FOR, Family, Findings, Row
+from bide_lab.strategies import Card
+from bide_lab.strategy import VERBS
 
 COLUMNS = tuple(
     BY_NAME[name]
@@ -17,7 +19,7 @@ COLUMNS = tuple(
         "trips", "verb-schedule", "verb-reschedule", "verb-cancel", "verb-fire_now",
     )
 )  # fmt: skip
-"""What the table of a family shows."""
+"""The columns of a family's table."""
 EMPTY = "·"
 
 
@@ -30,17 +32,17 @@ class Table(NamedTuple):
     """The columns whose values stand to the right."""
 
 
-def measure_table(found: Findings, family: Family, measures: Sequence[Measure] = COLUMNS) -> Table | None:
+def measure_table(found: Findings, family: Family) -> Table | None:
     """A line for each strategy of the family that has any of the measures, and one of bide's; a column for each."""
     reference = found.reference(family)
-    rows = [row for row in found.of(family) if any(row.value(one) is not None for one in measures)]
+    rows = [row for row in found.of(family) if any(row.value(one) is not None for one in COLUMNS)]
     beside = [reference] if rows and reference is not None and reference not in rows else []
-    shown = [one for one in measures if any(row.value(one) is not None for row in rows)]
+    shown = [one for one in COLUMNS if any(row.value(one) is not None for row in rows)]
     if not shown:
         return None
     heads = ["strategy", "", *(_head(one) for one in shown)]
     lines = [
-        [row.name, row.title, *(EMPTY if (one := row.value(measure)) is None else figure(one) for measure in shown)]
+        [row.name, row.strategy.title, *(_or_empty(row.value(measure)) for measure in shown)]
         for row in [*rows, *beside]
     ]
     return Table(heads, lines, frozenset(range(2, len(heads))))
@@ -51,58 +53,31 @@ def _head(measure: Measure) -> str:
     return f"{measure.head}, {unit}" if unit else measure.head
 
 
+def _or_empty(value: float | None) -> str:
+    return EMPTY if value is None else figure(value)
+
+
 def counted_table(rows: Iterable[Row]) -> Table | None:
-    """What strategies and workloads counted besides: hops, visits, bytes; None if nothing was."""
-    lines = [
-        [row.name, name, besides]
-        for row in rows for name, one in row.measured.items() if one.figures and (besides := _besides(one.figures))
-    ]  # fmt: skip
+    """Further counts of strategies and workloads: hops, visits, bytes; None if there are none."""
+    lines = [[row.name, name, besides] for row in rows for name, seen in row.measured.items()
+             if (besides := _besides(seen))]  # fmt: skip
     return Table(["strategy", "workload", "counted besides"], lines) if lines else None
 
 
 def flaw_table(rows: Iterable[Row]) -> Table:
-    """What each strategy is known for, and what was seen of it."""
+    """The flaws of each strategy, and what was seen of them."""
     lines = [[row.name, one.text, one.workload, one.seen or one.why_not] for row in rows for one in row.flaws]
     return Table(["strategy", "known for", "workload", "seen here"], lines)
 
 
-def ahead_table(better: Iterable[Better]) -> Table:
+def ahead_table(found: Findings) -> Table:
     """A line for each measure: bide's best row, and whoever is ahead of that."""
     lines = [
         [one.measure.title, f"{one.measure.words(one.value)} ({one.bide})",
          ", ".join(f"{name} {one.measure.words(value)}" for name, value in one.ahead)]
-        for one in better
+        for one in found.better
     ]  # fmt: skip
     return Table(["measure", "best of bide", "ahead of it"], lines)
-
-
-class Missing(NamedTuple):
-    """Verbs that some strategies have not, all for one reason."""
-
-    verbs: Sequence[str]
-    why: str
-    names: Sequence[str]
-
-
-def missing_verbs(rows: Iterable[Row]) -> list[Missing]:
-    """Every verb that a strategy has not, those with the same reason and the same strategies together."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for verb, why in (row.cannot or {}).items():
-            found.setdefault((why, verb), []).append(row.name)
-    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (why, verb), names in found.items():
-        together.setdefault((why, tuple(names)), []).append(verb)
-    return [Missing(verbs, why, names) for (why, names), verbs in together.items()]
-
-
-def not_measured(rows: Iterable[Row]) -> list[tuple[str, list[str]]]:
-    """Each reason, with all strategies of which nothing was measured for it."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.why_not:
-            found.setdefault(row.why_not, []).append(row.name)
-    return list(found.items())
 
 
 def cell_table(rows: Iterable[Row]) -> Table:
@@ -119,13 +94,128 @@ def _cell_words(result: Result) -> list[str]:
         return [*[EMPTY] * 7, took, result.why_not]
     if result.workload in NOT_WAITED_FOR:  # what is due after its end was not lost
         return [*[EMPTY] * 7, took, _besides(seen)]
-    late = [EMPTY if one is None else figure(one) for one in (seen.p50, seen.p99, seen.most)]
     counts = [EMPTY if one is None or not seen.expected else f"{one:,}"
               for one in (seen.lost, seen.duplicated, seen.early)]  # fmt: skip
+    late = [_or_empty(one) for one in (seen.p50, seen.p99, seen.most)]
     return [f"{seen.fired:,} of {seen.expected:,}" if seen.expected else EMPTY, *counts, *late, took, _besides(seen)]
 
 
 def _besides(seen: Figures) -> str:
-    """What a cell has beyond the columns: what was counted, and firings after a cancel."""
+    """Everything that has no column: further counts, and firings after a cancel."""
     extra = {"fired after a cancel": float(seen.revived)} if seen.revived else {}
     return ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in {**extra, **seen.counts}.items())
+
+
+class Missing(NamedTuple):
+    """Verbs that some strategies have not, all for one reason."""
+
+    verbs: Sequence[str]
+    why: str
+    names: Sequence[str]
+
+
+def missing_verbs(rows: Iterable[Row]) -> list[Missing]:
+    """Every verb that a strategy has not, those with the same reason and the same strategies together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for verb in VERBS:
+            if verb in row.strategy.cannot:
+                found.setdefault((row.strategy.cannot[verb], verb), []).append(row.name)
+    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (why, verb), names in found.items():
+        together.setdefault((why, tuple(names)), []).append(verb)
+    return [Missing(verbs, why, names) for (why, names), verbs in together.items()]
+
+
+def not_measured(rows: Iterable[Row]) -> list[tuple[str, list[str]]]:
+    """Each reason, with all strategies of which nothing was measured for it."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why_not:
+            found.setdefault(row.why_not, []).append(row.name)
+    return list(found.items())
+
+
+def cards_of(rows: Iterable[Row]) -> list[tuple[Card, list[Row]]]:
+    """The card of each file, and the variants that share it."""
+    found: dict[str, tuple[Card, list[Row]]] = {}
+    for row in rows:
+        if row.card is not None:
+            found.setdefault(row.card.title, (row.card, []))[1].append(row)
+    return list(found.values())
+
+
+_REDIS, _POSTGRES, _MYSQL = (frozenset({kind}) for kind in ("redis", "postgres", "mysql"))
+SITUATIONS = (
+    ("orders that close after 15 minutes unless they are paid; there is Redis",
+     "订单 15 分钟未支付就关闭；有 Redis",
+     Wishes(servers=_REDIS, several=True)),
+    ("the same, with a PostgreSQL that holds the orders",
+     "同上，订单在 PostgreSQL 里",
+     Wishes(servers=_POSTGRES, several=True)),
+    ("the same, with a MySQL or MariaDB that holds the orders",
+     "同上，订单在 MySQL 或 MariaDB 里",
+     Wishes(servers=_MYSQL, several=True)),
+    ("the same on one machine, without a server", "同上，只有一台机器，没有服务器", Wishes()),
+    ("time-outs of requests within one process, exact to 10 ms, forgotten with it",
+     "单进程内的请求超时，精确到 10 ms，随进程消失",
+     Wishes(late=0.01, survive=False)),
+    ("ratings that are given by default after two days; an hour more does no harm, and nothing is moved",
+     "两天后自动好评；晚一小时无妨，不需要改时间",
+     Wishes(late=3600.0, move=False, servers=_MYSQL, several=True)),
+    ("retries after a fixed delay in a RabbitMQ that is there; never cancelled or moved, done twice at times",
+     "已有 RabbitMQ，固定延时的重试；不取消、不改时间，偶尔重复可以接受",
+     Wishes(late=5.0, cancel=False, move=False, twice=Twice.YES, servers=frozenset({"rabbitmq"}), several=True)),
+)  # fmt: skip
+"""Needs that people come with, in words, in Chinese, and as wishes."""
+_SHOWN = 3
+"""Strategies that are named after the pick, at most."""
+
+
+def picks_table(found: Findings, *, chinese: bool = False) -> Table:
+    """A line for each situation: what is picked, what was measured of it, and what else would do."""
+    lines = []
+    for english, other, wishes in SITUATIONS:
+        fitting = [one.row for one in choose(wishes, found).fitting]
+        lines.append([
+            other if chinese else english,
+            ", ".join(f"{row.name} ({row.strategy.title})" for row in fitting[:1]) or EMPTY,
+            ", ".join(late_words(row) for row in fitting[:1]) or EMPTY,
+            ", ".join(row.name for row in fitting[1 : 1 + _SHOWN]) or EMPTY,
+        ])  # fmt: skip
+    return Table(["situation", "pick", "measured", "or"], lines)
+
+
+def ways(results: Sequence[Result]) -> list[str]:
+    """A paragraph for each way in which cells were measured; more than one if the file was filled by several runs."""
+    found: dict[tuple[bool, float, str, str], list[Result]] = {}
+    for one in results:
+        found.setdefault((one.quick, one.minute, one.version, machine_words(one)), []).append(one)
+    if not found:
+        return ["The results file is empty: `bide lab run` fills it."]
+    return [_way(*key, some) for key, some in found.items()]
+
+
+def _way(quick: bool, minute: float, version: str, machine: str, some: Sequence[Result]) -> str:
+    measured = sum(one.figures is not None for one in some)
+    minutes, seconds = divmod(round(sum(one.seconds for one in some)), 60)
+    days = sorted({datetime.fromisoformat(one.at).date().isoformat() for one in some})
+    scale = (
+        "Nothing is scaled: a minute of a strategy's own periods and levels took a minute." if minute == 60 else
+        f"One minute of a strategy's own periods and levels took {figure(minute)} s; the delays of tasks are not "
+        "scaled."
+    )  # fmt: skip
+    return (
+        f"A {'quick' if quick else 'full'} run of bide {version} on {machine}: {measured} cells measured, "
+        f"{len(some) - measured} not, {f'{minutes} min ' if minutes else ''}{seconds} s of playing, some at a time, "
+        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}. {scale}"
+    )
+
+
+def machine_words(result: Result) -> str:
+    machine = result.machine
+    cpus = machine.get("cpus", 0)
+    parts = [f"{cpus} processor{'' if cpus == 1 else 's'}"] if cpus else []
+    parts += [str(machine[name]) for name in ("processor", "system") if machine.get(name)]
+    parts += [f"Python {machine['python']}"] if machine.get("python") else []
+    return ", ".join(parts) or "a machine that was not noted"

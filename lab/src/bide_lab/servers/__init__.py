@@ -1,1 +1,1 @@
-"""What strategies of one kind of server share: a connection, and names of their own on it."""
+"""The common part of strategies on one kind of server: a connection, and names of their own on it."""

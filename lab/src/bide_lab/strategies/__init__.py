@@ -1,1 +1,132 @@
-"""The strategies, one file each: S1 to S19, and bide itself. What a file has to hold says `bide_lab.card`."""
+"""Which strategies there are: the classes of the files here, and of any file that is named by its path.
+
+The docstring of each file is the card of its strategies, which `bide lab explain` prints and docs/strategies.md holds:
+a title in the first line, parts with fixed names, and a drawing, indented, of at most 100 columns.
+
+    ZSET poll: a sorted set of ids by due time, asked again and again.
+
+    **Idea.** ...
+    **Origin.** ...
+    **Cost.** ...
+    **Flaw.** ...
+    **Right when.** ...
+    **To bide.** ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from bide.core.errors import BadInput
+from bide_lab.strategy import VERBS, Strategy
+
+PARTS = ("Idea", "Origin", "Cost", "Flaw", "Right when", "To bide")
+"""The parts of a card, in this order. The last: how to move from it to bide by hand."""
+
+
+class Card(NamedTuple):
+    """All that is to be known of a strategy before it is measured."""
+
+    title: str
+    parts: Mapping[str, str]
+    """By the names in `PARTS`: a paragraph, in one line."""
+    drawing: str
+    """How it works, in plain characters."""
+
+
+def card_of(strategy: type[Strategy]) -> Card:
+    """Raises BadInput where a part is missing."""
+    text = inspect.getdoc(sys.modules[strategy.__module__]) or ""
+    title, _, rest = text.partition("\n")
+    drawing = "\n".join(line for line in rest.splitlines() if line.startswith("    ") or not line).strip("\n")
+    prose = "\n".join(line for line in rest.splitlines() if not line.startswith("    "))
+    _, *found = re.split(r"^\*\*([^*]+)\.\*\* ", prose, flags=re.MULTILINE)
+    parts = {name: " ".join(told.split()) for name, told in zip(found[::2], found[1::2], strict=True)}
+    if tuple(parts) != PARTS:
+        raise BadInput(
+            f"the docstring of {strategy.__module__}", f"parts {', '.join(parts) or 'none'}", f"{', '.join(PARTS)}"
+        )
+    return Card(title.rstrip("."), parts, inspect.cleandoc(f"\n{drawing}") if drawing else "")
+
+
+def catalogue() -> dict[str, type[Strategy]]:
+    """All that the lab comes with, by name, in the order of their numbers."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {one.name: one for module in modules for one in strategies_of(module)}
+
+
+def strategies_of(module: ModuleType) -> list[type[Strategy]]:
+    """The strategies that a module defines, in the order in which it does."""
+    return [
+        one for one in vars(module).values()
+        if inspect.isclass(one) and issubclass(one, Strategy) and one.__module__ == module.__name__ and one.name
+    ]  # fmt: skip
+
+
+def chosen(words: Sequence[str]) -> list[type[Strategy]]:
+    """By names (`S4-A`), numbers (`S4`: all its variants) and paths of files (`./mine.py`); all without any.
+
+    Raises BadInput.
+    """
+    every = catalogue()
+    if not words:
+        return list(every.values())
+    found: dict[str, type[Strategy]] = {}
+    for word in words:
+        some = _from_file(Path(word)) if word.endswith(".py") else _named(word, every)
+        found |= {one.name: one for one in some}
+    return list(found.values())
+
+
+def _named(word: str, every: Mapping[str, type[Strategy]]) -> list[type[Strategy]]:
+    wanted = word.lower()
+    some = [one for name, one in every.items() if wanted in (name.lower(), name.lower().partition("-")[0])]
+    if not some:
+        raise BadInput("strategies", word, f"a path of a .py file, or of {', '.join(every)}")
+    return some
+
+
+def _from_file(path: Path) -> list[type[Strategy]]:
+    if not path.is_file():
+        raise BadInput("strategies", str(path), "a file that is there")
+    spec = importlib.util.spec_from_file_location(f"bide_lab_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    some = strategies_of(module)
+    if not some:
+        raise BadInput(
+            "strategies", str(path), "a file with a class that has bide_lab.strategy.Strategy as its base, and a name"
+        )
+    for one in some:
+        check(one)
+    return some
+
+
+def check(strategy: type[Strategy]) -> None:
+    """Raises BadInput where it is not what it says: a verb that is neither there nor explained."""
+    own = {verb for verb in VERBS if getattr(strategy, verb) is not getattr(Strategy, verb)}
+    if "reschedule" in own and "fire_now" not in strategy.cannot:
+        own.add("fire_now")  # by moving it
+    for verb in VERBS[1:]:
+        if (verb in own) == (verb in strategy.cannot):
+            given = "both" if verb in own else "neither"
+            raise BadInput(f"{strategy.name}.{verb}", given, "the method, or a reason in `cannot`")
+    if strategy.run is Strategy.run or "schedule" not in own:
+        raise BadInput(strategy.name, "a class without them", "the methods schedule and run")
+
+
+def source_of(strategy: type[Strategy]) -> str:
+    """The path of its file: what another process finds it by."""
+    return str(Path(inspect.getfile(strategy)).resolve())

@@ -32,16 +32,13 @@ leave the writers as they are and let app.watch read the same table, which has n
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 from zlib import crc32
 
-from bide_lab.figures import Figures
-from bide_lab.servers.mysql import MysqlStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import MysqlStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, each_period, now, together, when
 
 _DRAFT, _SCHEDULED, _PUBLISHED = 1, 2, 3
 _PERIOD = 60.0
@@ -50,11 +47,6 @@ _WINDOW = 300.0
 _PAGE = 100
 
 Page = Sequence[Sequence[int | str]]
-
-
-def _forgotten(seen: Figures) -> str:
-    away = seen.counts.get("away_seconds", 0)
-    return f"{seen.lost} of {seen.expected} posts never published after {away} s without a scanner" if seen.lost else ""
 
 
 class Serial(MysqlStrategy):
@@ -68,13 +60,15 @@ class Serial(MysqlStrategy):
     loses = "what came due while the scanner was away for longer than its window"
     shows: ClassVar[Sequence[str]] = ("steady", "burst", "idle", "two")
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("what came due while the scanner was away for longer than its window never fires", "away", _forgotten),
-    )
+        Flaw(
+            "what came due while the scanner was away for longer than its window never fires", "away",
+            when("lost", "{lost} of {expected} posts never published after {away_seconds} s without a scanner"),
+        ),
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.blogs = [self.table(f"blog_{number}") for number in range(self.tables)]
-        self.counted: Counter[str] = Counter()
 
     async def prepare(self) -> None:
         for blog in self.blogs:
@@ -99,16 +93,10 @@ class Serial(MysqlStrategy):
         back = f"UPDATE {self.blog_of(key)} SET status = %s WHERE id = %s AND status = %s"
         return bool(await self.change(back, _DRAFT, key, _SCHEDULED))
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def run(self, role: str, effect: Effect) -> None:
-        period = self.setting.span(_PERIOD)
-        while True:
-            await asyncio.sleep(period - time.time() % period)
-            async with asyncio.TaskGroup() as scans:
-                for blog in self.blogs:
-                    scans.create_task(self.scan(blog, effect))
+        await each_period(
+            self.setting.span(_PERIOD), lambda: together(*(self.scan(blog, effect) for blog in self.blogs))
+        )
 
     async def scan(self, blog: str, effect: Effect) -> None:
         async for page in self.pages(blog):
@@ -138,10 +126,8 @@ class Serial(MysqlStrategy):
 
     async def publish_all(self, blog: str, page: Page, effect: Effect) -> None:
         for key, expected in page:
-            if await self.publish(blog, str(key), int(expected), effect):
-                self.counted["published"] += 1
-            else:
-                self.counted["looked_at_in_vain"] += 1
+            published = await self.publish(blog, str(key), int(expected), effect)
+            self.counted["published" if published else "looked_at_in_vain"] += 1
 
     async def publish(self, blog: str, key: str, expected: int, effect: Effect) -> bool:
         """It is published when this is committed; if the effect fails, or we do, the next scan meets it again."""
@@ -153,9 +139,6 @@ class Serial(MysqlStrategy):
             if mine:
                 await effect(key, expected)
         return bool(mine)
-
-    def counts(self) -> Mapping[str, float]:
-        return dict(self.counted)
 
 
 class Parallel(Serial):
@@ -177,10 +160,9 @@ class Parallel(Serial):
 
 
 class Tables(Serial):
-    """The posts are spread over four tables by their ids, which are scanned side by side.
+    """The posts are spread over four tables by their ids, which are scanned side by side: four questions per period.
 
-    Four questions per period instead of one. The window is the same, and so is its flaw, which is played for the
-    serial form alone.
+    The window is the same, and so is its flaw, which is played for the serial form alone.
     """
 
     name = "S1-tables"
@@ -188,13 +170,6 @@ class Tables(Serial):
     tables = 4
     shows = ("burst",)
     flaws = ()
-
-
-def _behind(seen: Figures) -> str:
-    again, late = seen.counts.get("looked_at_in_vain", 0), seen.p50
-    if not again or late is None:
-        return ""
-    return f"half of them {late:,.0f} ms late, and {again:,.0f} posts met again that were published already"
 
 
 class Replica(Serial):
@@ -206,22 +181,19 @@ class Replica(Serial):
     direct = True
     precision = 4 * _PERIOD  # one of its own, and three for a replica that is as far behind
     shows = ()
-    flaws = (Flaw("what it reads is as old as the replica is behind", "steady", _behind),)
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.reader: Any = None
+    flaws = (
+        Flaw(
+            "what it reads is as old as the replica is behind", "steady",
+            when("looked_at_in_vain", "half of them {p50:,.0f} ms late, and {looked_at_in_vain:,.0f} posts met again "
+                 "that were published already"),
+        ),
+    )  # fmt: skip
+    reader: Any
 
     async def open(self) -> None:
         await super().open()
-        url = urlsplit(self.setting.urls["mysql_replica"])
-        self.reader = await self.pool_of(url, parse_qs(url.query)["replica"][0])
-
-    async def close(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
-            await self.reader.wait_closed()
-        await super().close()
+        url = self.setting.urls["mysql_replica"]
+        self.reader = await self.pool_of(url, parse_qs(urlsplit(url).query)["replica"][0])
 
     async def prepare(self) -> None:
         await super().prepare()

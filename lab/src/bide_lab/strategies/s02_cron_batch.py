@@ -27,15 +27,12 @@ keep the batch once a day as a net.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import ClassVar
 
-from bide_lab.figures import Figures
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.strategy import Effect, Flaw, Item, Strategy, each_period, now, when
 
 _WAIT = 48 * 3_600_000
 """Milliseconds from the end of the order to the stars. It is the task's own delay, and never scaled."""
@@ -46,88 +43,64 @@ _NOTICED = 500
 
 
 class _CronBatch(Strategy):
-    """What the two share: a shop's table in SQLite, which each process opens by itself."""
+    """A shop's table in SQLite, which each process opens by itself, and a batch over it."""
 
     every: ClassVar[float]
     """Seconds of strategy time."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.database: sqlite3.Connection | None = None
-        self.counted: Counter[str] = Counter()
+    database: sqlite3.Connection
 
     async def open(self) -> None:
-        self.database = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
+        file = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
+        self.database = self.closing.enter_context(closing(file))
         self.database.execute("PRAGMA journal_mode = wal")
         self.database.execute("PRAGMA synchronous = normal")
 
     async def prepare(self) -> None:
-        self.run_sql("CREATE TABLE orders (id TEXT PRIMARY KEY, finish_time INTEGER, status INTEGER, stars INTEGER)")
-        self.run_sql("CREATE INDEX to_rate ON orders (status, finish_time)")
+        self.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, finish_time INTEGER, status INTEGER, stars INTEGER)")
+        self.sql("CREATE INDEX to_rate ON orders (status, finish_time)")
 
-    async def close(self) -> None:
-        if self.database is not None:
-            self.database.close()
-
-    def run_sql(self, statement: str, *values: int | str) -> sqlite3.Cursor:
+    def sql(self, statement: str, *values: int | str) -> sqlite3.Cursor:
         """Statements here take microseconds: a thread for each would cost more than it saves."""
-        assert self.database is not None
         return self.database.execute(statement, values)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        assert self.database is not None
         with self.database:
-            self.run_sql("BEGIN IMMEDIATE")
+            self.sql("BEGIN IMMEDIATE")
             self.database.executemany(
                 "INSERT INTO orders VALUES (?, ?, ?, NULL)", [(item.key, item.due - _WAIT, _OPEN) for item in items]
             )
 
     async def reschedule(self, item: Item) -> bool:
         move = "UPDATE orders SET finish_time = ? WHERE id = ? AND status = ?"
-        return self.run_sql(move, item.due - _WAIT, item.key, _OPEN).rowcount > 0
+        return self.sql(move, item.due - _WAIT, item.key, _OPEN).rowcount > 0
 
     async def cancel(self, key: str) -> bool:
         """The customer rates it."""
         rate = "UPDATE orders SET status = ?, stars = 4 WHERE id = ? AND status = ?"
-        return self.run_sql(rate, _RATED, key, _OPEN).rowcount > 0
-
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
+        return self.sql(rate, _RATED, key, _OPEN).rowcount > 0
 
     async def run(self, role: str, effect: Effect) -> None:
-        period = self.setting.span(self.every)
-        while True:
-            await asyncio.sleep(period - time.time() % period)
+        async def batch() -> None:
             self.counted["batches"] += 1
             before = now() - _WAIT
             while await self.rate_page(before, effect) == _PAGE:
                 pass
 
+        await each_period(self.setting.span(self.every), batch)
+
     async def rate_page(self, before: int, effect: Effect) -> int:
         """One page is one transaction: if we die in it, the next batch does it again. Answers how many rows it had."""
-        assert self.database is not None
         with self.database:
-            self.run_sql("BEGIN IMMEDIATE")
-            page = self.run_sql(
+            self.sql("BEGIN IMMEDIATE")
+            page = self.sql(
                 "SELECT id, finish_time FROM orders WHERE status = ? AND finish_time <= ? ORDER BY finish_time "
                 f"LIMIT {_PAGE}", _OPEN, before,
             ).fetchall()  # fmt: skip
             for key, finish_time in page:
-                self.run_sql("UPDATE orders SET status = ?, stars = 5 WHERE id = ?", _RATED, key)
+                self.sql("UPDATE orders SET status = ?, stars = 5 WHERE id = ?", _RATED, key)
                 await effect(key, finish_time + _WAIT)
-        self.counted["pages"] += 1
-        self.counted["empty_pages"] += not page
-        self.counted["rows"] += len(page)
+        self.counted.update(pages=1, empty_pages=not page, rows=len(page))
         return len(page)
-
-    def counts(self) -> Mapping[str, float]:
-        return dict(self.counted)
-
-
-def _late(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < _NOTICED:
-        return ""
-    return f"late by {seen.p50 / 1000:.1f} s in the middle and {seen.most / 1000:.1f} s at most"
 
 
 class Hourly(_CronBatch):
@@ -138,7 +111,12 @@ class Hourly(_CronBatch):
     every = 240.0
     precision = every
     shows = ()
-    flaws = (Flaw("a task is late by anything up to an hour", "steady", _late),)
+    flaws = (
+        Flaw(
+            "a task is late by anything up to an hour", "steady",
+            when("most", "late by {p50_s:.1f} s in the middle and {most_s:.1f} s at most", over=_NOTICED),
+        ),
+    )  # fmt: skip
 
 
 class EveryMinute(_CronBatch):

@@ -28,12 +28,11 @@ what is due sooner: schedule each row that is left, in one transaction with its 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from bide_lab.figures import Figures
-from bide_lab.servers.postgres import PostgresStrategy, changed
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import PostgresStrategy, changed
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now, together
 
 _PAGE = 50
 _LANES = 4
@@ -65,7 +64,6 @@ class SkipLocked(PostgresStrategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.tasks = self.table("task")
-        self.counted: Counter[str] = Counter()
 
     async def prepare(self) -> None:
         await self.pool.execute(f"CREATE TABLE {self.tasks} (id text PRIMARY KEY, due bigint NOT NULL)")
@@ -85,13 +83,8 @@ class SkipLocked(PostgresStrategy):
     async def cancel(self, key: str) -> bool:
         return changed(await self.pool.execute(f"DELETE FROM {self.tasks} WHERE id = $1", key))
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def run(self, role: str, effect: Effect) -> None:
-        async with asyncio.TaskGroup() as lanes:
-            for _ in range(_LANES):
-                lanes.create_task(self.lane(effect))
+        await together(*(self.lane(effect) for _ in range(_LANES)))
 
     async def lane(self, effect: Effect) -> None:
         pause = _SHORTEST
@@ -109,8 +102,7 @@ class SkipLocked(PostgresStrategy):
                 f"SELECT id, due FROM {self.tasks} WHERE due <= $1 ORDER BY due LIMIT {_PAGE} FOR UPDATE SKIP LOCKED",
                 now(),
             )
-            self.counted["claims"] += 1
-            self.counted["empty_claims"] += not found
+            self.counted.update(claims=1, empty_claims=not found)
             if found:
                 for one in found:
                     await effect(one["id"], one["due"])
@@ -118,19 +110,13 @@ class SkipLocked(PostgresStrategy):
                 await connection.execute(f"DELETE FROM {self.tasks} WHERE id = ANY($1::text[])", done)
         return len(found)
 
-    def counts(self) -> Mapping[str, float]:
-        return dict(self.counted)
-
     async def left(self) -> Mapping[str, float]:
         """ANALYZE reads all pages of a table of this size, so that its count of dead rows is one."""
         await self.pool.execute(f"ANALYZE {self.tasks}")
         seen = await self.pool.fetchrow(
-            "SELECT n_live_tup, n_dead_tup, vacuum_count + autovacuum_count AS vacuums, "
-            "pg_table_size(relid) AS table_bytes, pg_indexes_size(relid) AS index_bytes "
+            "SELECT n_live_tup AS live_rows, n_dead_tup AS dead_rows, pg_table_size(relid) AS table_bytes, "
+            "pg_indexes_size(relid) AS index_bytes, vacuum_count + autovacuum_count AS vacuums "
             "FROM pg_stat_user_tables WHERE relid = $1::regclass",
             self.tasks,
         )
-        return {
-            "live_rows": seen["n_live_tup"], "dead_rows": seen["n_dead_tup"],
-            "table_bytes": seen["table_bytes"], "index_bytes": seen["index_bytes"], "vacuums": seen["vacuums"],
-        }  # fmt: skip
+        return dict(seen)

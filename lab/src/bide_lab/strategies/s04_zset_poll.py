@@ -28,12 +28,11 @@ scores and schedule each member at its score, with its id as the key, so that do
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, now, poll, when
 
 _PERIOD = 0.1
 _KIND = "order"
@@ -41,7 +40,7 @@ _KIND = "order"
 
 
 class _ZsetPoll(RedisStrategy):
-    """What the variants share: the sorted set, and its clients."""
+    """The sorted set and its clients, which the variants share, and the poller, which asks every 100 ms."""
 
     precision = 0.0
 
@@ -69,13 +68,17 @@ class _ZsetPoll(RedisStrategy):
         pipeline.hdel(self.bodies, key)
         return bool((await pipeline.execute())[0])
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def due_until(self, end: int) -> list[tuple[str, int]]:
         """Ids and due times of what is due, in order; `end` in milliseconds since the epoch."""
         found = await self.redis.zrangebyscore(self.due, 0, end, withscores=True)
         return [(key.decode(), int(score)) for key, score in found]
+
+    async def run(self, role: str, effect: Effect) -> None:
+        await poll(_PERIOD, lambda: self.look(effect))
+
+    async def look(self, effect: Effect) -> None:
+        """Do all that is due."""
+        raise NotImplementedError
 
 
 class RemoveAfter(_ZsetPoll):
@@ -83,19 +86,12 @@ class RemoveAfter(_ZsetPoll):
 
     name = "S4-A"
     title = "ZSET poll, removed when done"
-    flaws = (
-        Flaw(
-            "two pollers do the same task", "two",
-            lambda seen: f"{seen.duplicated} of {seen.expected} tasks done twice" if seen.duplicated else "",
-        ),
-    )  # fmt: skip
+    flaws = (Flaw("two pollers do the same task", "two", DONE_TWICE),)
 
-    async def run(self, role: str, effect: Effect) -> None:
-        while True:
-            for key, due in await self.due_until(now()):
-                await effect(key, due)
-                await self.cancel(key)
-            await asyncio.sleep(_PERIOD)
+    async def look(self, effect: Effect) -> None:
+        for key, due in await self.due_until(now()):
+            await effect(key, due)
+            await self.cancel(key)
 
 
 class RemoveBefore(_ZsetPoll):
@@ -104,20 +100,13 @@ class RemoveBefore(_ZsetPoll):
     name = "S4-B"
     title = "ZSET poll, removed before it is done"
     shows = ()
-    flaws = (
-        Flaw(
-            "a poller that dies takes with it what it had removed", "killed",
-            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
-        ),
-    )  # fmt: skip
+    flaws = (Flaw("a poller that dies takes with it what it had removed", "killed", NEVER_DONE),)
 
-    async def run(self, role: str, effect: Effect) -> None:
-        while True:
-            found = await self.due_until(now())
-            mine = [(key, due) for key, due in found if await self.cancel(key)]
-            for key, due in mine:
-                await effect(key, due)
-            await asyncio.sleep(_PERIOD)
+    async def look(self, effect: Effect) -> None:
+        found = await self.due_until(now())
+        mine = [(key, due) for key, due in found if await self.cancel(key)]
+        for key, due in mine:
+            await effect(key, due)
 
 
 def _held_up(seen: Figures) -> str:
@@ -135,12 +124,8 @@ class SmallestOnly(_ZsetPoll):
     loses = "what its holder had taken and not done when it died"
     flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
 
-    async def run(self, role: str, effect: Effect) -> None:
-        while True:
-            head = await self.redis.zrange(self.due, 0, 0, withscores=True)
-            if not head or head[0][1] > now():
-                await asyncio.sleep(_PERIOD)
-                continue
+    async def look(self, effect: Effect) -> None:
+        while (head := await self.redis.zrange(self.due, 0, 0, withscores=True)) and head[0][1] <= now():
             [(key, score)] = head
             if await self.cancel(key.decode()):  # of several pollers one has removed it
                 await effect(key.decode(), int(score))
@@ -155,16 +140,14 @@ class RemoveRange(_ZsetPoll):
     flaws = (
         Flaw(
             "what is added between the two commands, and is due, is removed undone", "gap",
-            lambda seen: f"{seen.lost} of {seen.expected} tasks removed undone" if seen.lost else "",
+            when("lost", "{lost} of {expected} tasks removed undone"),
         ),
     )  # fmt: skip
 
-    async def run(self, role: str, effect: Effect) -> None:
-        while True:
-            end = now()
-            if found := await self.due_until(end):
-                await self.redis.zremrangebyscore(self.due, 0, end)
-                for key, due in found:
-                    await effect(key, due)
-                await self.redis.hdel(self.bodies, *(key for key, _ in found))
-            await asyncio.sleep(_PERIOD)
+    async def look(self, effect: Effect) -> None:
+        end = now()
+        if found := await self.due_until(end):
+            await self.redis.zremrangebyscore(self.due, 0, end)
+            for key, due in found:
+                await effect(key, due)
+            await self.redis.hdel(self.bodies, *(key for key, _ in found))

@@ -31,14 +31,14 @@ import asyncio
 import random
 import time
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together, when
 
 _SHARDS = 4
 _PERIOD = 0.1
@@ -69,12 +69,6 @@ def _evened(seen: Figures) -> str:
     return f"asked before each schedule, {_told(seen)}" if _of_shards(seen, "waiting") else ""
 
 
-def _standstill(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < 500:
-        return ""
-    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms while a dead poller's locks lasted"
-
-
 class HashedShards(RedisStrategy):
     """The hash of a uuid picks the shard."""
 
@@ -84,15 +78,17 @@ class HashedShards(RedisStrategy):
     roles = ("poller", "worker")
     hold = _LOCK + 0.5
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("the shards of a poller that dies stand still until its lock ends", "failover", _standstill),
+        Flaw(
+            "the shards of a poller that dies stand still until its lock ends", "failover",
+            when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms while a dead poller's locks lasted",
+                 over=500),
+        ),
         Flaw("shards that get equal shares of calls grow uneven", "uneven", _unevenness),
-    )
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._me = uuid4().hex
-        self._waiting: dict[int, int] = {}
-        self._commands: Counter[int] = Counter()
 
     async def open(self) -> None:
         await super().open()
@@ -101,7 +97,7 @@ class HashedShards(RedisStrategy):
 
     def _shard(self, shard: int) -> str:
         """The name of its sorted set; counted, since each asks for it to send one command there."""
-        self._commands[shard] += 1
+        self.counted[f"commands_{shard}"] += 1
         return self.key(f"due:{shard}")
 
     async def pick(self) -> int:
@@ -132,32 +128,25 @@ class HashedShards(RedisStrategy):
             return False
         return bool(await self.redis.delete(self.key(f"body:{key}")))
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def run(self, role: str, effect: Effect) -> None:
         if role == "worker":
             await self._work(effect)
-        async with asyncio.TaskGroup() as pollers:
-            for shard in range(_SHARDS):
-                pollers.create_task(self._poll(shard))
+        await together(*(poll(_PERIOD, partial(self._hold, shard)) for shard in range(_SHARDS)))
 
-    async def _poll(self, shard: int) -> None:
+    async def _hold(self, shard: int) -> None:
         """Poll the shard while the lock is ours; wait for it while it is somebody else's."""
-        lock = self.key(f"lock:{shard}")
+        lock, milliseconds = self.key(f"lock:{shard}"), round(_LOCK * 1000)
+        if not await self.redis.set(lock, self._me, nx=True, px=milliseconds):
+            return
+        renewed = time.monotonic()
         while True:
-            if not await self.redis.set(lock, self._me, nx=True, px=round(_LOCK * 1000)):
-                await asyncio.sleep(_PERIOD)
-                continue
-            renewed = time.monotonic()
-            while True:
-                await self._move(shard)
-                if time.monotonic() - renewed > _LOCK / 4:
-                    if not await self._renew(keys=[lock], args=[self._me, round(_LOCK * 1000)]):
-                        break
-                    renewed = time.monotonic()
-                await asyncio.sleep(_PERIOD)
-            del self._waiting[shard]
+            await self._move(shard)
+            if time.monotonic() - renewed > _LOCK / 4:
+                if not await self._renew(keys=[lock], args=[self._me, milliseconds]):
+                    break
+                renewed = time.monotonic()
+            await asyncio.sleep(_PERIOD)
+        del self.counted[f"waiting_{shard}"]
 
     async def _move(self, shard: int) -> None:
         """Queue what is due, then take it out: who dies in between has it queued twice, and a worker finds no body."""
@@ -165,10 +154,10 @@ class HashedShards(RedisStrategy):
             ask = self.redis.pipeline(transaction=False)
             ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
             ask.zcard(self._shard(shard))
-            found, self._waiting[shard] = await ask.execute()
+            found, self.counted[f"waiting_{shard}"] = await ask.execute()
             if found:
                 await self.redis.rpush(self._queue, *found)
-                self._waiting[shard] -= await self.redis.zrem(self._shard(shard), *found)
+                self.counted[f"waiting_{shard}"] -= await self.redis.zrem(self._shard(shard), *found)
             if len(found) < _PAGE:
                 return
 
@@ -178,12 +167,6 @@ class HashedShards(RedisStrategy):
             body = await self.redis.getdel(self.key(f"body:{key.decode()}"))
             if body is not None:
                 await effect(key.decode(), int(body.split()[1]))
-
-    def counts(self) -> Mapping[str, float]:
-        return {
-            **{f"waiting_{shard}": float(size) for shard, size in sorted(self._waiting.items())},
-            **{f"commands_{shard}": float(count) for shard, count in sorted(self._commands.items())},
-        }
 
 
 class WeightedShards(HashedShards):

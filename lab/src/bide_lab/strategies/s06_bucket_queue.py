@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from uuid import uuid4
 
 from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, now, together
 
 _BUCKETS = 3
 _PERIOD = 1.0
@@ -63,10 +63,6 @@ class BucketAndReady(RedisStrategy):
     time_out = _TIME_TO_RUN
     flaws = (Flaw("every task waits for the timer's next look, and goes two hops", "steady", _waits),)
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._hops = 0
-
     async def open(self) -> None:
         await super().open()
         self._ready = self.key(f"ready:{_TOPIC}")
@@ -94,22 +90,18 @@ class BucketAndReady(RedisStrategy):
 
     async def cancel(self, key: str) -> bool:
         state = await self.redis.hget(self._job(key), "state")
-        if state not in (b"delay", b"ready"):
-            return False
+        return state in (b"delay", b"ready") and await self._delete(key)
+
+    async def _delete(self, key: str) -> bool:
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.delete(self._job(key))
         pipeline.zrem(self._bucket(key), key)
         return bool((await pipeline.execute())[0])
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def run(self, role: str, effect: Effect) -> None:
         if role == "worker":
             await self._work(effect)
-        async with asyncio.TaskGroup() as timers:
-            for number in range(_BUCKETS):
-                timers.create_task(self._tick(self.key(f"bucket:{number}")))
+        await together(*(self._tick(self.key(f"bucket:{number}")) for number in range(_BUCKETS)))
 
     async def _tick(self, bucket: str) -> None:
         """Each second, unless another process's timer is at this bucket."""
@@ -134,7 +126,7 @@ class BucketAndReady(RedisStrategy):
                 if topic is not None:  # else it was deleted
                     move.hset(self._job(key.decode()), "state", "ready")
                     move.rpush(self.key(f"ready:{topic.decode()}"), key)
-                    self._hops += 1
+                    self.counted["hops"] += 1
                 move.zrem(bucket, key)
             await move.execute()
 
@@ -149,12 +141,6 @@ class BucketAndReady(RedisStrategy):
             reserve.hset(self._job(key), "state", "reserved")
             reserve.zadd(self._bucket(key), {key: now() + round(self._time_to_run * 1000)})
             await reserve.execute()
-            self._hops += 1
+            self.counted["hops"] += 1
             await effect(key, int(due))
-            done = self.redis.pipeline(transaction=True)
-            done.delete(self._job(key))
-            done.zrem(self._bucket(key), key)
-            await done.execute()
-
-    def counts(self) -> Mapping[str, float]:
-        return {"hops": float(self._hops)}
+            await self._delete(key)

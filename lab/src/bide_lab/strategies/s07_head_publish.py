@@ -28,12 +28,12 @@ bide; let the old queue run empty, or read its sorted set once and schedule each
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, Setting, due_or_told, now, together, when
 
 _PAGE = 100
 _THREADS = 4
@@ -70,28 +70,23 @@ def _in_vain(seen: Figures) -> str:
     return f"{vain:,.0f} of {looks:,.0f} looks of two listeners found nothing" if vain > looks / 20 else ""
 
 
-def _stopped(seen: Figures) -> str:
-    waiting = seen.counts.get("waited_for_a_restart", 0)
-    return f"{waiting:,.0f} of {seen.expected} tasks stayed until the listener was started again" if waiting else ""
-
-
 class HeadPublish(RedisStrategy):
     """A member is the due time and the key: where the library puts a random number, so that equal values differ."""
 
     name = "S7"
     title = "head published to listeners, blocking queue"
     flaws = (
-        Flaw(
-            "what a consumer has popped dies with it", "killed",
-            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
-        ),
+        Flaw("what a consumer has popped dies with it", "killed", NEVER_DONE),
         Flaw("all listeners fire at once, one of them for something", "two", _in_vain),
-        Flaw("a subscription that is dropped unnoticed stops delivery", "deaf", _stopped),
+        Flaw(
+            "a subscription that is dropped unnoticed stops delivery", "deaf",
+            when("waited_for_a_restart",
+                 "{waited_for_a_restart:,.0f} of {expected} tasks stayed until the listener was started again"),
+        ),
     )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._looks = self._vain = 0
         self._head: int | None = None
         """The earliest time that this listener knows of."""
         self._told = asyncio.Event()
@@ -130,12 +125,8 @@ class HeadPublish(RedisStrategy):
     async def run(self, role: str, effect: Effect) -> None:
         popped: asyncio.Queue[bytes] = asyncio.Queue()
         self._head = None
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            group.create_task(self._transfer())
-            group.create_task(self._take(popped))
-            for _ in range(_THREADS):
-                group.create_task(self._do(popped, effect))
+        consumers = (self._do(popped, effect) for _ in range(_THREADS))
+        await together(self._listen(), self._transfer(), self._take(popped), *consumers)
 
     async def _listen(self) -> None:
         """Told of a new head; and to look, when the subscription begins or was made again."""
@@ -152,17 +143,10 @@ class HeadPublish(RedisStrategy):
         """The timer: at the time of the head move what is due, and learn the next."""
         while True:
             while self._head is None or self._head > now():
-                self._told.clear()
-                pause = None if self._head is None else (self._head - now()) / 1000
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._told.wait()
-                except TimeoutError:
-                    continue
+                await due_or_told(self._head, self._told)
             self._head = None
             moved, head = await self._move(keys=[*self._keys, self._queue], args=[now(), _PAGE])
-            self._looks += 1
-            self._vain += not moved
+            self.counted.update(looks=1, looks_in_vain=not moved)
             if head:
                 self._know(int(head))
 
@@ -175,6 +159,3 @@ class HeadPublish(RedisStrategy):
         while True:
             due, _, key = (await popped.get()).decode().partition(" ")
             await effect(key, int(due))
-
-    def counts(self) -> Mapping[str, float]:
-        return {"looks": float(self._looks), "looks_in_vain": float(self._vain)}

@@ -28,20 +28,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, now, when
 
 _SETTING = "notify-keyspace-events"
 _EXPIRED = "Ex"
 """Events on the channel of an event; of keys that have expired."""
-
-
-def _late(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.p50 < 400:
-        return ""
-    waiting = seen.counts["far_off"]
-    return f"with {waiting:,.0f} keys waiting half were {seen.p50:,.0f} ms late, the last {seen.most:,.0f} ms"
 
 
 class ExpiryEvents(RedisStrategy):
@@ -50,21 +42,16 @@ class ExpiryEvents(RedisStrategy):
     name = "S8"
     title = "key expiry events"
     flaws = (
-        Flaw("events come when the server happens to delete the key", "many", _late),
         Flaw(
-            "what expires while no listener is there is never told", "away",
-            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
+            "events come when the server happens to delete the key", "many",
+            when("p50", "with {far_off:,.0f} keys waiting half were {p50:,.0f} ms late, the last {most:,.0f} ms",
+                 over=400),
         ),
-        Flaw(
-            "nor is it if the subscription is dropped unnoticed", "deaf",
-            lambda seen: f"{seen.lost} of {seen.expected} tasks never done" if seen.lost else "",
-        ),
+        Flaw("what expires while no listener is there is never told", "away", NEVER_DONE),
+        Flaw("nor is it if the subscription is dropped unnoticed", "deaf", NEVER_DONE),
     )  # fmt: skip
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._before: str | None = None
-        """What the server's setting was."""
+    _before: str | None = None
+    """The server's setting as it was."""
 
     async def prepare(self) -> None:
         before = (await self.redis.config_get(_SETTING))[_SETTING]
@@ -101,9 +88,6 @@ class ExpiryEvents(RedisStrategy):
         if there:
             await self.redis.delete(self._body(key))
         return there
-
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
 
     async def run(self, role: str, effect: Effect) -> None:
         database = self.redis.connection_pool.connection_kwargs.get("db", 0)

@@ -31,13 +31,11 @@ a message of theirs that arrives afterwards finds the row done, and is dropped a
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 
-from bide_lab.servers.rabbitmq import Message, RabbitMqStrategy
-from bide_lab.servers.rows import Rows
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.brokers import Message, RabbitMqStrategy, WithRows
+from bide_lab.strategy import Effect, Flaw, Item, now, when
 
 _MINUTE, _HOUR = 60, 3600
 LEVELS = (
@@ -56,7 +54,7 @@ def level_for(seconds: int) -> int:
     return max((level for level in LEVELS if level <= seconds), default=LEVELS[0])
 
 
-class DelayLevels(RabbitMqStrategy):
+class DelayLevels(WithRows, RabbitMqStrategy):
     """The rows are in SQLite; the levels are RabbitMQ queues."""
 
     name = "S9"
@@ -66,31 +64,14 @@ class DelayLevels(RabbitMqStrategy):
     flaws = (
         Flaw(
             "a delay that is no level is relayed over several hops, each with a lateness of its own", "relay",
-            lambda seen: (
-                f"up to {seen.counts['hops_most']:.0f} hops for a delay, {seen.counts['late_ms_per_hop']:.1f} ms late "
-                "at each"
-                if seen.counts.get("hops_most", 0) > 1
-                else ""
-            ),
+            when("hops_most", "up to {hops_most:.0f} hops for a delay, {late_ms_per_hop:.1f} ms late at each", over=1),
         ),
         Flaw(
             "a moved task leaves its old message behind", "relay",
-            lambda seen: (
-                f"{seen.counts['messages_alive_per_task']:.0f} messages alive for each task that was moved "
-                f"{seen.counts['moves_per_task']:.0f} times"
-                if seen.counts.get("messages_alive_per_task", 0) > 1
-                else ""
-            ),
+            when("messages_alive_per_task", "{messages_alive_per_task:.0f} messages alive for each task that was moved "
+                 "{moves_per_task:.0f} times", over=1),
         ),
     )  # fmt: skip
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.rows = Rows(setting.folder)
-
-    async def close(self) -> None:
-        await super().close()
-        self.rows.close()
 
     def queues(self) -> Sequence[str]:
         return [self.queue(name) for name in (_ARRIVED, *map(str, LEVELS))]
@@ -104,44 +85,25 @@ class DelayLevels(RabbitMqStrategy):
         for level in LEVELS:
             await self.declare(str(level), to=_ARRIVED, ttl=self.lasts(level))
 
-    async def schedule(self, items: Sequence[Item]) -> None:
-        self.rows.add(items)
-        await asyncio.gather(*(self.send_on(item) for item in items))
-
-    async def reschedule(self, item: Item) -> bool:
-        """The row is moved and a new message sent; the old one, when it arrives, is not for this time any more."""
-        if not self.rows.move(item):
-            return False
-        await self.send_on(item)
-        return True
-
-    async def cancel(self, key: str) -> bool:
-        return self.rows.cancel(key)
-
-    async def fire_now(self, key: str) -> bool:
-        item = Item(key, now())
-        if not self.rows.move(item):
-            return False
-        await self.send(_ARRIVED, item)
-        return True
-
-    async def send_on(self, item: Item, *, hop: int = 1) -> None:
+    async def send_for(self, item: Item, *, at_once: bool = False, hop: int = 1) -> None:
         rest = max(0, item.due - now()) / 1000
         level = level_for(math.ceil(rest / self.setting.span(1)))
-        await self.send(str(level), item, waits=self.lasts(level), hop=hop)
+        if at_once:
+            await self.send(_ARRIVED, item)
+        else:
+            await self.send(str(level), item, waits=self.lasts(level), hop=hop)
 
     async def run(self, role: str, effect: Effect) -> None:
         async def arrived(message: Message) -> None:
             item = message.item
-            self.seen["hops"] += 1
-            self.seen["hops_late_ms"] += max(0, now() - message.meant)
-            if self.rows.scheduled_for(item.key) != item.due:
-                self.seen["superseded_dropped"] += 1
-            elif item.due > now():
-                await self.send_on(item, hop=message.hop + 1)
+            self.counted.update(hops=1, hops_late_ms=max(0, now() - message.meant))
+            if not self.wants(item):
+                return
+            if item.due > now():
+                await self.send_for(item, hop=message.hop + 1)
             else:
-                self.seen[f"fired_after_{message.hop}"] += 1
+                self.counted[f"fired_after_{message.hop}"] += 1
                 await effect(item.key, item.due)
-                self.rows.done(item.key, item.due)
+                self.done(item)
 
         await self.consume(_ARRIVED, arrived)

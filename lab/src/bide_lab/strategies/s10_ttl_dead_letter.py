@@ -29,12 +29,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from bide_lab.servers.rabbitmq import Message, RabbitMqStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.brokers import Message, RabbitMqStrategy
+from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, when
 
 _WORK = "work"
 _WAITING = "waiting"
-_UNREACHABLE = "a message in a queue cannot be reached before it expires"
 _KEPT = 60_000
 """Milliseconds for which a queue of a delay outlives its last message."""
 _AGAIN = 30.0
@@ -46,17 +45,15 @@ class OneQueue(RabbitMqStrategy):
 
     name = "S10"
     title = "Time to live and dead letter, one queue"
-    cannot: ClassVar[Mapping[str, str]] = {"reschedule": _UNREACHABLE, "cancel": _UNREACHABLE, "fire_now": _UNREACHABLE}
+    cannot: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        VERBS[1:], "a message in a queue cannot be reached before it expires"
+    )
     skips: ClassVar[Mapping[str, str]] = {"horizon": "a time to live is at most 49 days"}
     flaws: ClassVar[Sequence[Flaw]] = (
         Flaw(
             "a long delay at the head holds up the short ones behind it", "head",
-            lambda seen: (
-                f"{seen.counts['short_late']:.0f} of {seen.counts['short']:.0f} short delays came out only after the "
-                f"long one before them, half of them more than {seen.counts['short_late_p50_ms'] / 1000:.1f} s late"
-                if seen.counts.get("short_late")
-                else ""
-            ),
+            when("short_late", "{short_late:.0f} of {short:.0f} short delays came out only after the long one before "
+                 "them, half of them more than {short_late_p50_s:.1f} s late"),
         ),
     )  # fmt: skip
 
@@ -68,7 +65,10 @@ class OneQueue(RabbitMqStrategy):
         await self.declare(_WAITING, to=_WORK)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await asyncio.gather(*(self.send(_WAITING, item, waits=max(0, item.due - now()), alone=True) for item in items))
+        await asyncio.gather(*(self.send_for(item) for item in items))
+
+    async def send_for(self, item: Item) -> None:
+        await self.send(_WAITING, item, waits=max(0, item.due - now()), alone=True)
 
     async def run(self, role: str, effect: Effect) -> None:
         async def arrived(message: Message) -> None:
@@ -86,24 +86,19 @@ class QueuePerDelay(OneQueue):
     shows = ("steady", "head")
     flaws = ()
 
-    def queues(self) -> Sequence[str]:
-        try:
-            made = set((self.setting.folder / "queues").read_text(encoding="ascii").split())
-        except FileNotFoundError:
-            made = set()
-        return [self.queue(_WORK), *sorted(made)]
-
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._declared: dict[str, tuple[float, asyncio.Task[None]]] = {}
 
+    def queues(self) -> Sequence[str]:
+        list_of_names = self.setting.folder / "queues"
+        made = set(list_of_names.read_text(encoding="ascii").split()) if list_of_names.exists() else set()
+        return [self.queue(_WORK), *sorted(made)]
+
     async def prepare(self) -> None:
         await self.declare(_WORK)
 
-    async def schedule(self, items: Sequence[Item]) -> None:
-        await asyncio.gather(*(self._send_for(item) for item in items))
-
-    async def _send_for(self, item: Item) -> None:
+    async def send_for(self, item: Item) -> None:
         step = self.setting.span(1) * 1000
         waits = math.ceil(math.ceil(max(0, item.due - now()) / step) * step)
         name = f"after-{waits}"

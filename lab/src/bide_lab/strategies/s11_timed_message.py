@@ -27,17 +27,15 @@ a message that arrives afterwards finds the row done.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
-from bide_lab.servers.rocketmq import RocketMqStrategy
-from bide_lab.servers.rows import Rows
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.brokers import RocketMqStrategy, WithRows
+from bide_lab.strategy import Effect, Flaw, Item, when
 
 
-class TimedMessage(RocketMqStrategy):
+class TimedMessage(WithRows, RocketMqStrategy):
     """The rows are in SQLite; the times are rounded up to seconds, so that nothing is early."""
 
     name = "S11"
@@ -52,55 +50,23 @@ class TimedMessage(RocketMqStrategy):
     flaws = (
         Flaw(
             "it is precise to a second", "steady",
-            lambda seen: f"half of the tasks more than {seen.p50:,.0f} ms late" if (seen.p50 or 0) > 100 else "",
+            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100),
         ),
         Flaw(
             "the broker delivers what was moved or cancelled all the same", "churn",
-            lambda seen: (
-                f"{seen.counts['superseded_dropped']:.0f} messages arrived for tasks that had been moved or cancelled"
-                if seen.counts.get("superseded_dropped")
-                else ""
-            ),
+            when("superseded_dropped",
+                 "{superseded_dropped:.0f} messages arrived for tasks that had been moved or cancelled"),
         ),
     )  # fmt: skip
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.rows = Rows(setting.folder)
-
-    async def close(self) -> None:
-        await super().close()
-        self.rows.close()
-
-    async def schedule(self, items: Sequence[Item]) -> None:
-        self.rows.add(items)
-        await asyncio.gather(*(self._send(item) for item in items))
-
-    async def _send(self, item: Item) -> None:
-        await self.send(item, at=-(-item.due // 1000))
-
-    async def reschedule(self, item: Item) -> bool:
-        if not self.rows.move(item):
-            return False
-        await self._send(item)
-        return True
-
-    async def cancel(self, key: str) -> bool:
-        return self.rows.cancel(key)
-
-    async def fire_now(self, key: str) -> bool:
-        item = Item(key, now())
-        if not self.rows.move(item):
-            return False
-        await self.send(item, at=int(time.time()))  # over already, so that it is delivered at once
-        return True
+    async def send_for(self, item: Item, *, at_once: bool = False) -> None:
+        # a time that is over already is delivered at once
+        await self.send(item, at=int(time.time()) if at_once else -(-item.due // 1000))
 
     async def run(self, role: str, effect: Effect) -> None:
         def arrived(item: Item) -> None:
-            if self.rows.scheduled_for(item.key) == item.due:
+            if self.wants(item):
                 effect.blocking(item.key, item.due)
-                self.rows.done(item.key, item.due)
-            else:
-                self.seen["superseded_dropped"] += 1
+                self.done(item)
 
         await self.consume(arrived)

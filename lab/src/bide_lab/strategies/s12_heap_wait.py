@@ -31,16 +31,8 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.figures import Figures
-from bide_lab.servers.none import GONE, InMemory
+from bide_lab.servers.memory import GONE, InMemory, held_up
 from bide_lab.strategy import Flaw
-
-
-def _held_up(seen: Figures) -> str:
-    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
-    if not slow or late < slow / 4:
-        return ""
-    return f"behind one task of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
 
 
 class HeapWait(InMemory):
@@ -49,7 +41,7 @@ class HeapWait(InMemory):
     name = "S12"
     title = "min-heap and a blocking wait"
     shows = ("steady", "idle", "cost")
-    flaws = (GONE, Flaw("one slow task holds up all others, in the one thread that there is", "slow", _held_up))
+    flaws = (GONE, Flaw("one slow task holds up all others, in the one thread that there is", "slow", held_up))
 
     def timer_of(self, start: Millis) -> HeapTimer[Any]:
         return HeapTimer(start=start)

@@ -28,17 +28,15 @@ emptied itself, which takes as long as its longest delay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bide.core.instants import Millis
-from bide_lab.servers.none import GONE, VISITED, InMemory
-from bide_lab.strategy import Flaw, now
+from bide_lab.servers.memory import GONE, VISITED, GoingRound, Laps, Thing
+from bide_lab.strategy import Flaw, now, when
 
 if TYPE_CHECKING:
     from bide.cli.bench.timers import Contestant
-
-Thing = TypeVar("Thing", bound=Hashable)
 
 SLOTS = 3600
 _NANOSECONDS = 1_000_000
@@ -63,19 +61,17 @@ def as_counted(steps: int, slots: int) -> tuple[int, int]:
     return steps % slots, (steps - 1) // slots
 
 
-class Ring(Generic[Thing]):
-    """A timer that counts in steps of `step` nanoseconds from `start` on; never early, up to a step late."""
+class Ring(Laps[Thing]):
+    """A timer that counts in steps of `step` seconds from `start` on; never early, up to a step late."""
 
-    def __init__(self, *, slots: int, step: int, start: Millis) -> None:
+    def __init__(self, *, slots: int, step: float, start: Millis) -> None:
+        super().__init__()
         self._slots: list[dict[Thing, int]] = [{} for _ in range(slots)]
-        """In each its tasks, and the laps left to them."""
-        self._where: dict[Thing, int] = {}
-        self._step = step
+        """In each its tasks, and the laps left to them; `waiting` has the slot of each task."""
+        self._step = round(step * 1e9)
         self._start = start
         self._hand = 0
         """Steps made, in all laps."""
-        self.visits = 0
-        self.vain_visits = 0
 
     def _place(self, at: Millis) -> tuple[int, int]:
         """Slots on from the hand, and laps to let pass."""
@@ -85,20 +81,14 @@ class Ring(Generic[Thing]):
     def add(self, item: Thing, at: Millis) -> None:
         self.cancel(item)
         on, laps = self._place(at)
-        slot = self._where[item] = (self._hand + on) % len(self._slots)
+        slot = self.waiting[item] = (self._hand + on) % len(self._slots)
         self._slots[slot][item] = laps
 
     def cancel(self, item: Thing) -> bool:
-        slot = self._where.pop(item, None)
+        slot = self.waiting.pop(item, None)
         if slot is None:
             return False
         del self._slots[slot][item]
-        return True
-
-    def move(self, item: Thing, at: Millis) -> bool:
-        if item not in self._where:
-            return False
-        self.add(item, at)
         return True
 
     def advance(self, now: Millis) -> list[Thing]:
@@ -114,8 +104,7 @@ class Ring(Generic[Thing]):
                     slot[item] = laps - 1
                 else:
                     met.append(item)
-            self.visits += len(slot)
-            self.vain_visits += len(slot) - len(met)
+            self.visited(len(slot), len(met))
             for item in met:
                 self.cancel(item)
             due += met
@@ -125,17 +114,11 @@ class Ring(Generic[Thing]):
         """The next step, whether or not there is anything to be met."""
         return self._start - (-(self._hand + 1) * self._step // _NANOSECONDS)
 
-    def __len__(self) -> int:
-        return len(self._where)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._where
-
 
 class PublishedRing(Ring[Thing]):
     """Counts from where the hand is, as if it had only just come there."""
 
-    def __init__(self, *, slots: int, step: int, start: Millis, clock: Callable[[], Millis]) -> None:
+    def __init__(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> None:
         super().__init__(slots=slots, step=step, start=start)
         self._clock = clock
 
@@ -144,63 +127,51 @@ class PublishedRing(Ring[Thing]):
         return as_published(max(1, steps), len(self._slots))
 
 
-class _RingStrategy(InMemory):
-    """A ring turned by a thread. Option `lap`: seconds of strategy time of one lap, instead of an hour."""
+class AsPublished(GoingRound):
+    """Slot and laps counted from where the hand is at that moment.
 
-    precision = 1.0
-    has_laps = True
-    """See the workload `laps`."""
-
-    def timer_of(self, start: Millis) -> Ring[Any]:
-        slots = round(float(self.setting.options.get("lap", SLOTS)))
-        return self.ring(slots=slots, step=self.setting.span(1), start=start, clock=now)
-
-    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
-        """`step` in seconds."""
-        raise NotImplementedError
-
-    def structure(self) -> Contestant:
-        from bide.cli.bench.timers import Ours
-
-        return Ours(self.ring(slots=SLOTS, step=1.0, start=0, clock=lambda: 0))
-
-    def counts(self) -> Mapping[str, float]:
-        return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
-
-
-class AsPublished(_RingStrategy):
-    """Slot and laps counted from where the hand is at that moment."""
+    Option `lap`: seconds of strategy time of one lap, instead of an hour.
+    """
 
     name = "S13-A"
     title = "ring with lap counts, as published"
-    shows = ()
-    flaws = (
+    precision = 1.0
+    shows: ClassVar[Sequence[str]] = ()
+    flaws: ClassVar[Sequence[Flaw]] = (
         Flaw(
             "a task that is added in the middle of a step fires up to a step early", "steady",
-            lambda seen: f"{seen.early} of {seen.expected} tasks early" if seen.early else "",
+            when("early", "{early} of {expected} tasks early"),
         ),
         Flaw(
             "what is due in exactly a lap waits for another", "laps",
-            lambda seen: (
-                f"{late:.0f} of {seen.counts['near']:.0f} tasks due in a lap came a whole lap late"
-                if (late := seen.counts.get("a_lap_late", 0)) else ""
-            ),
+            when("a_lap_late",
+                 "{a_lap_late:.0f} of {near:.0f} tasks due in a lap came a whole lap late"),
         ),
         VISITED,
     )  # fmt: skip
     skips: ClassVar[Mapping[str, str]] = {"cost": "its operations are those of S13-B"}
 
-    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
-        return PublishedRing(slots=slots, step=round(step * 1e9), start=start, clock=clock)
+    def timer_of(self, start: Millis) -> Ring[Any]:
+        slots = round(float(self.setting.options.get("lap", SLOTS)))
+        return self.ring(slots=slots, step=self.setting.span(1), start=start)
+
+    def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
+        return PublishedRing(slots=slots, step=step, start=start, clock=now)
+
+    def structure(self) -> Contestant:
+        from bide.cli.bench.timers import Ours
+
+        return Ours(self.ring(slots=SLOTS, step=1.0, start=0))
 
 
-class Counted(_RingStrategy):
+class Counted(AsPublished):
     """Slot and laps counted in the hand's own steps, the one that is under way not counted."""
 
     name = "S13-B"
     title = "ring with lap counts, the boundary minded"
     shows = ("steady", "idle", "cost")
     flaws = (VISITED, GONE)
+    skips: ClassVar[Mapping[str, str]] = {}
 
-    def ring(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> Ring[Any]:
-        return Ring(slots=slots, step=round(step * 1e9), start=start)
+    def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
+        return Ring(slots=slots, step=step, start=start)

@@ -29,16 +29,13 @@ requests, retries within one process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic
 
 from bide.core.instants import Millis
 from bide.timers import HashedWheel
-from bide_lab.figures import Figures
-from bide_lab.servers.none import GONE, VISITED, InMemory
-from bide_lab.strategy import Flaw, Item
-
-Thing = TypeVar("Thing", bound=Hashable)
+from bide_lab.servers.memory import GONE, VISITED, GoingRound, InMemory, Laps, Thing
+from bide_lab.strategy import Flaw, Item, when
 
 TICK: Millis = 100
 BUCKETS = 512
@@ -57,42 +54,34 @@ class Timeout(Generic[Thing]):
         self.bucket: dict[Timeout[Thing], None] | None = None
 
 
-class TickingWheel(Generic[Thing]):
+class TickingWheel(Laps[Thing]):
     """Netty's algorithm. Never early, up to a tick late; `advance` alone touches the buckets."""
 
     def __init__(self, *, tick: Millis = TICK, buckets: int = BUCKETS, start: Millis = 0) -> None:
+        super().__init__()
         self._tick = tick
         self._start = start
         self._ticks = 0
         self._buckets: list[dict[Timeout[Thing], None]] = [{} for _ in range(buckets)]
         self._added: deque[Timeout[Thing]] = deque()
         self._cancelled: deque[Timeout[Thing]] = deque()
-        self._alive: dict[Thing, Timeout[Thing]] = {}
-        self.visits = 0
-        self.vain_visits = 0
 
     def add(self, item: Thing, at: Millis) -> None:
         self.cancel(item)
-        timeout = self._alive[item] = Timeout(item, at)
+        timeout = self.waiting[item] = Timeout(item, at)
         self._added.append(timeout)
 
     def cancel(self, item: Thing) -> bool:
-        timeout = self._alive.pop(item, None)
+        timeout = self.waiting.pop(item, None)
         if timeout is None:
             return False
         self._cancelled.append(timeout)
         return True
 
-    def move(self, item: Thing, at: Millis) -> bool:
-        if item not in self._alive:
-            return False
-        self.add(item, at)
-        return True
-
     def advance(self, now: Millis) -> list[Thing]:
         """Make the ticks that are over."""
         due: list[Thing] = []
-        while self._start + (self._ticks + 1) * self._tick <= now:
+        while self.next_deadline() <= now:
             self._unlink()
             self._file()
             self._expire(due)
@@ -108,7 +97,7 @@ class TickingWheel(Generic[Thing]):
     def _file(self) -> None:
         for _ in range(min(len(self._added), _FILED_PER_TICK)):
             timeout = self._added.popleft()
-            if self._alive.get(timeout.item) is not timeout:
+            if self.waiting.get(timeout.item) is not timeout:
                 continue
             at_tick = (timeout.at - self._start) // self._tick
             timeout.rounds = (at_tick - self._ticks) // len(self._buckets)
@@ -123,43 +112,33 @@ class TickingWheel(Generic[Thing]):
                 timeout.rounds -= 1
             else:
                 over.append(timeout)
-        self.visits += len(bucket)
-        self.vain_visits += len(bucket) - len(over)
+        self.visited(len(bucket), len(over))
         for timeout in over:
             del bucket[timeout]
-            del self._alive[timeout.item]
+            del self.waiting[timeout.item]
             due.append(timeout.item)
 
     def next_deadline(self) -> Millis:
         """The end of the tick, whether or not there is anything in it."""
         return self._start + (self._ticks + 1) * self._tick
 
-    def __len__(self) -> int:
-        return len(self._alive)
 
-    def __contains__(self, item: object) -> bool:
-        return item in self._alive
-
-
-def _ticks(seen: Figures) -> str:
-    late = seen.p50
-    return f"half of them more than {late:.0f} ms late, at ticks of {TICK} ms" if late and late > TICK / 4 else ""
-
-
-class Ticking(InMemory):
+class Ticking(GoingRound):
     """Netty's form. Options: `lap`, seconds of strategy time instead of 512 ticks; `pending`, the most that may wait
     (without it there is no limit, as in Netty)."""
 
     name = "S14-A"
     title = "hashed wheel that ticks, as in Netty"
     period = TICK / 1000
-    has_laps = True
     shows = ("cost",)
     flaws = (
-        Flaw("every task waits for the end of its tick", "steady", _ticks),
+        Flaw(
+            "every task waits for the end of its tick", "steady",
+            when("p50", f"half of them more than {{p50:.0f}} ms late, at ticks of {TICK} ms", over=TICK / 4),
+        ),
         VISITED,
         GONE,
-    )
+    )  # fmt: skip
 
     def timer_of(self, start: Millis) -> TickingWheel[Any]:
         lap = self.setting.options.get("lap")
@@ -171,9 +150,6 @@ class Ticking(InMemory):
         if limit and len(self.timer) + len(items) > limit:
             raise RuntimeError(f"{len(self.timer)} tasks are waiting, of {limit} that may")
         await super().schedule(items)
-
-    def counts(self) -> Mapping[str, float]:
-        return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
 
 
 class Exact(InMemory):

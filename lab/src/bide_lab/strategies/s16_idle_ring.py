@@ -31,19 +31,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import IdleRing, drive
 from bide_lab.figures import Figures
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 SLOTS = 30
 """Of one second each, of strategy time: the time-out."""
 
 
 class IdleConnections(Strategy):
-    """What the variants share: on the event loop that serves the connections, one time-out for all, whatever is asked.
+    """One time-out for all, whatever is asked, on the event loop that serves the connections.
 
     `schedule` is the first packet, `reschedule` another one, `cancel` the end of the connection.
     """
@@ -52,17 +52,18 @@ class IdleConnections(Strategy):
     precision: ClassVar[float | None] = 1.0
     shows = ("touch",)
     unfit = "its only delay is the one time-out of all connections"
+    _effect: Effect
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.time_out_after = setting.span(SLOTS)
         """Seconds of silence."""
         self.slot = setting.span(1)
-        self._effect: Effect | None = None
+        self._alive: dict[str, Any] = {}
+        """The connections that are there, and not idle yet."""
         self._effects: set[asyncio.Task[None]] = set()
-        self._looks = 0
-        self._looked = 0
-        self._longest = 0
+        self._looks: list[int] = []
+        """Nanoseconds of processor time of each."""
 
     def touch(self, uid: str) -> None:
         """A packet of `uid`, maybe its first."""
@@ -70,36 +71,38 @@ class IdleConnections(Strategy):
 
     def forget(self, uid: str) -> bool:
         """Its connection is closed; False: it was not there."""
-        raise NotImplementedError
+        return self._alive.pop(uid, None) is not None
 
     def knows(self, uid: str) -> bool:
-        """Whether it is there, and not idle yet."""
-        raise NotImplementedError
+        return uid in self._alive
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for item in items:
             self.touch(item.key)
 
     async def reschedule(self, item: Item) -> bool:
-        if not self.knows(item.key):
-            return False
-        self.touch(item.key)
-        return True
+        known = self.knows(item.key)
+        if known:
+            self.touch(item.key)
+        return known
 
     async def cancel(self, key: str) -> bool:
         return self.forget(key)
 
     async def fire_now(self, key: str) -> bool:
-        if not self.forget(key):
-            return False
-        self.idle([key])
-        return True
+        known = self.forget(key)
+        if known:
+            self.idle([key])
+        return known
 
     def idle(self, uids: Iterable[str]) -> None:
         """Close them, at the same time."""
-        assert self._effect is not None
+
+        async def close(uid: str) -> None:
+            await self._effect(uid, now())
+
         for uid in uids:
-            task = asyncio.get_running_loop().create_task(_done(self._effect, uid))
+            task = asyncio.get_running_loop().create_task(close(uid))
             self._effects.add(task)
             task.add_done_callback(self._effects.discard)
 
@@ -120,22 +123,15 @@ class IdleConnections(Strategy):
         raise NotImplementedError
 
     def took(self, nanoseconds: int) -> None:
-        self._looks += 1
-        self._looked += nanoseconds
-        self._longest = max(self._longest, nanoseconds)
+        self._looks.append(nanoseconds)
 
     def counts(self) -> Mapping[str, float]:
         """`tick_us`: microseconds of processor time of a look on average, `tick_longest_us` of the longest."""
         if not self._looks:
             return {}
-        return {
-            "ticks": self._looks, "tick_us": round(self._looked / self._looks / 1e3, 2),
-            "tick_longest_us": round(self._longest / 1e3, 1),
-        }  # fmt: skip
-
-
-async def _done(effect: Effect, uid: str) -> None:
-    await effect(uid, now())
+        mean = sum(self._looks) / len(self._looks)
+        longest = round(max(self._looks) / 1e3, 1)
+        return {"ticks": len(self._looks), "tick_us": round(mean / 1e3, 2), "tick_longest_us": longest}
 
 
 def _early(seen: Figures) -> str:
@@ -154,30 +150,23 @@ class PublishedRing(IdleConnections):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._slots: list[set[str]] = [set() for _ in range(SLOTS)]
-        self._where: dict[str, int] = {}
         self._hand = 0
 
     def touch(self, uid: str) -> None:
         self.forget(uid)
-        behind = self._where[uid] = (self._hand - 1) % SLOTS
+        behind = self._alive[uid] = (self._hand - 1) % SLOTS
         self._slots[behind].add(uid)
 
     def forget(self, uid: str) -> bool:
-        slot = self._where.pop(uid, None)
-        if slot is None:
-            return False
-        self._slots[slot].discard(uid)
-        return True
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._where
+        if uid in self._alive:
+            self._slots[self._alive[uid]].discard(uid)
+        return super().forget(uid)
 
     def turn(self) -> Sequence[str]:
         self._hand = (self._hand + 1) % SLOTS
         silent = list(self._slots[self._hand])
-        self._slots[self._hand].clear()
         for uid in silent:
-            del self._where[uid]
+            self.forget(uid)
         return silent
 
 
@@ -212,14 +201,14 @@ class LazyRing(IdleConnections):
 class _MeasuredRing(IdleRing[str]):
     """Tells how long its looks take."""
 
-    def __init__(self, told: LazyRing, *, timeout: Millis, tick: Millis) -> None:
+    def __init__(self, owner: LazyRing, *, timeout: Millis, tick: Millis) -> None:
         super().__init__(timeout=timeout, tick=tick)
-        self._told = told
+        self._owner = owner
 
     def advance(self, now: Millis) -> list[str]:
         began = time.thread_time_ns()
         silent = super().advance(now)
-        self._told.took(time.thread_time_ns() - began)
+        self._owner.took(time.thread_time_ns() - began)
         return silent
 
 
@@ -231,31 +220,18 @@ class WholeScan(IdleConnections):
     flaws = (
         Flaw(
             "every look is at all connections, and holds up all else meanwhile", "touch",
-            lambda seen: (
-                f"{seen.counts['tick_us'] / 1000:.2f} ms a look, with {seen.scheduled:,} connections"
-                if seen.counts.get("tick_us", 0) > 100 else ""
-            ),
+            when("tick_us", "{tick_ms:.2f} ms a look, with {scheduled:,} connections", over=100),
         ),
     )  # fmt: skip
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._last: dict[str, float] = {}
-
     def touch(self, uid: str) -> None:
-        self._last[uid] = time.monotonic()
-
-    def forget(self, uid: str) -> bool:
-        return self._last.pop(uid, None) is not None
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._last
+        self._alive[uid] = time.monotonic()
 
     def turn(self) -> Sequence[str]:
         since = time.monotonic() - self.time_out_after
-        silent = [uid for uid, last in self._last.items() if last <= since]
+        silent = [uid for uid, last in self._alive.items() if last <= since]
         for uid in silent:
-            del self._last[uid]
+            self.forget(uid)
         return silent
 
 
@@ -268,33 +244,21 @@ class TimerEach(IdleConnections):
     flaws = (
         Flaw(
             "every packet cancels a timer and makes another", "touch",
-            lambda seen: (
-                f"{touch / 1000:.2f} us and {seen.client_bytes_per_task or 0:,.0f} bytes a connection"
-                if (touch := seen.counts.get("touch_ns", 0)) else ""
-            ),
+            when("touch_ns", "{touch_us:.2f} us and {client_bytes_per_task:,.0f} bytes a connection"),
         ),
     )  # fmt: skip
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
     def touch(self, uid: str) -> None:
         self.forget(uid)
-        self._timers[uid] = asyncio.get_running_loop().call_later(self.time_out_after, self._silent, uid)
+        self._alive[uid] = asyncio.get_running_loop().call_later(self.time_out_after, self._silent, uid)
 
     def forget(self, uid: str) -> bool:
-        timer = self._timers.pop(uid, None)
-        if timer is None:
-            return False
-        timer.cancel()
-        return True
-
-    def knows(self, uid: str) -> bool:
-        return uid in self._timers
+        if uid in self._alive:
+            self._alive[uid].cancel()
+        return super().forget(uid)
 
     def _silent(self, uid: str) -> None:
-        del self._timers[uid]
+        self.forget(uid)
         self.idle([uid])
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -302,5 +266,5 @@ class TimerEach(IdleConnections):
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        for uid in list(self._timers):
+        for uid in list(self._alive):
             self.forget(uid)

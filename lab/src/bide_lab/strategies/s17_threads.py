@@ -35,9 +35,8 @@ from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.figures import Figures
-from bide_lab.servers.none import GONE, InMemory, Waiting
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.servers.memory import GONE, InMemory, Waiting, held_up
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, when
 
 POOL = 10
 """APScheduler's default."""
@@ -45,27 +44,6 @@ _FIGHT = 15.0
 """Milliseconds that half of a burst may be late before it is worth a word: a heap in one thread takes 5 ms."""
 _MANY = 100
 """Threads that are worth a word."""
-
-
-def _threads(seen: Figures) -> str:
-    if not seen.threads or seen.threads < _MANY:
-        return ""
-    return (
-        f"{seen.threads:,} threads for {seen.scheduled:,} waiting tasks, {seen.client_bytes_per_task or 0:,.0f} bytes"
-        " each, besides what the kernel keeps"
-    )
-
-
-def _crowded(seen: Figures) -> str:
-    late = seen.p50
-    return f"of {seen.fired:,} due at once half were more than {late:,.0f} ms late" if late and late > _FIGHT else ""
-
-
-def _no_thread(seen: Figures) -> str:
-    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
-    if not slow or late < slow / 4:
-        return ""
-    return f"behind {seen.counts['slow']:.0f} tasks of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
 
 
 class ThreadEach(Strategy):
@@ -77,33 +55,37 @@ class ThreadEach(Strategy):
     bears = 2_000
     shows = ("steady",)
     flaws = (
-        Flaw("every waiting task is a thread", "idle", _threads),
-        Flaw("threads that come due at once fight for the interpreter's one lock", "burst", _crowded),
+        Flaw(
+            "every waiting task is a thread", "idle",
+            when("threads", "{threads:,} threads for {scheduled:,} waiting tasks, {client_bytes_per_task:,.0f} bytes "
+                 "each, besides what the kernel keeps", over=_MANY),
+        ),
+        Flaw(
+            "threads that come due at once fight for the interpreter's one lock", "burst",
+            when("p50", "of {fired:,} due at once half were more than {p50:,.0f} ms late", over=_FIGHT),
+        ),
         GONE,
-    )
+    )  # fmt: skip
+    _effect: Effect
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._timers: dict[str, threading.Timer] = {}
         self._lock = threading.Lock()
-        self._effect: Effect | None = None
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for item in items:
-            self._start(item)
-
-    def _start(self, item: Item) -> None:
-        timer = threading.Timer(max(0.0, item.due / 1000 - time.time()), self._fire, item)
-        timer.daemon = True
-        with self._lock:
-            self._timers[item.key] = timer
-        timer.start()
+            timer = threading.Timer(max(0.0, item.due / 1000 - time.time()), self._fire, item)
+            timer.daemon = True
+            with self._lock:
+                self._timers[item.key] = timer
+            timer.start()
 
     async def reschedule(self, item: Item) -> bool:
-        if not await self.cancel(item.key):
-            return False
-        self._start(item)
-        return True
+        there = await self.cancel(item.key)
+        if there:
+            await self.schedule([item])
+        return there
 
     async def cancel(self, key: str) -> bool:
         with self._lock:
@@ -113,15 +95,11 @@ class ThreadEach(Strategy):
         timer.cancel()
         return True
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     def _fire(self, key: str, due: int) -> None:
         with self._lock:  # whoever takes it out has it: this thread, or a cancel that comes at the last moment
             if self._timers.get(key) is not threading.current_thread():
                 return
             del self._timers[key]
-        assert self._effect is not None
         self._effect.blocking(key, due)
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -139,18 +117,16 @@ class Pooled(InMemory):
     name = "S17-B"
     title = "a scheduler with a pool of threads"
     shows = ("steady", "idle")
-    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", _no_thread),)
+    flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", held_up),)
     skips: ClassVar[Mapping[str, str]] = {"cost": "its structure is the heap of S12"}
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._pool = ThreadPoolExecutor(POOL, thread_name_prefix="pool")
+        self.closing.callback(self._pool.shutdown, wait=False, cancel_futures=True)
 
     def timer_of(self, start: Millis) -> HeapTimer[Any]:
         return HeapTimer(start=start)
 
     def fire(self, task: Waiting) -> None:
         self._pool.submit(super().fire, task)
-
-    async def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)

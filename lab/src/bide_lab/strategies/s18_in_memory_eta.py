@@ -36,8 +36,8 @@ from uuid import uuid4
 import msgspec
 
 from bide_lab.figures import Figures
-from bide_lab.servers.redis import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now
+from bide_lab.servers.stores import RedisStrategy
+from bide_lab.strategy import Effect, Flaw, Item, Setting, due_or_told, now, poll, together, when
 
 _VISIBLE = 3600.0
 """Seconds of strategy time."""
@@ -49,27 +49,12 @@ _TOLD = 100
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What is in the queue."""
+    """A task in the queue."""
 
     tag: str
     key: str
     eta: int
     """Milliseconds since the epoch."""
-
-
-def _repeated(seen: Figures) -> str:
-    if not seen.duplicated:
-        return ""
-    return (
-        f"{seen.fired} tasks, due in {seen.counts['ahead_s']:g} s, were done {seen.fired + seen.duplicated} times"
-        f" with a time-out of {seen.counts['time_out_s']:g} s"
-    )
-
-
-def _held(seen: Figures) -> str:
-    if seen.p50 is None or seen.most is None or seen.most < 500:
-        return ""
-    return f"half of the tasks {seen.p50:,.0f} ms late, but {seen.most:,.0f} ms where the killed worker held them"
 
 
 def _heavy(seen: Figures) -> str:
@@ -87,15 +72,23 @@ class InMemoryEta(RedisStrategy):
     title = "held in a worker's memory until its time"
     loses = "what its holder had taken and not done when it died"
     time_out = _VISIBLE * (1 + 1 / _SCANS)
-    cannot = {  # noqa: RUF012 - a ClassVar of the base
-        "reschedule": "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
-        "fire_now": "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
-    }
-    flaws = (
-        Flaw("a task due later than the time-out is done several times", "beyond", _repeated),
-        Flaw("what a killed worker held comes only after the time-out", "failover", _held),
-        Flaw("every task that waits is in a worker's memory", "idle", _heavy),
+    cannot = dict.fromkeys(
+        ("reschedule", "fire_now"),
+        "a task is in the memory of some worker, where nobody can reach it: revoke it, and send another",
     )
+    flaws = (
+        Flaw(
+            "a task due later than the time-out is done several times", "beyond",
+            when("duplicated", "{fired} tasks, due in {ahead_s:g} s, were done {done} times with a time-out of "
+                 "{time_out_s:g} s"),
+        ),
+        Flaw(
+            "what a killed worker held comes only after the time-out", "failover",
+            when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms where the killed worker held them",
+                 over=500),
+        ),
+        Flaw("every task that waits is in a worker's memory", "idle", _heavy),
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -105,7 +98,6 @@ class InMemoryEta(RedisStrategy):
         self._order = count()
         self._earlier = asyncio.Event()
         self._revoked: set[str] = set()
-        self._fetched = self._restored = 0
 
     async def open(self) -> None:
         await super().open()
@@ -123,11 +115,8 @@ class InMemoryEta(RedisStrategy):
 
     async def run(self, role: str, effect: Effect) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._hear())
-                group.create_task(self._fetch())
-                group.create_task(self._restore())
-                group.create_task(self._fire(effect))
+            restore = poll(self._visible / _SCANS, self._restore)
+            await together(self._hear(), self._fetch(), restore, self._fire(effect))
         finally:  # a worker that ends in order gives back what it holds
             for _, _, message in self._heap:
                 await self._give_back(message.tag)
@@ -148,7 +137,7 @@ class InMemoryEta(RedisStrategy):
             note.zadd(self._index, {message.tag: now()})
             note.hset(self._unacked, message.tag, body)
             await note.execute()
-            self._fetched += 1
+            self.counted["fetched"] += 1
             heapq.heappush(self._heap, (message.eta, next(self._order), message))
             self._earlier.set()
 
@@ -156,14 +145,8 @@ class InMemoryEta(RedisStrategy):
         pool = asyncio.Semaphore(_POOL)
         async with asyncio.TaskGroup() as processes:
             while True:
-                self._earlier.clear()
-                if not self._heap or self._heap[0][0] > now():
-                    try:
-                        async with asyncio.timeout((self._heap[0][0] - now()) / 1000 if self._heap else None):
-                            await self._earlier.wait()
-                    except TimeoutError:
-                        pass
-                    continue
+                while not self._heap or self._heap[0][0] > now():
+                    await due_or_told(self._heap[0][0] if self._heap else None, self._earlier)
                 await pool.acquire()
                 _, _, message = heapq.heappop(self._heap)
                 processes.create_task(self._do(message, effect, pool))
@@ -181,14 +164,12 @@ class InMemoryEta(RedisStrategy):
 
     async def _restore(self) -> None:
         """Put back what was fetched too long ago, whoever holds it."""
-        while True:
-            await asyncio.sleep(self._visible / _SCANS)
-            if await self.redis.set(self._mutex, 1, nx=True, px=max(100, round(self._visible * 1000 / _SCANS))):
-                ceiling = now() - round(self._visible * 1000)
-                for tag in await self.redis.zrevrangebyscore(self._index, ceiling, 0):
-                    await self._give_back(tag.decode())
-                    self._restored += 1
-                await self.redis.delete(self._mutex)
+        if await self.redis.set(self._mutex, 1, nx=True, px=max(100, round(self._visible * 1000 / _SCANS))):
+            ceiling = now() - round(self._visible * 1000)
+            for tag in await self.redis.zrevrangebyscore(self._index, ceiling, 0):
+                await self._give_back(tag.decode())
+                self.counted["restored"] += 1
+            await self.redis.delete(self._mutex)
 
     async def _give_back(self, tag: str) -> None:
         take = self.redis.pipeline(transaction=True)
@@ -200,4 +181,4 @@ class InMemoryEta(RedisStrategy):
             await self.redis.rpush(self._queue, body)
 
     def counts(self) -> Mapping[str, float]:
-        return {"fetched": float(self._fetched), "restored": float(self._restored), "held": float(len(self._heap))}
+        return {**self.counted, "held": len(self._heap)}

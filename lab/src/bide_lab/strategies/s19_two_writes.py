@@ -34,15 +34,13 @@ order. With data elsewhere: an outbox, whose relay calls app.schedule (docs/tran
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from bide_lab.figures import Figures
-from bide_lab.servers.postgres import PostgresStrategy
+from bide_lab.servers.stores import PostgresStrategy, postgres_pool
 from bide_lab.strategies.s20_bide import OnPostgres
-from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now
+from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, poll, when
 
 _PERIOD = 0.1
 _TRIES = 3
@@ -54,56 +52,12 @@ _PAGE = 100
 _CONNECTIONS = 16
 """To PostgreSQL, of one process."""
 
-_CANNOT = dict.fromkeys(VERBS[1:], "it would be two writes again, with the same gap, and is not played")
-
-
-def _lost(seen: Figures) -> str:
-    kills, written = seen.counts.get("kills", 0), seen.counts.get("committed", 0)
-    if not seen.lost:
-        return ""
-    return f"{seen.lost} of {written:.0f} orders have no timer after {kills:.0f} writers were killed"
-
-
-def _phantoms(seen: Figures) -> str:
-    found = seen.counts.get("fired_without_a_row", 0)
-    return f"{found:.0f} timers fired for orders that do not exist" if found else ""
-
-
-_DIES: tuple[Flaw, ...] = (
-    Flaw("a writer that dies between the two writes leaves an order whose timer never fires", "writer", _lost),
-)
-
 
 class NoTimer(Exception):
     """The second write failed."""
 
 
-class _Orders(PostgresStrategy):
-    """The table of orders."""
-
-    connections = _CONNECTIONS
-    shows: ClassVar[Sequence[str]] = ("writer",)
-    cannot: ClassVar[Mapping[str, str]] = _CANNOT
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.orders = self.table("orders")
-        self.counted: Counter[str] = Counter()
-
-    async def prepare(self) -> None:
-        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
-
-    async def place(self, connection: Any, items: Sequence[Item]) -> None:
-        await connection.executemany(f"INSERT INTO {self.orders} VALUES ($1, $2)", items)
-
-    async def committed(self) -> Mapping[str, int]:
-        return {one["id"]: one["due"] for one in await self.pool.fetch(f"SELECT id, due FROM {self.orders}")}
-
-    def counts(self) -> Mapping[str, float]:
-        return dict(self.counted)
-
-
-class NoCare(_Orders):
+class NoCare(PostgresStrategy):
     """Row, then timer. What the second write raises is the caller's; the row stays."""
 
     name = "S19-none"
@@ -111,15 +65,26 @@ class NoCare(_Orders):
     loses = "what its holder had taken and not done when it died"
     needs = ("postgres", "redis")
     roles: ClassVar[Sequence[str]] = ("poller",)
-    flaws: ClassVar[Sequence[Flaw]] = _DIES
+    connections = _CONNECTIONS
+    shows: ClassVar[Sequence[str]] = ("writer",)
+    cannot: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        VERBS[1:], "it would be two writes again, with the same gap, and is not played"
+    )
+    flaws: ClassVar[Sequence[Flaw]] = (
+        Flaw(
+            "a writer that dies between the two writes leaves an order whose timer never fires", "writer",
+            when("lost", "{lost} of {committed:.0f} orders have no timer after {kills:.0f} writers were killed"),
+        ),
+    )  # fmt: skip
+    redis: Any
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        self.orders = self.table("orders")
         self.timers = f"{setting.prefix}:timers"
-        self.redis: Any = None
 
     async def open(self) -> None:
-        self.redis = self.redis_client()
+        self.redis = await self.closing.enter_async_context(self.redis_client())
         await super().open()
 
     def redis_client(self) -> Any:
@@ -130,17 +95,15 @@ class NoCare(_Orders):
 
         return Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
 
-    async def close(self) -> None:
-        if self.redis is not None:
-            await self.redis.aclose()
-        await super().close()
+    async def prepare(self) -> None:
+        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
 
     async def clear(self) -> None:
         await super().clear()
         await self.redis.unlink(self.timers)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await self.place(self.pool, items)
+        await place(self.pool, self.orders, items)
         await self.set_timers(items)
 
     async def set_timers(self, items: Sequence[Item]) -> None:
@@ -152,6 +115,9 @@ class NoCare(_Orders):
         except (RedisError, OSError) as error:
             raise NoTimer(f"{len(items)} timers were not set: {error}") from error
 
+    async def committed(self) -> Mapping[str, int]:
+        return await placed(self.pool, self.orders)
+
     async def run(self, role: str, effect: Effect) -> None:
         while True:
             found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
@@ -162,6 +128,14 @@ class NoCare(_Orders):
                 await asyncio.sleep(_PERIOD)
 
 
+async def place(connection: Any, orders: str, items: Sequence[Item]) -> None:
+    await connection.executemany(f"INSERT INTO {orders} VALUES ($1, $2)", items)
+
+
+async def placed(pool: Any, orders: str) -> Mapping[str, int]:
+    return {one["id"]: one["due"] for one in await pool.fetch(f"SELECT id, due FROM {orders}")}
+
+
 class Sync(NoCare):
     """The caller waits until both are there, or neither is."""
 
@@ -169,7 +143,7 @@ class Sync(NoCare):
     title = "two writes, retried, then the row is taken back"
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await self.place(self.pool, items)
+        await place(self.pool, self.orders, items)
         for _ in range(_TRIES - 1):
             with suppress(NoTimer):
                 return await self.set_timers(items)
@@ -189,38 +163,39 @@ class Async(NoCare):
     title = "two writes, what failed is noted and done by a daemon"
     roles = ("compensator", "poller")
 
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.failed = self.table("failed")
+
     async def prepare(self) -> None:
         await super().prepare()
         await self.pool.execute(
-            f"CREATE TABLE {self.table('failed')} (id text PRIMARY KEY, due bigint, tries int NOT NULL DEFAULT 0)"
+            f"CREATE TABLE {self.failed} (id text PRIMARY KEY, due bigint, tries int NOT NULL DEFAULT 0)"
         )
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await self.place(self.pool, items)
+        await place(self.pool, self.orders, items)
         try:
             await self.set_timers(items)
         except NoTimer:
-            note = f"INSERT INTO {self.table('failed')} (id, due) VALUES ($1, $2)"
-            await self.pool.executemany(note, items)
+            await self.pool.executemany(f"INSERT INTO {self.failed} (id, due) VALUES ($1, $2)", items)
 
     async def run(self, role: str, effect: Effect) -> None:
         if role == "poller":
             await super().run(role, effect)
-        while True:
-            for one in await self.pool.fetch(f"SELECT id, due, tries FROM {self.table('failed')} LIMIT {_PAGE}"):
-                await self.compensate(Item(one["id"], one["due"]), one["tries"] + 1)
-            await asyncio.sleep(_PERIOD)
+        await poll(_PERIOD, self.compensate)
 
-    async def compensate(self, item: Item, tried: int) -> None:
-        try:
-            await self.set_timers([item])
-        except NoTimer:
-            again = f"UPDATE {self.table('failed')} SET tries = $1 WHERE id = $2"
-            await self.pool.execute(again, tried, item.key)
-            self.counted["alarms"] += tried == _ALARM_AFTER
-        else:
-            await self.pool.execute(f"DELETE FROM {self.table('failed')} WHERE id = $1", item.key)
-            self.counted["compensated"] += 1
+    async def compensate(self) -> None:
+        for one in await self.pool.fetch(f"SELECT id, due, tries FROM {self.failed} LIMIT {_PAGE}"):
+            tried = one["tries"] + 1
+            try:
+                await self.set_timers([Item(one["id"], one["due"])])
+            except NoTimer:
+                await self.pool.execute(f"UPDATE {self.failed} SET tries = $1 WHERE id = $2", tried, one["id"])
+                self.counted["alarms"] += tried == _ALARM_AFTER
+            else:
+                await self.pool.execute(f"DELETE FROM {self.failed} WHERE id = $1", one["id"])
+                self.counted["compensated"] += 1
 
 
 class Open(NoCare):
@@ -229,12 +204,15 @@ class Open(NoCare):
     name = "S19-open"
     title = "two writes, the second within the transaction of the first"
     flaws = (
-        Flaw("a writer that dies before the commit leaves a timer for an order that never was", "writer", _phantoms),
-    )
+        Flaw(
+            "a writer that dies before the commit leaves a timer for an order that never was", "writer",
+            when("fired_without_a_row", "{fired_without_a_row:.0f} timers fired for orders that do not exist"),
+        ),
+    )  # fmt: skip
 
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction():
-            await self.place(connection, items)
+            await place(connection, self.orders, items)
             await self.set_timers(items)
 
 
@@ -246,16 +224,18 @@ class Outbox(NoCare):
     roles = ("relay", "poller")
     flaws = ()
 
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.outbox = self.table("outbox")
+
     async def prepare(self) -> None:
         await super().prepare()
-        await self.pool.execute(
-            f"CREATE TABLE {self.table('outbox')} (line bigserial PRIMARY KEY, id text, due bigint)"
-        )
+        await self.pool.execute(f"CREATE TABLE {self.outbox} (line bigserial PRIMARY KEY, id text, due bigint)")
 
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction():
-            await self.place(connection, items)
-            await connection.executemany(f"INSERT INTO {self.table('outbox')} (id, due) VALUES ($1, $2)", items)
+            await place(connection, self.orders, items)
+            await connection.executemany(f"INSERT INTO {self.outbox} (id, due) VALUES ($1, $2)", items)
 
     async def run(self, role: str, effect: Effect) -> None:
         if role == "poller":
@@ -268,7 +248,7 @@ class Outbox(NoCare):
         """If we die before the commit they are relayed again: the same members at the same scores."""
         async with self.pool.acquire() as connection, connection.transaction():
             lines = await connection.fetch(
-                f"DELETE FROM {self.table('outbox')} WHERE line IN (SELECT line FROM {self.table('outbox')} "
+                f"DELETE FROM {self.outbox} WHERE line IN (SELECT line FROM {self.outbox} "
                 f"ORDER BY line LIMIT {_PAGE} FOR UPDATE SKIP LOCKED) RETURNING id, due"
             )
             if lines:
@@ -284,30 +264,23 @@ class OneTransaction(OnPostgres):
     title = "one transaction with bide in it"
     shows = ("writer",)
     flaws = ()
+    pool: Any
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.orders = f"{setting.prefix}.orders"
-        self.pool: Any = None
 
     async def open(self) -> None:
-        import asyncpg
-
         await super().open()
-        self.pool = await asyncpg.create_pool(self.setting.urls["postgres"], min_size=1, max_size=_CONNECTIONS)
-
-    async def close(self) -> None:
-        if self.pool is not None:
-            await self.pool.close()
-        await super().close()
+        self.pool = await postgres_pool(self, _CONNECTIONS)
 
     async def prepare(self) -> None:
         await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
 
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction(), self.app.using(connection):
-            await connection.executemany(f"INSERT INTO {self.orders} VALUES ($1, $2)", items)
+            await place(connection, self.orders, items)
             await super().schedule(items)
 
     async def committed(self) -> Mapping[str, int]:
-        return {one["id"]: one["due"] for one in await self.pool.fetch(f"SELECT id, due FROM {self.orders}")}
+        return await placed(self.pool, self.orders)

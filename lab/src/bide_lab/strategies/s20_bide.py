@@ -25,31 +25,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import urlencode
 
 from bide import Bide, Task
-from bide.core.answers import Answer
 from bide.core.instants import as_datetime
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
-from bide_lab.servers.none import GONE
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy
+from bide_lab.servers.memory import GONE
+from bide_lab.servers.stores import mysql_server, unlink
+from bide_lab.strategy import DONE_TWICE, Effect, Flaw, Item, Setting, Strategy
 
 _TOPIC = "lab"
-
-
-_AGAIN = Flaw(
-    "what was done and not settled yet when its worker died is done again", "killed",
-    lambda seen: f"{seen.duplicated} of {seen.expected} tasks done twice" if seen.duplicated else "",
-)  # fmt: skip
+_AGAIN = Flaw("what was done and not settled yet when its worker died is done again", "killed", DONE_TWICE)
 
 
 class _Bide(Strategy):
-    """An app on one kind of store, as a user has it."""
+    """An app on one kind of store, as a user has it, in a schema or namespace of its own."""
 
     hold = 10.0
     shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "idle")
+    apart: ClassVar[str] = "schema"
+    """The option of the store's URL that names the place."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -57,17 +54,16 @@ class _Bide(Strategy):
 
     @property
     def url(self) -> str:
-        raise NotImplementedError
+        given = self.setting.urls[self.needs[0]]
+        return f"{given}{'&' if '?' in given else '?'}{urlencode({self.apart: self.setting.prefix})}"
 
     async def open(self) -> None:
         store = store_maker(self.url, Settings())()
         # the first of a cell's processes makes what the others find; only SQLite would do that by itself
         if isinstance(store, HasSchema) and await store.plan():
             await store.migrate()
+        self.closing.push_async_callback(self.app.close)
         await self.app.open()
-
-    async def close(self) -> None:
-        await self.app.close()
 
     async def schedule(self, items: Sequence[Item]) -> None:
         await self.app.schedule_many(
@@ -75,13 +71,13 @@ class _Bide(Strategy):
         )
 
     async def reschedule(self, item: Item) -> bool:
-        return _done(await self.app.reschedule(_TOPIC, item.key, at=as_datetime(item.due)))
+        return (await self.app.reschedule(_TOPIC, item.key, at=as_datetime(item.due))).ok
 
     async def cancel(self, key: str) -> bool:
-        return _done(await self.app.cancel(_TOPIC, key))
+        return (await self.app.cancel(_TOPIC, key)).ok
 
     async def fire_now(self, key: str) -> bool:
-        return _done(await self.app.fire_now(_TOPIC, key))
+        return (await self.app.fire_now(_TOPIC, key)).ok
 
     async def run(self, role: str, effect: Effect) -> None:
         @self.app.handler(_TOPIC)
@@ -92,10 +88,6 @@ class _Bide(Strategy):
             await asyncio.Event().wait()
 
 
-def _done(answer: Answer) -> bool:
-    return answer.ok
-
-
 class InMemory(_Bide):
     """In the process itself: quick, and gone with it."""
 
@@ -104,10 +96,7 @@ class InMemory(_Bide):
     in_process = True
     shows = ("steady", "burst", "idle")
     flaws = (GONE,)
-
-    @property
-    def url(self) -> str:
-        return "memory:"
+    url = "memory:"
 
 
 class OnSqlite(_Bide):
@@ -127,20 +116,15 @@ class OnRedis(_Bide):
     name = "bide-redis"
     title = "bide on Redis"
     needs = ("redis",)
+    apart = "namespace"
     shows = ("steady", "burst", "two", "idle", "verbs", "trips")
     flaws = (_AGAIN,)
-
-    @property
-    def url(self) -> str:
-        return _with(self.setting.urls["redis"], namespace=self.setting.prefix)
 
     async def clear(self) -> None:
         from redis.asyncio import Redis
 
         async with Redis.from_url(self.setting.urls["redis"]) as client:
-            keys = [key async for key in client.scan_iter(match=f"{{{self.setting.prefix}[:}}]*", count=1000)]
-            for begin in range(0, len(keys), 1000):
-                await client.unlink(*keys[begin : begin + 1000])
+            await unlink(client, f"{{{self.setting.prefix}[:}}]*")
 
 
 class OnPostgres(_Bide):
@@ -151,10 +135,6 @@ class OnPostgres(_Bide):
     needs = ("postgres",)
     shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "idle", "verbs", "trips")
     flaws: ClassVar[Sequence[Flaw]] = (_AGAIN,)
-
-    @property
-    def url(self) -> str:
-        return _with(self.setting.urls["postgres"], schema=self.setting.prefix)
 
     async def clear(self) -> None:
         import asyncpg
@@ -173,24 +153,12 @@ class OnMysql(_Bide):
     title = "bide on MySQL or MariaDB"
     needs = ("mysql",)
 
-    @property
-    def url(self) -> str:
-        return _with(self.setting.urls["mysql"], schema=self.setting.prefix)
-
     async def clear(self) -> None:
         import asyncmy
 
-        parts = urlsplit(self.setting.urls["mysql"])
-        connection = await asyncmy.connect(
-            host=parts.hostname or "127.0.0.1", port=parts.port or 3306, user=unquote(parts.username or "root"),
-            password=unquote(parts.password or ""),
-        )  # fmt: skip
+        connection = await asyncmy.connect(**mysql_server(self.setting.urls["mysql"]))
         try:
             async with connection.cursor() as cursor:
                 await cursor.execute(f"DROP DATABASE IF EXISTS `{self.setting.prefix}`")
         finally:
             connection.close()
-
-
-def _with(url: str, **options: str) -> str:
-    return f"{url}{'&' if '?' in url else '?'}{urlencode(options)}"

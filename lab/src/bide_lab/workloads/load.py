@@ -1,139 +1,267 @@
-"""Workloads in which nothing goes wrong: tasks, at one rate or all at once, near and far, moved and cancelled."""
+"""Workloads in which nothing goes wrong: tasks at one rate or all at once, near and far, moved, cancelled, and slow."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
+from statistics import median
+from typing import ClassVar
 
-from bide_lab.actor import Step
 from bide_lab.figures import Figures
-from bide_lab.stage import Stage, keys_of, steps_at
-from bide_lab.strategy import Strategy, now
-from bide_lab.workload import Workload
+from bide_lab.processes import Step
+from bide_lab.strategy import now
+from bide_lab.workload import Trial, Workload, batches, keys_of, processor_share, steps_at
 
-_BATCH = 500
+_HOUR = 3_600_000
 _YEAR = 365 * 86_400_000
 
 
-def batches(keys_and_due: list[tuple[str, int]], at: int = 0) -> list[Step]:
-    """Schedules of many at a time, all as soon as may be; due in milliseconds from the beginning."""
-    return [Step(at, "schedule", keys_and_due[begin : begin + _BATCH]) for begin in range(0, len(keys_and_due), _BATCH)]
-
-
 class Steady(Workload):
-    """Tasks at one rate, each due the same time after it is scheduled: what lateness is measured by."""
+    """200 tasks a second, each due 2 s ahead (in a quick run 1 s).
+
+    Lateness is measured by it.
+    """
 
     name = "steady"
-    about = "200 tasks a second, each due 2 s ahead (in a quick run 1 s)"
     for_all = True
     rate = 200.0
 
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
         count, ahead = (200, 1_000) if quick else (2_000, 2_000)
-        await stage.start()
-        client = await stage.client()
-        before = [await player.usage() for player in stage.players]
-        begin = now() + 200
-        answer = await client.play(begin, steps_at(self.rate, keys_of(count), ahead=ahead))
-        stage.sound(answer)
-        end = begin / 1000 + (count / self.rate) + ahead / 1000
-        await stage.until_fired(count, by=end + stage.patience)
-        await stage.rest()
-        await stage.unharmed()
-        after = [await player.usage() for player in stage.players]
-        figures = stage.verdict(until=end).figures()
-        spent = sum(used["cpu"] - first["cpu"] for used, first in zip(after, before, strict=True))
-        figures.client_cpu_pct = round(spent / (after[0]["at"] - before[0]["at"]) * 100, 2)
-        figures.counts = await stage.counts()
+        await trial.start()
+        client = await trial.client()
+        before, begin = await trial.usages(), now() + 200
+        await client.play(begin, steps_at(self.rate, keys_of(count), ahead=ahead))
+        figures = await trial.finish(count, end=begin / 1000 + (count / self.rate) + ahead / 1000)
+        figures.client_cpu_pct = processor_share(before, await trial.usages())
         return figures
 
 
 class Burst(Workload):
-    """Many tasks due at one instant: how fast they come out, and how late the last is."""
+    """5,000 tasks due at one instant.
+
+    How fast do they come out, and how late is the last?
+    """
 
     name = "burst"
-    about = "5,000 tasks due at one instant"
     for_all = True
 
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = stage.bearable(1_000 if quick else 5_000)
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count = trial.bearable(1_000 if quick else 5_000)
         ahead = 1_500 if quick else 5_000
-        await stage.start()
-        client = await stage.client()
+        await trial.start()
+        client = await trial.client()
         begin = now()
         answer = await client.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4)
-        stage.sound(answer)
-        due = (begin + ahead) / 1000
-        await stage.until_fired(count, by=due + stage.patience + count / 100)
-        await stage.rest()
-        await stage.unharmed()
-        verdict = stage.verdict(until=due)
-        figures = verdict.figures()
-        figures.counts = await stage.counts()
+        figures = await trial.finish(count, end=(begin + ahead) / 1000, more=count / 100)
         figures.schedules_per_s = round(count / answer["seconds"], 1)
-        if verdict.fired > 1:
-            figures.completed_per_s = round(verdict.fired / max((verdict.last - verdict.first) / 1e9, 1e-9), 1)
         return figures
 
 
 class Horizon(Workload):
-    """Tasks due between a second and a year from now, evenly over the powers of ten: only the near ones must fire."""
+    """tasks due in 1 s to 1 year; those of the first seconds have to fire.
+
+    They are spread evenly over the powers of ten.
+    """
 
     name = "horizon"
-    about = "tasks due in 1 s to 1 year; those of the first seconds have to fire"
     for_all = True
 
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
         count, seconds = (1_000, 3.0) if quick else (10_000, 6.0)
-        count = stage.bearable(count)
         chance = random.Random(7)
-        keys = keys_of(count)
+        keys = keys_of(trial.bearable(count))
         due = [round(1_000 * (_YEAR / 1_000) ** chance.random()) for _ in keys]
-        await stage.start()
-        client = await stage.client()
+        await trial.start()
+        client = await trial.client()
         begin = now()
-        stage.sound(await client.play(begin, batches(list(zip(keys, due, strict=True))), callers=4))
+        await client.play(begin, batches(list(zip(keys, due, strict=True))), callers=4)
         end = begin / 1000 + seconds
         near = sum(1 for one in due if one <= seconds * 1000)
-        await stage.until_fired(near, by=end + stage.patience)
-        await stage.rest(max(0.3, end - time.time()))
-        await stage.unharmed()
-        return stage.verdict(until=end).figures()
+        await trial.until_fired(near, by=end + trial.patience)
+        return await trial.finish(near, end=end, rest=max(0.3, end - time.time()))
 
 
 class Churn(Workload):
-    """Half of the tasks are moved before they are due, and a third are cancelled."""
+    """half of the tasks are moved, a third are cancelled, the rest fire."""
 
     name = "churn"
-    about = "half of the tasks are moved, a third are cancelled, the rest fire"
     for_all = True
+    verbs = ("reschedule", "cancel")
 
-    def why_not(self, strategy: type[Strategy]) -> str:
-        return super().why_not(strategy) or strategy.cannot.get("reschedule", "") or strategy.cannot.get("cancel", "")
-
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        count = stage.bearable(300 if quick else 1_500)
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count = trial.bearable(300 if quick else 1_500)
         window = count * 5
-        keys = keys_of(count)
         # each is due 2 s after the last change of it is made, so that only a strategy's own fault makes it late
         first, moved = window + 2_000, window + 2_500
-        steps = batches([(key, first) for key in keys])
+        steps = batches([(key, first) for key in keys_of(count)])
         fires = 0
-        for number, key in enumerate(keys):
+        for number, key in enumerate(keys_of(count)):
             at = 500 + round(number * window / count)
             if number % 6 in (0, 1, 2):
                 steps.append(Step(at, "reschedule", [(key, moved)]))
             elif number % 6 in (3, 4):
                 steps.append(Step(at, "cancel", [(key, None)]))
             fires += number % 6 not in (3, 4)
-        await stage.start()
-        client = await stage.client()
-        begin = now() + 100
-        stage.sound(await client.play(begin, steps))
-        end = (begin + moved) / 1000
-        await stage.until_fired(fires, by=end + stage.patience)
-        await stage.rest()
-        await stage.unharmed()
-        figures = stage.verdict(until=end).figures()
-        figures.counts = await stage.counts()
+        return await trial.through(steps, fires=fires, last=moved, lead=100)
+
+
+class Gap(Workload):
+    """2,000 tasks a second that are due at once, so that some come between two commands of a consumer."""
+
+    name = "gap"
+    alone = False
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count = 4_000 if quick else 20_000
+        return await trial.through(steps_at(2_000.0, keys_of(count), ahead=0), fires=count, last=0, lead=100)
+
+
+class Slow(Workload):
+    """one slow task, and quick ones that come due while it runs."""
+
+    name = "slow"
+    many = 1
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count, slow = (150, 1.5) if quick else (1_000, 5.0)
+        return await self.meanwhile(trial, count, slow)
+
+    async def meanwhile(self, trial: Trial, count: int, slow: float) -> Figures:
+        """The slow ones are due first; the others from a moment later until they are done."""
+        ahead = 500
+        due = [(key, ahead) for key in keys_of(self.many, "slow")]
+        due += [(key, ahead + 50 + round(number * slow * 900 / count)) for number, key in enumerate(keys_of(count))]
+        figures = await trial.through(
+            batches(due), fires=len(due), last=ahead + slow * 1000, callers=4, more=self.many * slow, slow=slow
+        )
+        figures.counts = {**figures.counts, "slow_ms": slow * 1000}
         return figures
+
+
+class Crowd(Slow):
+    """ten slow tasks at once, and quick ones that come due while they run."""
+
+    name = "crowd"
+    many = 10
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        figures = await self.meanwhile(trial, 100 if quick else 1_000, 1.0)
+        figures.counts = {**figures.counts, "slow": self.many}
+        return figures
+
+
+class Many(Workload):
+    """20 tasks come due while many others wait for an hour."""
+
+    name = "many"
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        far, near, ahead, wait = (600, 20, 500, 5.0) if quick else (10_000, 200, 5_000, 60.0)
+        tasks = [(key, _HOUR) for key in keys_of(far, "far")] + [(key, ahead) for key in keys_of(near, "near")]
+        figures = await trial.through(batches(tasks), fires=near, last=ahead, callers=4, more=wait)
+        figures.counts = {**figures.counts, "far_off": far}
+        return figures
+
+
+class Uneven(Workload):
+    """one large call and 250 small ones, due in an hour but for every fifth, which is due soon.
+
+    Where is what is left?
+    """
+
+    name = "uneven"
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        size = 10 if quick else 50
+        plan = [(40 * size, _HOUR), *[(size, 500), *[(size, _HOUR)] * 4] * 50]
+        near = sum(count for count, due in plan if due < _HOUR)
+        keys = iter(keys_of(sum(count for count, _ in plan)))
+        steps = [Step(0, "schedule", [(next(keys), due) for _ in range(count)]) for count, due in plan]
+        return await trial.through(steps, fires=near, last=500, callers=1, more=near / 1_000)
+
+
+_FIRED_AFTER = "fired_after_"
+"""The count of a strategy that relays of its firings, by their hops."""
+
+
+class Relay(Workload):
+    """delays that are relayed over 1 to 10 of 18 levels, beside tasks that are moved five times.
+
+    Of 18 levels from 1 s to 2 h, taken as the largest that is not above the rest, they need 1 to 10.
+    """
+
+    name = "relay"
+    verbs = ("reschedule",)
+    moves = 5
+    quick_delays: ClassVar[Sequence[int]] = (60, 125, 156, 217, 239)
+    delays: ClassVar[Sequence[int]] = (300, 660, 905, 1056, 1199)
+    """Seconds of strategy time."""
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        delays, each, moved, spread = (self.quick_delays, 20, 20, 250) if quick else (self.delays, 200, 200, 2_500)
+        far = keys_of(moved, "moved")
+        steps, length_of = [Step(0, "schedule", [(key, _HOUR) for key in far])], {}
+        for number in range(each):
+            for seconds in delays:
+                key, at = f"d{seconds}-{number}", number * spread // each
+                steps.append(Step(at, "schedule", [(key, at + round(trial.setting.span(seconds) * 1000))]))
+                length_of[key] = seconds
+        await trial.start()
+        client = await trial.client()
+        begin = now()
+        await client.play(begin, steps)
+        for number in range(self.moves):
+            due = 2 * _HOUR + number * 60_000
+            await client.play(begin, [Step(0, "reschedule", [(key, due)]) for key in far], callers=8)
+        waiting = len(length_of) - trial.fired()
+        alive = (await trial.owner.left()).get("messages_left")
+        end = (begin + spread) / 1000 + trial.setting.span(max(delays))
+        figures = await trial.finish(len(length_of), end=end)
+        counts = {**figures.counts, "moves_per_task": self.moves}
+        every = lateness(trial)
+        for seconds in delays:
+            late = [ms for key, ms in every if length_of.get(key) == seconds]
+            counts |= {f"late_ms_of_{seconds}_s": round(median(late), 2)} if late else {}
+        taken = [int(name.removeprefix(_FIRED_AFTER)) for name in counts if name.startswith(_FIRED_AFTER)]
+        if taken and counts.get("hops"):
+            counts["hops_most"] = max(taken)
+            counts["late_ms_per_hop"] = round(counts["hops_late_ms"] / counts["hops"], 2)
+        if alive is not None:  # what waits for the others is their own message, one each
+            counts["messages_alive_per_task"] = round((alive - waiting) / moved, 2)
+        figures.counts = counts
+        return figures
+
+
+class Head(Workload):
+    """one task due late, scheduled ahead of 100 that are due soon."""
+
+    name = "head"
+    alone = False
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        short, long = (300, 3_000) if quick else (1_000, 20_000)
+        keys = keys_of(100, "short")
+        await trial.start()
+        client = await trial.client()
+        begin = now() + 100
+        steps = [Step(0, "schedule", [("long", long)])]
+        steps += [Step(50 + 2 * at, "schedule", [(key, 50 + 2 * at + short)]) for at, key in enumerate(keys)]
+        # one caller at a time, so that the long one is there before the others
+        await client.play(begin, steps, callers=1)
+        figures = await trial.finish(len(keys) + 1, end=(begin + long) / 1000)
+        late = [ms for key, ms in lateness(trial) if key != "long"]
+        # held up by the long one, and not just late: a machine that stands still for a second is no flaw
+        held_up = [one for one in trial.written()[1] if one.key != "long" and one.at / 1e6 >= begin + long]
+        figures.counts = {**figures.counts, "short": len(keys), "short_late": len(held_up)}
+        if late:
+            figures.counts["short_late_p50_ms"] = round(median(late), 1)
+        return figures
+
+
+def lateness(trial: Trial) -> list[tuple[str, float]]:
+    """The key of each effect that was begun, and by how many milliseconds it was late for its first due time."""
+    calls, firings = trial.written()
+    due = {call.key: call.due for call in calls if call.verb == "schedule" and call.due}
+    return [(one.key, one.at / 1e6 - due[one.key]) for one in firings if one.begun]

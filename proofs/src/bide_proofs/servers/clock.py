@@ -21,7 +21,7 @@ def library() -> Path:
 
 
 class ServerClock:
-    """What servers take for the time of day; how fast time goes by, the monotonic clock, stays the machine's.
+    """A time of day for servers that can be set; the monotonic clock stays the machine's.
 
     Each server has a file of its own, in a folder that its account may read, and looks there whenever it looks at the
     clock (some 10 us): what is cached would jump at another moment in each process of a server, which no clock does.
@@ -35,7 +35,7 @@ class ServerClock:
         self._files: set[Path] = set()
 
     def environment(self, folder: Path) -> Mapping[str, str]:
-        """To be added to that of a server which may read what is in `folder`."""
+        """Variables for a server that may read what is in `folder`."""
         file = folder / "clock"
         self._files.add(file)
         _write(file, self.ahead)

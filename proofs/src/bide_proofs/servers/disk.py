@@ -13,7 +13,7 @@ from bide_proofs.servers.server import ServerProcess
 
 _PAGE = 4_096
 _ROOM = 16 * _PAGE
-"""What is left of a full disk: the file system itself writes, too."""
+"""Bytes left free on a full disk: the file system itself writes, too."""
 
 
 class Disk:
@@ -101,16 +101,16 @@ class OnDisk(ServerProcess):
         return self.home / "disk"
 
     def make_disk(self) -> None:
-        """Once; the home is there."""
+        """Make the disk, if it is not there; the home is."""
         if self._disk is None:
             self._disk = Disk(self.disk_place, size=self.size, account=self.account)
             self._disk.make()
 
     def has_room(self) -> None:
-        """There is room on its disk again: what whoever runs such a server does then."""
+        """Do what an operator does once there is room on the disk again."""
 
     def remove_disk(self) -> None:
-        """Nothing is mounted any more."""
+        """Unmount it, with all that is on it."""
         if self._disk is not None:
             self._disk.remove()
             self._disk = None

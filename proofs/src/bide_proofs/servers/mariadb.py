@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bide_proofs.servers.process import HOST, program, until
 from bide_proofs.servers.server import Running, ServerProcess, stop_all
@@ -113,7 +113,7 @@ class MariaDbServer(ServerProcess):
             return bool(probe.recv(1))  # the greeting; before, it may listen and not answer yet
 
     def follow(self, primary: MariaDbServer) -> None:
-        """From what it has of that server on."""
+        """Follow that server, from the position that this one has reached."""
         self.ask(
             f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_PORT = {primary.port}, MASTER_USER = '{ADMINISTRATOR}', "
             "MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
@@ -121,7 +121,7 @@ class MariaDbServer(ServerProcess):
         )
 
     def promote(self) -> None:
-        """Follows nobody any more, and may be written to."""
+        """Make it a primary, which may be written to."""
         self.ask("STOP SLAVE", "SET GLOBAL read_only = 0")
         self.follows = None
 
@@ -142,9 +142,10 @@ def connect(url: str) -> Any:
     parts = urlsplit(url)
     try:
         return pymysql.connect(
-            host=parts.hostname, port=parts.port or 3306, user=parts.username or "root",
-            password=parts.password or "", database=parts.path.removeprefix("/") or None, autocommit=True,
-            init_command="SET SESSION lock_wait_timeout = 60",  # for a table that an open transaction has used
+            host=parts.hostname, port=parts.port or 3306, user=unquote(parts.username or "root"),
+            password=unquote(parts.password or ""), database=parts.path.removeprefix("/") or None, autocommit=True,
+            # for what an open transaction has locked
+            init_command="SET SESSION lock_wait_timeout = 60, innodb_lock_wait_timeout = 60",
             ssl_disabled=True,  # to read the certificates of this machine costs more than the statement
         )  # fmt: skip
     except pymysql.OperationalError as error:

@@ -19,7 +19,7 @@ from bide_proofs.servers import clock, postgres, rabbitmq
 from bide_proofs.servers.process import ServerMissing, program
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
-"""What Debian's packages ask before they start or stop a service; exit code 101 is no."""
+"""The program that Debian's packages ask before they start or stop a service; exit code 101 is no."""
 
 _OURS = """#!/bin/sh
 # Made by bide's scripts/services while it installs packages, and of no effect when that is over.
@@ -30,7 +30,7 @@ exit 0
 
 
 class InstallFailed(Exception):
-    """What is missing could not be installed; says why, and what to do by hand."""
+    """Some package could not be installed; says why, and what to do by hand."""
 
 
 def chromium() -> str:
@@ -49,7 +49,7 @@ def chromium() -> str:
 
 
 def _is_there(*finds: Callable[[], object]) -> Callable[[], bool]:
-    """Whether none of them raises ServerMissing."""
+    """A check that is true if none of them raises ServerMissing."""
 
     def is_there() -> bool:
         try:
@@ -99,7 +99,7 @@ def install() -> list[str]:
 
 
 def _get(packages: Sequence[str]) -> str:
-    """What apt-get said if it could not install them, else nothing."""
+    """Install them. Returns the output of apt-get if it failed, else nothing."""
     command = ("install", "-y", "--no-install-recommends", "--no-upgrade", *packages)
     problem = _apt(*command)
     if problem:  # the lists of packages may be old, or not there at all
@@ -109,7 +109,10 @@ def _get(packages: Sequence[str]) -> str:
 
 
 def _apt(*words: str) -> str:
-    """What apt-get said if it failed, else nothing. An interrupt waits: half an installation is worse than a delay."""
+    """Run apt-get. Returns its output if it failed, else nothing.
+
+    An interrupt waits: half an installation is worse than a delay.
+    """
     process = subprocess.Popen(
         ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120", *words],
         env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, start_new_session=True,

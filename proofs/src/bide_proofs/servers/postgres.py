@@ -22,7 +22,7 @@ DATABASE = "postgres"
 
 
 def binary(name: str) -> str:
-    """Where `name` is: of the newest version that Debian's packages put beside each other, or in the path."""
+    """Find program `name`: of the newest version that Debian's packages put beside each other, or in the path."""
     homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda home: float(home.parent.name), reverse=True)
     return program(name, PACKAGES, *map(str, homes))
 
@@ -87,7 +87,7 @@ class PostgresServer(ServerProcess):
         return False
 
     def promote(self) -> None:
-        """Follows nobody any more, and may be written to."""
+        """Make it a primary, which may be written to."""
         self.ask("SELECT pg_promote()")
 
     def ask(self, *statements: str) -> list[Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 BUS = 10_000
-"""How far above its own port a node of a Redis Cluster has its second one."""
+"""The distance between the two ports of a node of a Redis Cluster."""
 _FIRST, _LAST = 11_000, 22_000
 """Both stay below 32768, where Linux begins to hand out ports to clients, so that no client is in the way."""
 PATIENCE = 60.0
@@ -33,7 +33,7 @@ _TAIL = 3_000
 """Characters of a log that an error shows."""
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAMS = ("/usr/sbin", "/usr/local/sbin")
-"""Where Debian puts what is for administrators, which is not in everybody's path."""
+"""Debian's folders of programs for administrators, which are not in everybody's path."""
 
 
 class ServerMissing(Exception):
@@ -45,7 +45,7 @@ class ServerFailed(OSError):
 
 
 def program(name: str, packages: str, *folders: str) -> str:
-    """Where `name` is installed; `folders` are searched first. Raises ServerMissing, naming Debian's `packages`."""
+    """Find program `name`, in `folders` first. Raises ServerMissing, which names Debian's `packages`."""
     path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath), *_PROGRAMS))
     found = shutil.which(name, path=path)
     if found is None:
@@ -78,7 +78,7 @@ def _free(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections there. Raises OSError where nobody does."""
+    """True if the port takes connections. Raises OSError if it does not."""
     socket.create_connection((HOST, port), timeout=1.0).close()
     return True
 
@@ -158,11 +158,11 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """What it ended with; the negative number of a signal."""
+        """The exit code, or the negative number of the signal that ended it; None while it runs."""
         return self._process.poll()
 
     def family(self) -> list[int]:
-        """It and all processes below it, by what Linux says of them; itself first."""
+        """The pids of this process and of all its descendants, as Linux tells them; its own first."""
         found = [self.pid] if self.running else []
         for pid in found:
             with contextlib.suppress(OSError):  # it has ended since
@@ -212,7 +212,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process, dead ones that nobody has looked after apart."""
+    """True if there is such a process that is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

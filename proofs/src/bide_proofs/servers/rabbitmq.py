@@ -13,11 +13,11 @@ from bide_proofs.servers.server import ServerProcess
 PACKAGES = "rabbitmq-server"
 _PLACES = ("/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/lib/erlang/bin")
 _GREETING = b"AMQP\x00\x00\x09\x01"
-"""What a client of AMQP 0-9-1 says first; the answer to it begins with the byte 1."""
+"""The first bytes of a client of AMQP 0-9-1; the answer begins with the byte 1."""
 
 
 def binary(name: str) -> str:
-    """Where `name` is: where Debian puts it, or in the path.
+    """Find program `name`, in Debian's folders or in the path.
 
     RabbitMQ's own script is taken, not Debian's of the same name, which wants to be root or the account of the service.
     """
@@ -32,6 +32,7 @@ class RabbitMqServer(ServerProcess):
     """
 
     title = "RabbitMQ"
+    patience = 300.0  # its virtual machine takes ten seconds of processor time
     account = "rabbitmq"
     taken = ("eaddrinuse", "address already in use", "port_not_available")
     more_ports = True

@@ -73,7 +73,7 @@ class RedisServer(ServerProcess):
 
     @contextmanager
     def configured(self, **directives: str | int) -> Iterator[None]:
-        """A start in it has these lines of its configuration too, with - for _."""
+        """Add these lines to its configuration for a start inside, with - for _."""
         before = self.configuration.read_bytes()
         lines = [f"{name.replace('_', '-')} {rest}\n" for name, rest in directives.items()]
         self.configuration.write_bytes(before + "".join(lines).encode())
@@ -83,7 +83,7 @@ class RedisServer(ServerProcess):
             self.configuration.write_bytes(before)
 
     def forget_history(self) -> None:
-        """Its append-only file is written anew: it says what is there now, and not how it came about."""
+        """Rewrite the append-only file, so that it holds the present data and no history."""
 
         def written() -> bool:
             told = self.info("persistence")
@@ -99,14 +99,14 @@ class RedisServer(ServerProcess):
             return connection.ask(*words)
 
     def info(self, section: str) -> dict[str, str]:
-        """What INFO (or for "cluster" CLUSTER INFO) says, field by field."""
+        """The fields of INFO, or of CLUSTER INFO for "cluster"."""
         reply = self.ask("CLUSTER", "INFO") if section == "cluster" else self.ask("INFO", section)
         assert isinstance(reply, str)
         return dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
 
     @property
     def is_master(self) -> bool:
-        """What it takes itself for; one that does not answer is none."""
+        """True if it says so; a server that does not answer is none."""
         try:
             return self.info("replication")["role"] == "master"
         except OSError:
@@ -114,7 +114,7 @@ class RedisServer(ServerProcess):
 
     @property
     def is_linked(self) -> bool:
-        """Whether it follows a master that it hears."""
+        """True if it follows a master, and their connection is up."""
         return self.info("replication").get("master_link_status") == "up"
 
 
@@ -125,7 +125,7 @@ class ReplicatedRedis(Running):
 
     @property
     def masters(self) -> Sequence[RedisServer]:
-        """Those that run and are written to."""
+        """The servers that run and take writes."""
         raise NotImplementedError
 
     def await_whole(self) -> None:
@@ -136,16 +136,16 @@ class ReplicatedRedis(Running):
         raise NotImplementedError
 
     def await_master(self, *, other_than: RedisServer) -> RedisServer:
-        """The one that serves in its place, once it does."""
+        """Wait until another serves in place of a master that is away, and return it."""
         raise NotImplementedError
 
     def give_up_after(self, milliseconds: int) -> None:
-        """From now on."""
+        """Set the silence after which a server counts as dead."""
         raise NotImplementedError
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Meanwhile nobody is taken for dead, however long it is away. What is new gets about more slowly, too.
+        """Take nobody for dead meanwhile, however long it is away. News spreads more slowly, too.
 
         A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
         """

@@ -77,7 +77,7 @@ class RedisCluster(ReplicatedRedis):
         return [node for node in self.nodes if node.running and node.is_master]
 
     def start(self) -> None:
-        """Every slot is served, and every replica linked. Raises ServerMissing, ServerFailed."""
+        """Start all, and wait until every slot is served and every replica is linked."""
         joined = all((node.data / "nodes.conf").exists() for node in self.nodes)
         try:
             for node in self.nodes:
@@ -94,7 +94,7 @@ class RedisCluster(ReplicatedRedis):
             raise
 
     def stop(self) -> None:
-        """All nodes that run are ended."""
+        """End all nodes that run."""
         stop_all(self.nodes)
 
     def give_up_after(self, milliseconds: int) -> None:
@@ -126,7 +126,7 @@ class RedisCluster(ReplicatedRedis):
         return len(views) == 1 and len(self.masters) == MASTERS
 
     def await_master(self, *, other_than: RedisServer) -> ClusterNode:
-        """The replica of a master that is away, once it serves in its place."""
+        """Wait until its replica serves in place of a master that is away, and return it."""
         new = self.replica_of(other_than)
         until(lambda: new.is_master, f"{new.name} to be a master")
         return new

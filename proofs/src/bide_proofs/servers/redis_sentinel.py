@@ -88,7 +88,7 @@ class RedisSentinel(ReplicatedRedis):
         return url_of(*(sentinel.port for sentinel in self.sentinels))
 
     def start(self) -> None:
-        """The replicas are linked; the sentinels know them and each other. Raises ServerMissing, ServerFailed."""
+        """Start all, and wait until the replicas are linked and the sentinels know them and each other."""
         try:
             first, *others = self.servers
             first.start()
@@ -110,7 +110,7 @@ class RedisSentinel(ReplicatedRedis):
             raise
 
     def stop(self) -> None:
-        """All that run are ended."""
+        """End all that run."""
         stop_all((*self.sentinels, *self.servers))
 
     @property
@@ -133,7 +133,7 @@ class RedisSentinel(ReplicatedRedis):
         return [self.master]
 
     def await_master(self, *, other_than: RedisServer) -> RedisServer:
-        """The next master, once it takes writes."""
+        """Wait until another server is the master and takes writes, and return it."""
         until(lambda: self.master is not other_than and self.master.is_master, "another master")
         return self.master
 

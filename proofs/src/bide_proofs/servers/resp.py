@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 Reply = str | int | None | list["Reply"]
-"""What comes back; bytes that are no UTF-8 are kept as surrogates, so that they go back as they came."""
+"""A reply; bytes that are no UTF-8 are kept as surrogates, so that they can be sent as they came."""
 
 Word = str | int
 

@@ -61,7 +61,7 @@ _OPENED = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )  # fmt: skip
-"""What RocketMQ reaches into, as its own scripts say for Java 9 and later."""
+"""Packages that RocketMQ needs access to, as in its own scripts for Java 9 and later."""
 
 
 def _tool(name: str, what: str) -> str:
@@ -72,13 +72,13 @@ def _tool(name: str, what: str) -> str:
 
 
 def _cache() -> Path:
-    """What is made once: the class path, and the library that keeps the processes on the loopback address."""
+    """The folder of the class path and of the library that keeps the processes on the loopback address."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "bide" / f"rocketmq-{VERSION}"
 
 
 def class_path() -> str:
-    """All the jars; fetched by Maven if one is missing. Raises ServerMissing."""
+    """The class path, fetched by Maven if a part is missing. Raises ServerMissing."""
     folder = _cache()
     kept = folder / "class-path"
     if kept.exists():
@@ -121,6 +121,7 @@ class RocketMqServer(ServerProcess):
     """
 
     title = "RocketMQ"
+    patience = 300.0  # its virtual machine takes ten seconds of processor time
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
@@ -153,7 +154,7 @@ class RocketMqServer(ServerProcess):
         self._configure(f"{HOST}:{self._names_port}")
         words = [*self._java(), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", "namesrv.conf"]
         self.begin_beside(words, "names")
-        until(lambda: listens(self._names_port), "the name server")
+        until(lambda: listens(self._names_port), "the name server", patience=self.patience)
 
     def environment(self) -> Mapping[str, str]:
         return {"LD_PRELOAD": str(loopback_library()), "ROCKETMQ_HOME": str(self.home)}
@@ -188,7 +189,7 @@ class RocketMqServer(ServerProcess):
 
 
 def _free_broker_port() -> int:
-    """It takes the port two below its own too."""
+    """A free port, with the one two below it, which the broker takes too."""
     while True:
         port = free_port()
         with socket.socket() as probe, contextlib.suppress(OSError):

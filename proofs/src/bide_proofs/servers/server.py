@@ -14,31 +14,41 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from bide_proofs.servers.clock import ServerClock
-from bide_proofs.servers.process import HOST, Process, ServerFailed, as_account, free_port, give_to, run, until
+from bide_proofs.servers.process import (
+    HOST,
+    PATIENCE,
+    Process,
+    ServerFailed,
+    as_account,
+    free_port,
+    give_to,
+    run,
+    until,
+)
 
 _TRIES = 5
 """Starts, if others keep taking the port first."""
 _UNLUCKY = "libfaketime: In ft_shm_init()"
-"""What a server's log says whose number was once that of another user's process, of which libfaketime has left
-something: the next one has another number."""
+"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
+has another pid."""
 _BEGINNINGS: dict[type[ServerProcess], Path] = {}
 """The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
 
 
 class Running:
-    """What can be started and stopped, and is both as a context."""
+    """A thing to start and stop, also as a context."""
 
     @property
     def url(self) -> str:
-        """Where clients find it, once it is started."""
+        """The URL for clients, once it is started."""
         raise NotImplementedError
 
     def start(self) -> object:
-        """It runs and answers. Raises ServerMissing, ServerFailed."""
+        """Start it, and wait until it answers. Raises ServerMissing, ServerFailed."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """It has ended; nothing if it does not run."""
+        """End it, if it runs."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -67,16 +77,18 @@ class ServerProcess(Running):
     """
 
     title: ClassVar[str]
-    """How it is called in errors, where it has no `name`."""
+    """The name in errors of a server without `name`."""
     account: ClassVar[str | None] = None
     """The account that runs it where we are root; None: root."""
     host: ClassVar[str] = HOST
     bus: ClassVar[bool] = False
-    """Whether it needs a second port, for a cluster bus."""
+    """True if it needs a second port, for a cluster bus."""
     more_ports: ClassVar[bool] = False
-    """Whether it takes further ports, others at each try."""
+    """True if it takes further ports, others at each try."""
     taken: ClassVar[Sequence[str]] = ("Address already in use",)
-    """What its log says where somebody has a port of its."""
+    """Words in its log that say that a port of its is taken."""
+    patience: ClassVar[float] = PATIENCE
+    """Seconds until a start counts as a hang."""
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
     """Ends it in order."""
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
@@ -142,7 +154,7 @@ class ServerProcess(Running):
         """Write what a start needs besides the data, such as its configuration; the port is known."""
 
     def command(self) -> Sequence[str]:
-        """What to run."""
+        """The command to run."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
@@ -150,13 +162,16 @@ class ServerProcess(Running):
         return {}
 
     def answers(self) -> bool:
-        """Whether it takes clients by now. May raise an OSError instead of False."""
+        """True once it takes clients. May raise an OSError instead of False."""
         raise NotImplementedError
 
     # starting
 
     def start(self) -> float:
-        """It runs and answers; in how many seconds. Raises ServerMissing, ServerFailed, and leaves nothing then."""
+        """Start it, and wait until it answers. Returns the seconds that this took.
+
+        Raises ServerMissing, ServerFailed.
+        """
         fresh = not self.data.exists()
         try:
             self.launch()
@@ -191,7 +206,7 @@ class ServerProcess(Running):
         return Process(words, log, name=self.name)
 
     def await_ready(self) -> float:
-        """Wait until it answers; in how many seconds. Raises ServerFailed."""
+        """Wait until it answers. Returns the seconds that this took. Raises ServerFailed."""
         for tries in range(1, _TRIES + 1):
             process = self._process
             assert process is not None, "launch it first"
@@ -208,12 +223,12 @@ class ServerProcess(Running):
 
     def _until_answer_or_end(self, process: Process) -> float:
         try:
-            return until(lambda: not process.running or self.answers(), "an answer")
+            return until(lambda: not process.running or self.answers(), "an answer", patience=self.patience)
         except ServerFailed as error:
             raise process.failed(str(error)) from error
 
     def _may_try_again(self, said: str) -> bool:
-        """Whether another start may do better: with another port, where this one was taken."""
+        """True if another start may succeed, with another port if this one was taken."""
         if _UNLUCKY in said:
             return True
         if not any(words in said for words in self.taken):
@@ -263,12 +278,12 @@ class ServerProcess(Running):
         self._end(self.halts_by)
 
     def restart(self) -> float:
-        """The same port, the same data; ended in order before, if it runs."""
+        """End it in order, and start it again on the same port and data."""
         self.halt()
         return self.start()
 
     def mend(self) -> float:
-        """It runs and answers again, if by now it does not; in how many seconds."""
+        """Start it again, if it does not run, and wait until it answers. Returns the seconds that this took."""
         if self.running:
             try:
                 return self.await_ready()
@@ -284,7 +299,7 @@ class ServerProcess(Running):
         self.tidy()
 
     def tidy(self) -> None:
-        """Nothing is left of a temporary folder."""
+        """Remove a temporary home."""
         if self._home is not None and self._home != self.directory:
             for log in self._home.glob("*log"):
                 shutil.copy(log, self.directory)
@@ -302,7 +317,7 @@ class ServerProcess(Running):
     # standing still
 
     def pause(self) -> None:
-        """It and all its processes stand still, with their connections open, until `resume`."""
+        """Stop it and all its processes by SIGSTOP, with their connections open, until `resume`."""
         assert self._process is not None, "it does not run"
         self._process.send(signal.SIGSTOP)
         self._process.send(signal.SIGSTOP)  # and those that the first time were just being made

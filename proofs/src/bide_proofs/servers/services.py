@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parted(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What stands before and after the first `--`."""
+    """The words before and after the first `--`."""
     if "--" not in arguments:
         return arguments, ()
     at = list(arguments).index("--")

@@ -57,7 +57,7 @@ class SharedServers:
         """Those asked for so far, by kind."""
 
     def url(self, kind: str) -> str:
-        """Where a server of the `kind` is. Raises ServerMissing, ServerFailed."""
+        """The URL of a server of the `kind`. Raises ServerMissing, ServerFailed."""
         if kind not in self.urls:
             one = KINDS[kind]
             self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)

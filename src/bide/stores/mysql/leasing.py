@@ -16,21 +16,10 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
+from bide.stores.mysql import filing
 from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
 from bide.stores.mysql.dialect import Rows
-from bide.stores.mysql.filing import AT_ONCE as FILES
-from bide.stores.mysql.filing import (
-    Expired,
-    File,
-    LeasedRows,
-    Pair,
-    close,
-    decode_pairs,
-    file,
-    file_anew,
-    look_up,
-    read_expired,
-)  # fmt: skip
+from bide.stores.mysql.filing import Expired, File, Pair, close, decode_pairs, file, file_anew, look_up, read_expired
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.rows import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting
 from bide.stores.mysql.statements import these
@@ -99,7 +88,7 @@ async def lease(
     about: Millis,
     lasts: Millis,
     holder: str,
-    remember: LeasedRows,
+    remember: filing.LeasedRows,
 ) -> Leased:
     """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
 
@@ -135,7 +124,7 @@ async def _lease(
     about: Millis,
     lasts: Millis,
     holder: str,
-    remember: LeasedRows,
+    remember: filing.LeasedRows,
 ) -> tuple[Leased, bool]:
     topics = sorted(wants)
     counts = {topic: min(wants[topic], MOST) for topic in topics}
@@ -223,7 +212,7 @@ async def _locked(
         values = {"topic": topic, "floor": depth.waiting[topic], "row": behind.get(topic, 0), "most": counts[topic]}
         statements.append(call.write("take_waiting", **values))
         if depth.thorough:
-            statements.append(call.write("expired_leases", topic=topic, floor=depth.lost[topic], most=FILES))
+            statements.append(call.write("expired_leases", topic=topic, floor=depth.lost[topic], most=filing.AT_ONCE))
     [[(there, micros)], *answers] = await call.timed(*statements)
     locked = Locked(there, micros, {}, {}, [])
     expired: dict[Topic, Expired] = {}

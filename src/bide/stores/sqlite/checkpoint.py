@@ -4,7 +4,7 @@ SQLite's own way is that whoever commits past a thousand pages also checkpoints:
 milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
 that never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
 
-SQLite before 3.51.3 has a race there (see `libraries.resets_safely`), for checkpoints that start when nothing is left
+SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left
 to write back. Such a one is never started: on these versions a commit of one row comes right before each checkpoint,
 and until that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
 
@@ -20,15 +20,24 @@ import threading
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.sqlite.connection import PAGE, STOP_BYTES, WriteLock, patiently
+from bide.stores.sqlite.disk_reserve import disk_bytes
 from bide.stores.sqlite.errors import is_busy
-from bide.stores.sqlite.libraries import resets_safely
-from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.room import disk_bytes
+from bide.stores.sqlite.rows import QUERIES
 
 KICK_PAGES = 1024
 """Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure. Fewer on a small disk."""
 _OF_A_COMMIT = 3
 """Pages of a commit, however few rows it writes: a row and its places in two indexes."""
+_RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3), (1000, 0, 0)))
+
+
+def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """True if this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
+
+    Before, a checkpoint that starts when there is nothing left to write back, at the instant at which a commit lets
+    the WAL start over, could take the new commit for one that is in the file already: it was then lost.
+    """
+    return any(first <= version < end for first, end in _RESETS_SAFELY)
 
 
 class Checkpointer:
@@ -54,7 +63,7 @@ class Checkpointer:
         self._wal_pages = 0
         """Pages in the WAL when it was last looked at."""
         self._behind = False
-        """Whether the last checkpoint could not keep up."""
+        """True if the last checkpoint could not keep up."""
         self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
         self._thread.start()
 

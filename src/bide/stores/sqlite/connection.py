@@ -1,13 +1,19 @@
-"""Connections to a file: how they are opened, how a transaction begins, and who goes first within a process."""
+"""Connections to a file: which library may open it, how a transaction begins, and who goes first within a process.
+
+POSIX locks belong to a process, and closing any descriptor of a file lets go of all of them. One SQLite library knows
+that and keeps count; two copies of it (apsw and pysqlite3 carry their own) do not know of each other, so one takes away
+the other's locks, and two writers at once lose what was acknowledged. So a file is touched through one of them only.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import sqlite3
+import sys
 import threading
 import time
-from typing import Any, TypeAlias
+from typing import Any
 
 from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.stores.sqlite.errors import is_busy
@@ -23,14 +29,18 @@ _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 
 
 def connect(
-    path: str, *, cache_kib: int = 1024, factory: type[sqlite3.Connection] = sqlite3.Connection
+    path: str,
+    *,
+    cache_kib: int = 1024,
+    checkpoint_pages: int = 0,
+    factory: type[sqlite3.Connection] = sqlite3.Connection,
 ) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself."""
+    """A connection that begins no transaction by itself. `checkpoint_pages`: after a commit, so many pages in the WAL
+    are written back at once; 0: never, since where a store is open a thread does it."""
     connection = sqlite3.connect(
         path, timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=256, factory=factory
     )
-    # Who reaches the WAL's size limit checkpoints inside its own commit: here a thread of its own does it instead.
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
     connection.execute(f"PRAGMA journal_size_limit = {STOP_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     return connection
@@ -74,7 +84,7 @@ def patiently(connection: sqlite3.Connection, statement: str, *, patience: float
 
 
 class WriteLock:
-    """Which of this process's connections may write to the file now.
+    """The right to write to the file, which one connection of this process has at a time.
 
     SQLite has such a lock too, but waiting for it is polling; between our own threads a plain lock does. Two of them:
     one to stand in line with, one to write under, so that a busy writer thread cannot overtake a waiting transaction.
@@ -105,44 +115,66 @@ class WriteLock:
         self._write.release()
 
 
-class OpenFile:
-    """A database file that stores of this process have open, and the settings it is open with."""
+class SharedFile:
+    """A database file that is open in this process, and what all stores on it share: a lock, and how durable it is."""
 
-    def __init__(self, identity: Identity, path: str, settings: dict[str, object]) -> None:
-        self.settings = settings
+    def __init__(self, path: str, synchronous: str, identity: tuple[int, int, int]) -> None:
+        self.identity = identity
+        """Process, device and inode."""
+        self.synchronous = synchronous
         self.lock = WriteLock(path)
         self.stores = 0
-        self._identity = identity
 
     def leave(self) -> None:
         """One store less; the last one lets the file be opened with other settings."""
         with _open_files_lock:
             self.stores -= 1
             if self.stores == 0:
-                del _open_files[self._identity]
+                del _open_files[self.identity]
 
 
-Identity: TypeAlias = tuple[int, int, int]
-"""Of an open file: process, device and inode."""
-
-_open_files: dict[Identity, OpenFile] = {}
+_open_files: dict[tuple[int, int, int], SharedFile] = {}
 """The one thing here that outlives a store: two stores on one file must know of each other, since they share the file's
-locks (POSIX locks belong to the process) and must not disagree about durability. The process is part of the name, so
-that a child after fork starts with none."""
+locks and must not disagree about durability. The process is part of the name, so that a child after fork starts with
+none."""
 _open_files_lock = threading.Lock()
 
 
-def enter(identity: Identity, path: str, settings: dict[str, object]) -> OpenFile:
-    """The entry of an open file, to be left again. Raises StoreMismatch if it is open here with other settings."""
+def enter(path: str, synchronous: str) -> SharedFile:
+    """The file, to be left again. Raises StoreMismatch if it is open here with another `synchronous`."""
+    status = os.stat(path)
+    identity = (os.getpid(), status.st_dev, status.st_ino)
     with _open_files_lock:
-        entry = _open_files.get(identity)
-        if entry is None:
-            entry = _open_files[identity] = OpenFile(identity, path, settings)
-        elif entry.settings != settings:
-            name = next(name for name in settings if settings[name] != entry.settings[name])
+        file = _open_files.setdefault(identity, SharedFile(path, synchronous, identity))
+        if file.synchronous != synchronous:
             raise StoreMismatch(
-                f"{path}: this process has it open with {name}={entry.settings[name]!r}; "
-                f"give that instead of {settings[name]!r}, or share one store"
+                f"{path}: this process has it open with synchronous={file.synchronous!r}; "
+                f"give that instead of {synchronous!r}, or share one store"
             )
-        entry.stores += 1
-        return entry
+        file.stores += 1
+        return file
+
+
+def refuse_other_libraries(path: str) -> None:
+    """Raises StoreMismatch if apsw has the file open in this process."""
+    if opened_by_apsw(path):
+        raise StoreMismatch(
+            f"{path}: apsw has this file open in this process. apsw carries its own SQLite library, and two of them on "
+            "one file lose each other's locks, and with them acknowledged writes: use the standard library's sqlite3 "
+            "for that file here, or another process"
+        )
+
+
+def opened_by_apsw(path: str) -> bool:
+    """True if a connection of apsw's, if that is loaded at all, is to this file."""
+    apsw = sys.modules.get("apsw")
+    if apsw is None or not os.path.exists(path):
+        return False
+    for connection in apsw.connections():
+        try:
+            name = connection.db_filename("main")
+        except apsw.Error:  # being closed
+            continue
+        if name and os.path.exists(name) and os.path.samefile(name, path):
+            return True
+    return False

@@ -1,36 +1,59 @@
-"""An open file: its connections, the threads that own them, and how they come and go."""
+"""An open file: its schema, its connections, and the threads that own them.
+
+The tables live beside yours: what makes a file a bide store is the table `bide_meta`. Creating and migrating happen in
+one transaction under the write lock, so that twenty processes that open a new file at once make one schema.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
-import threading
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import TypeVar, TypeVarTuple
 
 from msgspec import Struct
 
-from bide.core.errors import BadInput, StoreUnavailable
-from bide.stores.sqlite import schema
+from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Topic
 from bide.stores.sqlite.checkpoint import Checkpointer
-from bide.stores.sqlite.connection import OpenFile, connect, create_private, enter, patiently
-from bide.stores.sqlite.errors import translate
-from bide.stores.sqlite.joined import CallersConnection
-from bide.stores.sqlite.lanes import JoinedTransaction, Lanes
-from bide.stores.sqlite.libraries import refuse_others
-from bide.stores.sqlite.listening import Listener, Listeners
-from bide.stores.sqlite.reader import Reader
-from bide.stores.sqlite.room import Room
-from bide.stores.sqlite.watch import Watcher
-from bide.stores.sqlite.work import Fault
-from bide.stores.sqlite.writer import Writer
+from bide.stores.sqlite.connection import (
+    SharedFile,
+    connect,
+    create_private,
+    enter,
+    patiently,
+    refuse_other_libraries,
+)
+from bide.stores.sqlite.disk_reserve import DiskReserve
+from bide.stores.sqlite.errors import lost_part, translate
+from bide.stores.sqlite.operations import Fault
+from bide.stores.sqlite.rows import QUERIES, SCHEMA
+from bide.stores.sqlite.threads import Reader, Writer
+from bide.stores.sqlite.transactions import Transactions
+from bide.stores.sqlite.watch import Notifier
 
-WRITER_CACHE_KIB = 8 * 1024
-READER_CACHE_KIB = 2 * 1024
-CHECKPOINT_CACHE_KIB = 64
+F = TypeVar("F", bound="OpenFile")
+Ts = TypeVarTuple("Ts")
+
+VERSION = 1
+"""Of the schema that this code reads and writes."""
+
+STEPS: Mapping[int, Sequence[str]] = {}
+"""The statements that lead from each older version to the next: STEPS[1] makes version 2 of version 1."""
+
+_STRICT_SINCE = (3, 37, 0)
+_WRITER_CACHE_KIB = 8 * 1024
+_READER_CACHE_KIB = 2 * 1024
+_CHECKPOINT_CACHE_KIB = 64
+_CHECKPOINT_PAGES = 1000
+"""SQLite's own figure, for files without a `Checkpointer`."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """How a file is to be opened; checked here, once."""
+    """How a store's file is to be opened; checked here, once."""
 
     path: str
     synchronous: str
@@ -52,136 +75,254 @@ class Settings(Struct, frozen=True, kw_only=True):
             raise BadInput("events_kept", self.events_kept, "a number of events, 0 or more")
 
 
-class Database:
+class OpenFile:
     """Everything that is there between open and close. Constructing it opens the file, and blocks."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.path = os.path.abspath(settings.path)
-        self._process = os.getpid()
-        self._connections: list[sqlite3.Connection] = []
-        self._file: OpenFile | None = None
-        self.listeners = Listeners()
-        self._listening = threading.Lock()
-        self._watch = settings.watch
-        self._watcher: Watcher | None = None
-        self._ended_watchers: list[Watcher] = []
-        self.room = Room(self.path, settings.disk_reserve)
-        try:
-            self._open(settings)
-        except Exception as error:
-            for connection in self._connections:
-                connection.close()
-            self._leave()
-            raise translate(error, self.path) from error
+    reader: Reader
+    writer: Writer
+    notifier: Notifier
+    reserve: DiskReserve
+    transactions: Transactions
 
-    def _open(self, settings: Settings) -> None:
+    def __init__(self, path: str, *, own_tables: bool = True) -> None:
+        """`own_tables`: whether errors are about tables of bide's."""
+        self.path = path
+        self._process = os.getpid()
+        self._shared: SharedFile | None = None
+        self._closing = ExitStack()
+        self._closing.callback(self._leave)
+        try:
+            refuse_other_libraries(path)
+            self._open()
+        except Exception as error:
+            self._closing.close()
+            raise translate(error, path, own=own_tables) from error
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def _connect(self, cache_kib: int, checkpoint_pages: int = 0) -> sqlite3.Connection:
+        connection = connect(self.path, cache_kib=cache_kib, checkpoint_pages=checkpoint_pages)
+        self._closing.callback(connection.close)
+        return connection
+
+    def _enter(self, synchronous: str) -> SharedFile:
+        self._shared = enter(self.path, synchronous)
+        return self._shared
+
+    def _leave(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+
+    def _stop_at_close(self) -> None:
+        """The threads, each before those that it uses."""
+        for stop in (self.reader.stop, self.writer.stop, self.transactions.close, self.notifier.close):
+            self._closing.callback(stop)
+
+    @property
+    def ours(self) -> bool:
+        """True if this process opened it: after a fork the child must not touch the parent's connections."""
+        return os.getpid() == self._process
+
+    def close(self) -> None:
+        """Let the threads finish, then close the connections. Blocks; a second call does nothing."""
+        self._closing.close()
+
+
+class Database(OpenFile):
+    """The file of a store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        super().__init__(os.path.abspath(settings.path))
+
+    def _open(self) -> None:
+        settings = self._settings
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise StoreUnavailable(f"{self.path}: the folder {folder} does not exist; create it first")
-        refuse_others(self.path)
         create_private(self.path)
-        writing = self._connect(WRITER_CACHE_KIB)
+        writing = self._connect(_WRITER_CACHE_KIB)
         mode = patiently(writing, "PRAGMA journal_mode = WAL")[0]
         if mode != "wal":
             raise StoreUnavailable(
                 f"{self.path}: SQLite cannot keep a write-ahead log there (it says {mode!r}); use a local disk"
             )
-        status = os.stat(self.path)
-        self.room.identity = status.st_dev, status.st_ino
-        identity = (self._process, status.st_dev, status.st_ino)
-        self._file = enter(identity, self.path, {"synchronous": settings.synchronous})
-        lock = self._file.lock
-        schema.prepare(writing, self.path)
+        shared = self._enter(settings.synchronous)
+        prepare(writing, self.path)
         writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
-        reading = self._connect(READER_CACHE_KIB)
+        reading = self._connect(_READER_CACHE_KIB)
+        self.checkpointer = Checkpointer(self.path, self._connect(_CHECKPOINT_CACHE_KIB), shared.lock)
+        self._closing.callback(self.checkpointer.stop)
+        self.reserve = DiskReserve(self.path, settings.disk_reserve, shared.identity[1:])
+        self.notifier = Notifier(self.path, settings.watch, writing, shared.lock)
         self.reader = Reader(self.path, reading)
-        self.checkpointer = Checkpointer(self.path, self._connect(CHECKPOINT_CACHE_KIB), lock)
         self.writer = Writer(
             self.path,
             writing,
-            lock,
-            synchronous=settings.synchronous.upper(),
+            shared,
+            self.notifier,
             fault=settings.fault,
-            tell=self.listeners.tell,
             need_stop=self.checkpointer.committed,
         )
-        self.lanes = Lanes(
-            self.path, settings.synchronous, lock, self.room, settings.fault, self._transaction_committed
+        self.transactions = Transactions(
+            self.path, shared, self.reserve, fault=settings.fault, committed=self._transaction_committed
         )
-        self._fault = settings.fault
+        self._stop_at_close()
 
-    def using(self, connection: object) -> CallersConnection:
-        """The verbs on the caller's connection. Raises BadInput for one that cannot be joined."""
-        return CallersConnection(connection, self.path, self.room, self._fault)
-
-    def _transaction_committed(self, joined: JoinedTransaction, changes: int) -> None:
+    def _transaction_committed(self, changes: int, wakes: Mapping[Topic, Millis]) -> None:
         self.checkpointer.others_committed(changes)
-        if joined.wakes:
-            self.listeners.tell(joined.wakes)
+        if wakes:
+            self.notifier.tell(wakes)
 
-    def _connect(self, cache_kib: int) -> sqlite3.Connection:
-        connection = connect(self.path, cache_kib=cache_kib)
-        self._connections.append(connection)
-        return connection
+
+class _OwnedByNobody(OpenFile):
+    """A file that is nobody's store, opened for its own tables; it keeps whatever journal mode it has."""
+
+    def __init__(self, path: str, synchronous: str) -> None:
+        self._synchronous = synchronous
+        if not os.path.exists(path):
+            raise StoreUnavailable(f"{path}: there is no such file; a table to be watched has to be there first")
+        super().__init__(path, own_tables=False)
+
+    def _open(self) -> None:
+        reading, writing = (self._connect(_READER_CACHE_KIB, _CHECKPOINT_PAGES) for _ in range(2))
+        shared = self._enter(self._synchronous)
+        self.reserve = DiskReserve(self.path, 0)
+        self.notifier = Notifier(self.path, "poll", writing, shared.lock)
+        self.reader = Reader(self.path, reading)
+        self.writer = Writer(self.path, writing, shared, self.notifier)
+        self.transactions = Transactions(self.path, shared, self.reserve, checkpoint_pages=_CHECKPOINT_PAGES)
+        self._stop_at_close()
+
+
+async def open_in_thread(kind: Callable[[*Ts], F], *arguments: *Ts) -> F:
+    """Open a file; if the caller is cancelled meanwhile, it is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(None, kind, *arguments)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(opening: asyncio.Future[F]) -> None:
+    if opening.cancelled() or opening.exception() is not None:
+        return
+    try:
+        opening.get_loop().run_in_executor(None, opening.result().close)
+    except RuntimeError:  # the loop is on its way out and starts no more threads
+        opening.result().close()
+
+
+class StoreFile:
+    """The file of an open store, as its watched tables see it."""
+
+    is_store = True
+
+    def __init__(self, path: str, opened: Callable[[], Database]) -> None:
+        self.path = path
+        self._opened = opened
 
     @property
-    def ours(self) -> bool:
-        """Whether this process opened it: after a fork the child must not touch the parent's connections."""
-        return os.getpid() == self._process
+    def opened(self) -> OpenFile:
+        return self._opened()
 
-    def _leave(self) -> None:
-        if self._file is not None:
-            self._file.leave()
-            self._file = None
+    async def open(self, table: object) -> None:
+        self._opened()
 
-    def close(self) -> None:
-        """Let the threads finish, then close the connections. Blocks."""
-        with self._listening:
-            self._end_watcher()
-            watchers, self._ended_watchers = self._ended_watchers, []
-        for watcher in watchers:
-            watcher.join()
-        self.lanes.close()
-        self.writer.stop()
-        self.reader.stop()
-        self.checkpointer.stop()
-        for connection in self._connections:
-            connection.close()
-        self._leave()
-
-    def start_listening(self, listener: Listener) -> None:
-        """Tell `listener` from now on; the first one starts the watcher."""
-        with self._listening:
-            self.listeners.add(listener)
-            self.writer.listening = True
-            if self._watcher is None:
-                self._watcher = Watcher(self.path, self._watch, self.listeners, self.writer.foreign_version)
-
-    def stop_listening(self, listener: Listener) -> None:
-        """Tell `listener` no more; the last one ends the watcher, which then goes by itself."""
-        with self._listening:
-            self.listeners.remove(listener)
-            if not self.listeners:
-                self.writer.listening = False
-                self._end_watcher()
-
-    def _end_watcher(self) -> None:
-        if self._watcher is not None:
-            self._watcher.stop()
-            self._ended_watchers = [one for one in self._ended_watchers if one.alive]
-            self._ended_watchers.append(self._watcher)
-            self._watcher = None
+    async def close(self, table: object) -> None:
+        """It is the store's."""
 
 
-def version_of_file(settings: Settings) -> int:
+class TableFile:
+    """A file that is nobody's store, open while one of its watched tables is."""
+
+    is_store = False
+
+    def __init__(self, path: str, *, synchronous: str = "full") -> None:
+        self.path = os.path.abspath(path)
+        self._synchronous = synchronous
+        self._tables: set[object] = set()
+        self._turn = asyncio.Lock()
+        self._opened: OpenFile | None = None
+
+    @property
+    def opened(self) -> OpenFile:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self.path}: not open")
+        return self._opened
+
+    async def open(self, table: object) -> None:
+        async with self._turn:
+            if self._opened is None:
+                self._opened = await open_in_thread(_OwnedByNobody, self.path, self._synchronous)
+            self._tables.add(table)
+
+    async def close(self, table: object) -> None:
+        async with self._turn:
+            self._tables.discard(table)
+            if not self._tables and self._opened is not None:
+                opened, self._opened = self._opened, None
+                await asyncio.to_thread(opened.close)
+
+
+# --- the schema
+
+
+def version_of_file(path: str) -> int:
     """The schema's version in a file that need not be open, and is not made by asking."""
-    path = os.path.abspath(settings.path)
+    path = os.path.abspath(path)
     if not os.path.exists(path):
         return 0
     try:
-        refuse_others(path)
-        with closing(connect(path, cache_kib=READER_CACHE_KIB)) as connection:
+        refuse_other_libraries(path)
+        with closing(connect(path, cache_kib=_READER_CACHE_KIB)) as connection:
             connection.execute("PRAGMA query_only = ON")
-            return schema.found_version(connection)
+            return found_version(connection)
     except Exception as error:
         raise translate(error, path) from error
+
+
+def found_version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
+    """The version of the schema in the file; 0 when there is none."""
+    if not connection.execute(QUERIES["has_meta"]).fetchone()[0]:
+        return 0
+    found = connection.execute(QUERIES["version"]).fetchone()
+    if found is None or type(found[0]) is not int:
+        raise lost_part(connection, "the version of its schema is gone")
+    version: int = found[0]
+    return version
+
+
+def prepare(
+    connection: sqlite3.Connection, path: str, *, wanted: int = VERSION, steps: Mapping[int, Sequence[str]] = STEPS
+) -> None:
+    """Create the schema, or bring it to `wanted`. Raises StoreMismatch for a newer one."""
+    if found_version(connection) == wanted:
+        return
+    patiently(connection, "BEGIN IMMEDIATE")
+    try:
+        version = found_version(connection)  # again: somebody else may have been first
+        if version > wanted:
+            raise StoreMismatch(
+                f"{path}: its schema is version {version}, this code knows {wanted}: it was written by a newer bide; "
+                "update this one"
+            )
+        if version == 0:
+            for statement in SCHEMA:
+                connection.execute(_for_this_library(statement))
+            version = VERSION
+        while version < wanted:
+            for statement in steps[version]:
+                connection.execute(statement)
+            version += 1
+        connection.execute(QUERIES["put_version"], (version,))
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _for_this_library(statement: str) -> str:
+    return statement if sqlite3.sqlite_version_info >= _STRICT_SINCE else statement.removesuffix(" STRICT")

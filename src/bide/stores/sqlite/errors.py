@@ -6,42 +6,28 @@ import re
 import sqlite3
 from copy import copy
 
-from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
+from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 
-_BUSY = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED"})
-_FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE"})
-_DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_FORMAT"})
-
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT})
+_FORBIDDEN = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_OF_THE_FILE = _BUSY | _FULL | _DAMAGED | _FORBIDDEN | {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
 
 _PART_IS_GONE = re.compile(
     "no such (table|index|column)|has no column|malformed|Could not decode|unsupported file format"
 )
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
-"""What is raised for a value of a wrong type, or one that is too large for SQLite."""
+"""Raised for a value of a wrong type, or one that is too large for SQLite."""
 
 
-def code_of(error: BaseException) -> str:
-    """The name of SQLite's primary result code ("SQLITE_BUSY"), or "" for any other error."""
-    number = getattr(error, "sqlite_errorcode", None)
-    if number is None:
-        return ""
-    if number & 0xFF == sqlite3.SQLITE_IOERR:
-        return getattr(error, "sqlite_errorname", "SQLITE_IOERR")
-    return _PRIMARY.get(number & 0xFF, "")
-
-
-_PRIMARY = {
-    sqlite3.SQLITE_BUSY: "SQLITE_BUSY",
-    sqlite3.SQLITE_LOCKED: "SQLITE_LOCKED",
-    sqlite3.SQLITE_FULL: "SQLITE_FULL",
-    sqlite3.SQLITE_CORRUPT: "SQLITE_CORRUPT",
-    sqlite3.SQLITE_FORMAT: "SQLITE_FORMAT",
-    sqlite3.SQLITE_NOTADB: "SQLITE_NOTADB",
-    sqlite3.SQLITE_READONLY: "SQLITE_READONLY",
-    sqlite3.SQLITE_CANTOPEN: "SQLITE_CANTOPEN",
-    sqlite3.SQLITE_PERM: "SQLITE_PERM",
-    sqlite3.SQLITE_AUTH: "SQLITE_AUTH",
-}
+def code_of(error: BaseException) -> int:
+    """SQLite's primary result code (of an IOERR the whole code) if it is of the file or its lock; 0 for any other."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    primary = code & 0xFF
+    if primary == sqlite3.SQLITE_IOERR:
+        return code
+    return primary if primary in _OF_THE_FILE else 0
 
 
 def lost_part(connection: sqlite3.Connection | sqlite3.Cursor, what: str) -> StoreCorrupt:
@@ -57,7 +43,7 @@ def _damaged(path: str, what: object) -> StoreCorrupt:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another connection holds the lock that was asked for."""
+    """True if another connection holds the lock that was asked for."""
     return code_of(error) in _BUSY
 
 
@@ -66,7 +52,7 @@ def full(path: str, why: str) -> StoreFull:
 
 
 def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
-    """What to raise from `error`. Errors that are not the database's fault come back as they are, ours as their like.
+    """The error to raise from `error`. One that is not the database's fault comes back as it is, ours as its like.
 
     Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
     """
@@ -87,19 +73,17 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
     if isinstance(error, _NOT_STORABLE) and "closed" not in str(error):
         return BadInput("task", str(error), "fields of the types that the record declares")
     code = code_of(error)
-    found: StoreError
     if code in _BUSY:
-        found = StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
-    elif code in _FULL:
-        found = full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
-    elif code in _DAMAGED or (own and not code and _PART_IS_GONE.search(str(error))):
-        found = _damaged(path, error)
-    elif code == "SQLITE_NOTADB":
-        found = StoreMismatch(f"{path}: not an SQLite database; give another path, or move that file away")
-    elif code in {"SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"}:
-        found = StoreUnavailable(f"{path}: may not be written ({error}); the file and its folder must be writable")
-    elif code == "SQLITE_CANTOPEN":
-        found = StoreUnavailable(f"{path}: cannot be opened ({error}); does the folder exist, and may we write there?")
-    else:
-        found = StoreUnavailable(f"{path}: {error}")
-    return found
+        return StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
+    if code in _FULL:
+        return full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
+    if code in _DAMAGED or (own and not code and _PART_IS_GONE.search(str(error))):
+        return _damaged(path, error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreMismatch(f"{path}: not an SQLite database; give another path, or move that file away")
+    why = ""
+    if code in _FORBIDDEN:
+        why = f"may not be written ({error}); the file and its folder must be writable"
+    elif code == sqlite3.SQLITE_CANTOPEN:
+        why = f"cannot be opened ({error}); does the folder exist, and may we write there?"
+    return StoreUnavailable(f"{path}: {why or error}")

@@ -1,4 +1,4 @@
-"""The operations that write, on one open transaction.
+"""The operations that write, on one open transaction, and the unit of work that they share.
 
 Each reads rows, lets `core.lifecycle` decide, and writes rows: so it means the same as in every other store. Where the
 common case can be decided by the write itself (a new key, a plain Done), one optimistic statement for the whole batch
@@ -7,10 +7,13 @@ comes first, and its count of rows says whether it was right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
+
+from msgspec import structs
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
@@ -25,17 +28,40 @@ from bide.core.records import (
     Record,
     Settlement,
     State,
+    Token,
     Topic,
     Verdict,
 )
-from bide.stores.sqlite import damage
 from bide.stores.sqlite.errors import lost_part
-from bide.stores.sqlite.finding import FEW, Found, by_name, by_names
-from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.rows import AT, ROW, Row, record_of, values_of
-from bide.stores.sqlite.rows import check as check_row
-from bide.stores.sqlite.work import Work
+from bide.stores.sqlite.rows import (
+    AT,
+    FEW,
+    QUERIES,
+    ROW,
+    Found,
+    Row,
+    by_name,
+    by_names,
+    flaw_in,
+    mended,
+    read_rows,
+    record_of,
+    values_of,
+)
 
+Fault: TypeAlias = Callable[[str], None]
+"""Called with the name of a point between two statements; a test kills the process there.
+
+The points: add:begun, add:inserted, add:decided (a key was taken); change:decided, change:written; lease:begun,
+lease:selected, lease:updated; settle:begun, settle:deleted, or settle:decided and settle:written; and for every
+transaction token:written (if one was given out), "before commit", "after commit".
+"""
+
+KEEP_DAMAGED: Millis = 14 * 86_400_000
+"""How long a task that was set aside is kept: as long as dead ones are by default."""
+
+_LAST_TOKEN = QUERIES["last_token"]
+_PUT_TOKEN = QUERIES["put_token"]
 _INSERT = QUERIES["insert_task"]
 _PUT = QUERIES["put_task"]
 _MOVE = QUERIES["move_task"]
@@ -51,9 +77,59 @@ _PURGE = QUERIES["purge"]
 _by_at = itemgetter(AT)
 
 
-def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
+class UnitOfWork:
+    """One open transaction as the operations see it: its cursor, its tokens, and what it makes wake earlier.
+
+    The token counter is read at its first use and written once, at the end: other processes write it too, so it cannot
+    be kept from one transaction to the next, and one row written per transaction costs less than one per task.
+    """
+
+    __slots__ = ("_fault", "_last", "_stored", "cursor", "wakes")
+
+    def __init__(self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, listening: bool = False) -> None:
+        self.cursor = cursor
+        self._fault = fault
+        self.wakes: dict[Topic, Millis] | None = {} if listening else None
+        self._last: Token = -1
+        self._stored: Token = -1
+
+    def one(self, query: str, arguments: tuple[Any, ...] = ()) -> Any:
+        """The first row, or None."""
+        return self.cursor.execute(query, arguments).fetchone()
+
+    def last_token(self) -> Token:
+        if self._last < 0:
+            found = self.one(_LAST_TOKEN)
+            if found is None or type(found[0]) is not int:
+                raise lost_part(self.cursor, "the last token is gone")
+            self._last = self._stored = found[0]
+        return self._last
+
+    def used_token(self, token: Token) -> None:
+        """`token` was given out: the next one will be above it."""
+        self._last = token
+
+    def wake(self, topic: Topic, wake_at: Millis) -> None:
+        """Something of `topic` now wakes at `wake_at`. Costs nothing worth counting while nobody listens."""
+        if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
+            self.wakes[topic] = wake_at
+
+    def point(self, name: str) -> None:
+        """A point at which a test may kill the process."""
+        if self._fault is not None:
+            self._fault(name)
+
+    def finish(self) -> None:
+        """Write what was gathered. The last thing before the commit."""
+        if self._last != self._stored:
+            self.cursor.execute(_PUT_TOKEN, (self._last,))
+            self._stored = self._last
+            self.point("token:written")
+
+
+def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
     """Schedule each. O(log n) per task; one pass of inserts when every key is new."""
-    _point(work, "add:begun")
+    work.point("add:begun")
     token = work.last_token()
     answers = []
     rows = []
@@ -70,10 +146,10 @@ def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
         )  # fmt: skip
     work.used_token(token)
     inserted = work.cursor.executemany(_INSERT, rows).rowcount
-    _point(work, "add:inserted")
+    work.point("add:inserted")
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
-        _point(work, "add:decided")
+        work.point("add:decided")
     if work.wakes is not None:
         for answer in answers:
             if answer.result in lifecycle.ADDED and answer.record is not None:
@@ -81,7 +157,7 @@ def add(work: Work, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
     return answers
 
 
-def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now: Millis) -> None:
+def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer], now: Millis) -> None:
     """Some keys were taken, or come twice: take those through the lifecycle, in order.
 
     A row that carries the very token that its task was given is the one that was just inserted for it.
@@ -103,7 +179,7 @@ def _add_again(work: Work, tasks: Sequence[NewTask], answers: list[Answer], now:
     writes.flush()
 
 
-def change(work: Work, changes: Sequence[Change], now: Millis) -> list[Answer]:
+def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Answer]:
     """Move, cancel, redrive: each one read and one write."""
     answers = []
     writes = _Writes(work, changes)
@@ -124,18 +200,18 @@ def change(work: Work, changes: Sequence[Change], now: Millis) -> list[Answer]:
             writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
             work.wake(record.topic, record.wake_at)
-    _point(work, "change:decided")
+    work.point("change:decided")
     writes.flush()
-    _point(work, "change:written")
+    work.point("change:written")
     return answers
 
 
-def lease(work: Work, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
+def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
     """Take what is due: O(log n) per task taken, whatever else waits, and two seeks per topic with room."""
     tasks: list[Record] = []
     updates: list[tuple[Any, ...]] = []
     asking: list[Topic] = []
-    _point(work, "lease:begun")
+    work.point("lease:begun")
     for topic, want in wants.items():
         rows = _due(work, topic, want, now) if want > 0 else []
         if len(rows) < want or want <= 0:
@@ -148,35 +224,44 @@ def lease(work: Work, wants: Mapping[Topic, int], now: Millis, until: Millis, ho
             updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, row[ROW]))
         if rows:
             work.used_token(token)
-    _point(work, "lease:selected")
+    work.point("lease:selected")
     if updates:
         work.cursor.executemany(_LEASE, updates)
-        _point(work, "lease:updated")
+        work.point("lease:updated")
     return Leased(tasks, next_wake(work, asking), now)
 
 
-def _due(work: Work, topic: Topic, want: int, now: Millis) -> list[Row]:
+def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
     """The rows of `topic` that are due, oldest first; what waits and what a lost holder left are merged."""
-    try:
-        waiting = work.cursor.execute(_WAITING_DUE, (topic, now, want)).fetchall()
-        lost = work.cursor.execute(_LEASED_DUE, (topic, now, want)).fetchall()
-        for row in chain(waiting, lost):
-            check_row(row)
-    except damage.UNREADABLE as error:
-        damage.check(error)
-        waiting, lost = damage.readable_due(work, topic, want, now)
-    if not lost:
-        return waiting
-    return sorted(waiting + lost, key=_by_at)[:want]
+    while True:
+        waiting = read_rows(work.cursor, _WAITING_DUE, (topic, now, want))
+        lost = read_rows(work.cursor, _LEASED_DUE, (topic, now, want))
+        damaged = [(row, flaw) for row in chain(waiting, lost) if (flaw := flaw_in(row))]
+        if not damaged:
+            return sorted(waiting + lost, key=_by_at)[:want] if lost else waiting
+        for row, flaw in damaged:
+            _set_aside(work, row, flaw, now)
 
 
-def next_wake(work: Work, topics: Iterable[Topic]) -> Millis | None:
+def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
+    """Make a damaged task dead, so that somebody looks at it, and nobody else is kept waiting."""
+    old = mended(row)
+    token = next_token(work.last_token(), now)
+    work.used_token(token)
+    dead = structs.replace(
+        old, state=State.DEAD, token=token, error=f"damaged row: {flaw}", finished_at=now, keep_until=now + KEEP_DAMAGED
+    )
+    work.cursor.execute(_PUT, values_of(dead, row[ROW]))
+    work.cursor.execute(QUERIES["rename_task"], (old.key, row[ROW]))
+
+
+def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
     """The earliest `wake_at` of these topics."""
     wakes = [wake for topic in topics for wake in work.one(_NEXT_WAKE, (topic,)) if wake is not None]
     return min(wakes, default=None)
 
 
-def extend(work: Work, leases: Sequence[Lease], now: Millis, until: Millis) -> list[bool]:
+def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[bool]:
     """Keep each lease until then; one pass where all are still ours."""
     rows = [(until, topic, key, token) for topic, key, token in leases]
     if work.cursor.executemany(_EXTEND, rows).rowcount == len(rows):
@@ -184,14 +269,14 @@ def extend(work: Work, leases: Sequence[Lease], now: Millis, until: Millis) -> l
     return [work.cursor.execute(_EXTEND, row).rowcount == 1 for row in rows]
 
 
-def settle(work: Work, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
+def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
     """Record how leases ended. When all are plain Done with nothing to remember: one pass of conditional deletes."""
-    _point(work, "settle:begun")
+    work.point("settle:begun")
     if all(one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= now for one in outcomes):
         rows = [(one.topic, one.key, one.token) for one in outcomes]
         work.cursor.execute("SAVEPOINT bide_settle")
         deleted = work.cursor.executemany(_SETTLE_DONE, rows).rowcount
-        _point(work, "settle:deleted")
+        work.point("settle:deleted")
         if deleted == len(rows):
             work.cursor.execute("RELEASE bide_settle")
             return [True] * len(rows)
@@ -213,13 +298,13 @@ def settle(work: Work, outcomes: Sequence[Settlement], now: Millis) -> list[bool
         writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
             work.wake(record.topic, record.wake_at)
-    _point(work, "settle:decided")
+    work.point("settle:decided")
     writes.flush()
-    _point(work, "settle:written")
+    work.point("settle:written")
     return settled
 
 
-def purge(work: Work, now: Millis, limit: int) -> int:
+def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
     """Forget what has been kept long enough."""
     return work.cursor.execute(_PURGE, (now, limit)).rowcount if limit > 0 else 0
 
@@ -232,7 +317,7 @@ class _Writes:
 
     __slots__ = ("_forgotten", "_found", "_moved", "_put", "_touched", "_work")
 
-    def __init__(self, work: Work, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask]) -> None:
+    def __init__(self, work: UnitOfWork, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask]) -> None:
         self._work = work
         self._found: Found = {}
         if len(asked) > FEW:
@@ -269,8 +354,3 @@ class _Writes:
                 self._work.cursor.executemany(query, rows)
         self._moved, self._put, self._forgotten = [], [], []
         self._touched.clear()
-
-
-def _point(work: Work, name: str) -> None:
-    if work.fault is not None:
-        work.fault(name)

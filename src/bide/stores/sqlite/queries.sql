@@ -12,11 +12,8 @@ INSERT INTO bide_task (
 SELECT {record} FROM bide_task WHERE topic = ? AND key = ?
 
 -- name: tasks_by_names
--- Many of one topic: see `finding`. The names come as a JSON array, whose values SQLite looks up in their order.
+-- Many of one topic: see `rows.by_names`. The names come as a JSON array, whose values SQLite looks up in their order.
 SELECT {record} FROM bide_task WHERE topic = ? AND key IN (SELECT value FROM json_each(?))
-
--- name: task_by_row
-SELECT {record} FROM bide_task WHERE row = ?
 
 -- name: put_task
 -- A whole new state of a task that is there; its row stays, so that pages over equal times stay right.
@@ -119,19 +116,6 @@ SELECT count(*) FROM (
     SELECT 1 FROM bide_task WHERE topic = ? AND state = 0 AND at >= ? AND at < ? LIMIT ?
 )
 
--- name: damaged_row
--- A row that cannot be read as text, read as bytes.
-SELECT
-    CAST(topic AS BLOB), CAST(key AS BLOB), CAST(id AS BLOB), CAST(group_name AS BLOB), CAST(state AS INTEGER),
-    CAST(due_at AS INTEGER), CAST(at AS INTEGER), CAST(planned_at AS INTEGER), CAST(attempt AS INTEGER),
-    CAST(failures AS INTEGER), CAST(losses AS INTEGER), CAST(token AS INTEGER), CAST(holder AS BLOB),
-    CAST(payload AS BLOB), CAST(options AS BLOB), CAST(deadline AS INTEGER), CAST(error AS BLOB),
-    CAST(created_at AS INTEGER), CAST(woke_at AS INTEGER), CAST(keep_until AS INTEGER), row
-FROM bide_task WHERE row = ?
-
--- name: row_by_name
-SELECT row FROM bide_task WHERE topic = ? AND key = ?
-
 -- name: rename_task
 UPDATE bide_task SET key = ? WHERE row = ?
 
@@ -166,9 +150,6 @@ SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_even
 -- name: events_by_name
 SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event
 WHERE topic = ? AND key = ? ORDER BY line DESC LIMIT ?
-
--- name: event_by_line
-SELECT at, topic, key, id, kind, attempt, who, what, was, wake_at FROM bide_event WHERE line = ?
 
 -- name: mark_checkpoint
 -- A commit right before a checkpoint, where SQLite needs one: see `checkpoint`.

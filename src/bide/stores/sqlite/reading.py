@@ -16,10 +16,7 @@ from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
-from bide.stores.sqlite import damage
-from bide.stores.sqlite.finding import FEW, by_name, by_names
-from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.rows import CODES, STATES
+from bide.stores.sqlite.rows import CODES, FEW, QUERIES, STATES, by_name, by_names, read_tasks
 
 _LATEST: Millis = 2**62
 """After every instant that there is."""
@@ -75,7 +72,7 @@ def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 
 
 def _walk(cursor: sqlite3.Cursor, where: Filter, place: Place, enough: int) -> Iterator[tuple[int, Record]]:
-    """What `where` means, in order, from after `place`; at most `enough` rows are read at once."""
+    """Yield the tasks of `where` in order, from after `place`; at most `enough` rows are read at once."""
     for topic in _topics_from(cursor, where, place.topic):
         if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
             continue
@@ -123,11 +120,11 @@ def _timed(
 ) -> list[tuple[int, Record]]:
     """One state of one topic by its time, and by row among equal times, from after that place."""
     instant, row = after
-    same = damage.read_page(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
+    same = read_tasks(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
     if len(same) == enough or instant >= before:
         return same if instant < before else []
     later = (topic, CODES[state], instant, before, enough - len(same))
-    return same + damage.read_page(cursor, QUERIES["page_after_instant"], later)
+    return same + read_tasks(cursor, QUERIES["page_after_instant"], later)
 
 
 def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:
@@ -139,9 +136,9 @@ def _named(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> 
     key = start.key
     while True:
         if where.group is None:
-            page = damage.read_page(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
+            page = read_tasks(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
         else:
-            page = damage.read_page(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
+            page = read_tasks(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
         for found in page:
             if where.admits(found[1]):
                 yield found

@@ -6,8 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from typing import TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import StoreUnavailable
@@ -29,15 +27,13 @@ from bide.core.records import (
 )
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Finding
-from bide.stores.sqlite import diagnosis, journal, operations, reading, schema
-from bide.stores.sqlite.database import Database, Settings, version_of_file
-from bide.stores.sqlite.joined import JoinedVerbs
-from bide.stores.sqlite.listening import Listener
+from bide.stores.sqlite import diagnosis, event_log, operations, reading
+from bide.stores.sqlite.database import VERSION, Database, Settings, StoreFile, open_in_thread, version_of_file
+from bide.stores.sqlite.operations import Fault
 from bide.stores.sqlite.table import SqliteTable
-from bide.stores.sqlite.table_file import StoreFile
-from bide.stores.sqlite.work import Fault, Work
+from bide.stores.sqlite.transactions import JoinedVerbs
+from bide.stores.sqlite.watch import Listener
 
-T = TypeVar("T")
 DISK_RESERVE = 16 * 1024 * 1024
 EVENTS_KEPT = 10_000
 
@@ -77,12 +73,7 @@ class SqliteStore:
     async def open(self) -> None:
         """Open the file; create it and its schema if need be. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
         if self._database is None:
-            opening = asyncio.get_running_loop().run_in_executor(None, Database, self._settings)
-            try:
-                self._database = await asyncio.shield(opening)
-            except asyncio.CancelledError:
-                opening.add_done_callback(_close_unwanted)
-                raise
+            self._database = await open_in_thread(Database, self._settings)
 
     async def close(self) -> None:
         """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
@@ -104,62 +95,49 @@ class SqliteStore:
             )
         return database
 
-    async def _write(self, call: Callable[[Work], T], *, durable: bool = True, adding: bool = False) -> T:
-        return await self._open().writer.submit(call, durable=durable, adding=adding)
-
     # The nine operations of ports.Store
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         database = self._open()
         if not tasks:
             return []
-        database.room.check(tasks)
-        return await self._write(partial(operations.add, tasks=tasks, now=now), adding=True)
+        database.reserve.check(tasks)
+        return await database.writer.submit(operations.add, tasks, now, adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        self._open()
-        if not changes:
-            return []
-        return await self._write(partial(operations.change, changes=changes, now=now))
+        writer = self._open().writer
+        return await writer.submit(operations.change, changes, now) if changes else []
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return await self._open().reader.submit(partial(reading.get, refs=refs))
+        return await self._open().reader.submit(reading.get, refs)
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._open().reader.submit(partial(reading.find, where=where, page=page))
+        return await self._open().reader.submit(reading.find, where, page)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        return await self._open().reader.submit(partial(reading.tally, edges=edges, upto=upto, only=topics))
+        return await self._open().reader.submit(reading.tally, edges, upto, topics)
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        call = partial(operations.lease, wants=wants, now=now, until=until, holder=holder)
-        return await self._write(call, durable=False)
+        return await self._open().writer.submit(operations.lease, wants, now, until, holder, durable=False)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        self._open()
-        if not leases:
-            return []
-        return await self._write(partial(operations.extend, leases=leases, now=now, until=until), durable=False)
+        writer = self._open().writer
+        return await writer.submit(operations.extend, leases, until, durable=False) if leases else []
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        self._open()
-        if not outcomes:
-            return []
-        return await self._write(partial(operations.settle, outcomes=outcomes, now=now))
+        writer = self._open().writer
+        return await writer.submit(operations.settle, outcomes, now) if outcomes else []
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        return await self._write(partial(operations.purge, now=now, limit=limit))
+        return await self._open().writer.submit(operations.purge, now, limit)
 
     # Notifies
 
     async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
         """Be told, on the running loop, when one of `topics` wakes earlier, whichever process made it so."""
-        database = self._open()
-        listener = Listener(topics, heard, database.stop_listening)
-        database.start_listening(listener)
-        return listener
+        return self._open().notifier.listen(topics, heard)
 
     # JoinsTransaction
 
@@ -169,27 +147,27 @@ class SqliteStore:
         Committed on leaving without an error, else rolled back. While it is open nobody else can write, so be short;
         and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
         """
-        return self._open().lanes.transaction()
+        return self._open().transactions.begin()
 
     def using(self, connection: object) -> JoinedVerbs:
         """The verbs on your own `sqlite3` connection to the store's file, in the transaction that it is in.
 
         You commit. Raises BadInput for a connection of another library, or to another file.
         """
-        return self._open().using(connection)
+        return self._open().transactions.joined(connection)
 
     # WatchesTables
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[SqliteTable]:
         """Tables of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
         file = StoreFile(self._settings.path, self._open)
-        return [SqliteTable(one, file, stores_own=True) for one in source.each()]
+        return [SqliteTable(one, file) for one in source.each()]
 
     # HasSchema
 
     async def schema_version(self) -> tuple[int, int]:
-        """What the file has (0: nothing), and what this code wants. Also before `open`, without changing anything."""
-        return await asyncio.to_thread(version_of_file, self._settings), schema.VERSION
+        """The version of the file (0: none), and that of this code. Also before `open`, without changing anything."""
+        return await asyncio.to_thread(version_of_file, self._settings.path), VERSION
 
     async def plan(self) -> list[str] | None:
         """None: `open` migrates."""
@@ -206,33 +184,20 @@ class SqliteStore:
     async def diagnose(self) -> list[Finding]:
         """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
         database = self._open()
-        call = partial(diagnosis.diagnose, path=database.path, reserve=self._settings.disk_reserve)
-        return await database.reader.submit(call)
+        return await database.reader.submit(diagnosis.diagnose, database.path, self._settings.disk_reserve)
 
     # Shares
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        call = partial(journal.announce, holder=holder, topics=topics, until=until, now=now)
-        return await self._write(call, durable=False)
+        return await self._open().writer.submit(event_log.announce, holder, topics, until, now, durable=False)
 
     # KeepsEvents
 
     async def record(self, events: Sequence[Event]) -> None:
         if events:
-            await self._write(partial(journal.record, events=events, kept=self._settings.events_kept))
+            await self._open().writer.submit(event_log.record, events, self._settings.events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        kept = self._settings.events_kept
-        return await self._open().reader.submit(partial(journal.events, ref=ref, limit=limit, kept=kept))
-
-
-def _close_unwanted(opening: asyncio.Future[Database]) -> None:
-    """What was still being opened when its caller was cancelled."""
-    if opening.cancelled() or opening.exception() is not None:
-        return
-    try:
-        opening.get_loop().run_in_executor(None, opening.result().close)
-    except RuntimeError:  # the loop is on its way out and starts no more threads
-        opening.result().close()
+        return await self._open().reader.submit(event_log.events, ref, limit, self._settings.events_kept)

@@ -8,39 +8,49 @@ tables is opened for this alone (`TableFile`), and keeps whatever journal mode i
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from bide.core.errors import BadInput, SetupError
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
-from bide.core.table_source import VIEW, Sql, TableSource
+from bide.core.table_source import VIEW, DueIs, Sql, TableSource
+from bide.core.wall_clock import cutoff, instant_of
 from bide.ports import Clock, DueRow, Finding, Head, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
 from bide.stores.sqlite import operations
+from bide.stores.sqlite.database import StoreFile, TableFile
 from bide.stores.sqlite.errors import code_of, translate
-from bide.stores.sqlite.table_file import File
-from bide.stores.sqlite.table_times import TableTimes
-from bide.stores.sqlite.work import Work
+from bide.stores.sqlite.operations import UnitOfWork
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+_log = logging.getLogger("bide.table")
+_WARNINGS = 20
+_numbers = count(1)
+_SECOND = timedelta(seconds=1)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]|$)")
+"""ISO 8601 has other forms too, which do not sort among these."""
 _FEW = 20
 _ALTERED = re.compile("no such (table|column)|has no column")
 
 
 class SqliteTable:
-    """See `ports.Table`. `stores_own`: whether the app's tasks are in the same file."""
+    """See `ports.Table`."""
 
-    def __init__(self, source: TableSource, file: File, *, stores_own: bool) -> None:
+    def __init__(self, source: TableSource, file: StoreFile | TableFile) -> None:
         if source.reads is not None:
             raise BadInput("reads", "a URL", "None for a table in a SQLite file, which has no replica")
         self._source = source
         self._file = file
-        self._stores_own = stores_own
         self._times = TableTimes(source)
         ids = ", ".join(map(_quoted, source.ids))
         self._one_of = f"({ids})" if len(source.ids) > 1 else ids
@@ -58,7 +68,7 @@ class SqliteTable:
     async def open(self) -> list[Finding]:
         await self._file.open(self)
         try:
-            return await self._file.read(self._examine)
+            return await self._file.opened.reader.submit(self._examine)
         except BaseException:
             await self._file.close(self)
             raise
@@ -70,7 +80,7 @@ class SqliteTable:
         return None
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        return self._file.listen(heard)
+        return self._file.opened.notifier.on_commit(heard).end if self._file.is_store else None
 
     # --- look
 
@@ -80,7 +90,7 @@ class SqliteTable:
             text = self._written("head_beyond" if beyond else "head", skip, given)
             return self._run(cursor, text, given).fetchone()
 
-        found = await self._file.read(look)
+        found = await self._file.opened.reader.submit(look)
         if found is None:
             return Head(None, now)
         return Head(self._times.instant_of(found[0]), now, self._identity(found[1:]))
@@ -92,12 +102,12 @@ class SqliteTable:
 
     @property
     def joins(self) -> bool:
-        return self._stores_own
+        return self._file.is_store
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
-        def call(work: Work) -> list[Any]:
+        def call(work: UnitOfWork) -> list[Any]:
             rows = self._change(work.cursor, now, self._due(work.cursor, now, limit, skip))
             if new_task is not None and rows:
                 try:
@@ -107,21 +117,23 @@ class SqliteTable:
             return [row.id for row in rows]
 
         # wholly in the writer's thread: nobody waits on the event loop for a lock that is held while the loop is needed
-        return await self._file.write(call, adding=new_task is not None)
+        if new_task is not None:
+            self._file.opened.reserve.check()
+        return await self._file.opened.writer.submit(call, adding=new_task is not None)
 
     async def bury(self, identity: Any, *, now: Millis) -> bool:
-        def call(work: Work) -> bool:
+        def call(work: UnitOfWork) -> bool:
             rows = self._due(work.cursor, now, 1, (), dead=identity)
             return bool(self._change(work.cursor, now, rows, self._source.dead))
 
-        return await self._file.write(call, adding=False)
+        return await self._file.opened.writer.submit(call)
 
     @asynccontextmanager
     async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
-        async with self._file.transaction() as joined:
+        async with self._file.opened.transactions.begin() as joined:
             connection: sqlite3.Connection = joined.connection
             rows = self._change(connection.cursor(), now, self._due(connection.cursor(), now, limit, skip))
-            yield Taken(rows, connection, joined if self._stores_own else None)
+            yield Taken(rows, connection, joined if self._file.is_store else None)
 
     def _due(
         self, cursor: sqlite3.Cursor, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None
@@ -147,7 +159,7 @@ class SqliteTable:
     def _change(
         self, cursor: sqlite3.Cursor, now: Millis, rows: list[DueRow], changes: Mapping[str, Any] | None = None
     ) -> list[DueRow]:
-        """Make the changes."""
+        """Make the changes, and check that each row was changed."""
         if not rows:
             return []
         text, given = self._changing(now, [row.id for row in rows], changes or self._source.changes)
@@ -241,7 +253,7 @@ class SqliteTable:
         ]
 
     def _unique(self, cursor: sqlite3.Cursor, of: str, table: str, primary: set[str]) -> bool:
-        """Whether the primary key, or an index of the whole table, says that the id is."""
+        """True if the primary key, or an index of the whole table, says that the id is unique."""
         ids = {column.lower() for column in self._source.ids}
         if primary and primary <= ids:
             return True
@@ -253,7 +265,7 @@ class SqliteTable:
 
     @staticmethod
     def _narrow(cursor: sqlite3.Cursor, of: str, index: str) -> bool:
-        """Whether that index leaves rows out, or has further columns to find them by."""
+        """True if that index leaves rows out, or has further columns to find them by."""
         columns = cursor.execute(f"PRAGMA {of}index_info({_quoted(index)})").fetchall()
         made = cursor.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()
         partial = made is not None and made[0] is not None and " where " in " ".join(made[0].lower().split())
@@ -271,3 +283,113 @@ def _listed(kind: str, values: Collection[Any], given: dict[str, Any]) -> str:
         given[f"{kind}_{place}"] = value
         names.append(f":{kind}_{place}")
     return ", ".join(names)
+
+
+class TableTimes:
+    """The due column of one source: how what it holds, for which SQLite has no type, compares with an instant.
+
+    Numbers compare as they are. Text is compared twice: as text with a bound that is at most a second too late, which
+    an index serves; then exactly, by reading it. Text must sort as time does, which it does where all rows are of one
+    form: the separator and the offset of the form are taken from the rows that have been read.
+
+    Used by several threads, each with a connection of its own.
+    """
+
+    def __init__(self, source: TableSource) -> None:
+        self._source = source
+        self._after = source.after_ms
+        self._kind = DueIs(source.due_is)
+        self._function = f"bide_due_{next(_numbers)}"
+        self._separator = "T"
+        """Sorts last of the two: a bound with it leaves nothing out before the first row has been read."""
+        self._offset: timedelta | None = None
+        self._unreadable: set[str] = set()
+        column = '"' + source.due.replace('"', '""') + '"'
+        self.millis = f"{self._function}({column})"
+        if self._kind is DueIs.TIMESTAMP:
+            self.come = f"{column} < :bound AND {self.millis} <= :now"
+            self.ahead = f"{column} >= :bound AND {self.millis} > :now"
+        else:
+            self.come = f"{column} <= :now"
+            self.ahead = f"{column} > :now"
+
+    def prepare(self, connection: sqlite3.Connection) -> None:
+        """Teach a connection to read these times."""
+        read = self._read if self._kind is DueIs.TIMESTAMP else self._number
+        connection.create_function(self._function, 1, read, deterministic=True)
+
+    def unprepared(self, error: sqlite3.Error) -> bool:
+        return f"no such function: {self._function}" in str(error)
+
+    def parameters(self, now: Millis, *, beyond: bool = False) -> dict[str, Any]:
+        """The parameters of `come` (or, `beyond`, of `ahead`)."""
+        now -= self._after
+        if self._kind is DueIs.MILLISECONDS:
+            return {"now": now}
+        if self._kind is DueIs.SECONDS:
+            return {"now": now / 1000}
+        second = self._shown(now).replace(microsecond=0)
+        if not beyond and second < datetime.max - _SECOND:  # noqa: DTZ901 - naive
+            second += _SECOND
+        return {"now": now, "bound": second.isoformat(self._separator)}
+
+    def instant_of(self, value: Any) -> Millis:
+        """When a row is due of which `millis` came to this."""
+        if not math.isfinite(value):
+            return 0 if value < 0 else LAST_INSTANT
+        millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)
+        return max(0, min(millis + self._after, LAST_INSTANT))
+
+    def written(self, now: Millis) -> str:
+        """`now` as the column has it, for a statement."""
+        if self._kind is not DueIs.TIMESTAMP:
+            return str(now if self._kind is DueIs.MILLISECONDS else now // 1000)
+        text = self._shown(now).isoformat(self._separator, timespec="milliseconds")
+        if self._offset is not None:
+            text = datetime.fromisoformat(text).replace(tzinfo=timezone(self._offset)).isoformat(
+                self._separator, timespec="milliseconds"
+            )  # fmt: skip
+        return f"'{text}'"
+
+    def _shown(self, now: Millis) -> datetime:
+        """`now` on a clock that keeps the column's time."""
+        if self._offset is None:
+            return cutoff(now, self._source.zone)
+        return (as_datetime(now) + self._offset).replace(tzinfo=None)
+
+    def _read(self, value: Any) -> Millis | None:
+        """When that is, in milliseconds; None for what is no time."""
+        if value is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(value) if _DATE.match(value) else None
+        except (TypeError, ValueError):
+            moment = None
+        if moment is None:
+            self._wonder_at(value)
+            return None
+        offset = moment.utcoffset()
+        self._offset = offset
+        if len(value) > 10:
+            self._separator = value[10]
+        if offset is None:
+            return instant_of(moment, self._source.zone)
+        try:
+            return instant(moment)
+        except ValueError:
+            return 0 if moment.year < 1970 else LAST_INSTANT
+
+    def _number(self, value: Any) -> float | None:
+        if value is None or isinstance(value, int | float):
+            return value
+        self._wonder_at(value)
+        return None
+
+    def _wonder_at(self, value: Any) -> None:
+        text = repr(value)[:80]
+        if text not in self._unreadable and len(self._unreadable) < _WARNINGS:
+            self._unreadable.add(text)
+            _log.warning(
+                "%s.%s: %s is no time in %s, and is never due%s", self._source.table, self._source.due, text,
+                *(("ISO 8601", "; for numbers give due_is=") if self._kind is DueIs.TIMESTAMP else (self._kind, "")),
+            )  # fmt: skip

@@ -1,53 +1,174 @@
-"""The thread that notices what other processes commit, and tells this one's listeners.
+"""How earlier wakes reach those who wait for them, whichever process committed them.
 
-A commit shows in two ways: the kernel tells that the WAL was written to (where it can), and `PRAGMA data_version`
-changes once the commit is visible. The first comes up to a disk flush before the second, so after each of the kernel's
-tidings the version is looked at again and again, at growing distances. The version is read on the *writer's* own
-connection: there it changes for commits by others alone, so that our own commits, which also wake this thread, cost one
-look and no more. Only when others have committed are the heads of the topics read, and told where they differ.
+The writer tells the `Notifier` what this process commits. A thread, the `Watcher`, notices what others commit. A commit
+shows in two ways: the kernel signals that the WAL was written to (where it can), and `PRAGMA data_version` changes once
+the commit is visible. The first comes up to a disk flush before the second, so after each signal the version is read
+again and again, at growing distances. It is read on the *writer's* own connection: there it changes for commits by
+others alone, so that our own commits, which also wake this thread, cost one look and no more. Only when others have
+committed are the heads of the topics read, and told where they differ.
 
-While nothing is written this thread sleeps: with inotify for ever, else 54 ms at a time (0.2 % of a processor).
+While nothing is written the thread sleeps: with inotify for ever, else 54 ms at a time (0.2 % of a processor).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
 import sqlite3
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic
-from bide.stores.sqlite.connection import connect
-from bide.stores.sqlite.listening import Listeners
-from bide.stores.sqlite.queries import QUERIES
+from bide.ports import Heard
+from bide.stores.sqlite.connection import WriteLock, connect
+from bide.stores.sqlite.rows import QUERIES
 
 POLL_EVERY = 0.054
 """Seconds: a listener is to hear within 60 ms, and half of what polling costs is waking up."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
-"""Seconds between looks after tidings: most commits are visible within a millisecond, a slow disk takes forty."""
+"""Seconds between looks after a signal: most commits are visible within a millisecond, a slow disk takes forty."""
 TOGETHER = 0.0005
 """Seconds that a look costs, in the long run: a busy file is looked at 2,000 times a second at most."""
 _AT_ONCE = 8.0
-"""Looks that may follow each other without such a pause: one commit comes as several tidings."""
+"""Looks that may follow each other without such a pause: one commit sends several signals."""
 
 _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
 
-class Tidings(Protocol):
-    """What wakes the watcher."""
+class Listener:
+    """One subscription, called on the event loop that made it; closing it ends the calls."""
 
-    def wait(self, timeout: float | None) -> bool: ...
-    def drain(self) -> bool: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
+    def __init__(self, topics: Collection[Topic], heard: Heard, closed: Callable[[Listener], None]) -> None:
+        self.topics = frozenset(topics)
+        self._loop = asyncio.get_running_loop()
+        self._heard = heard
+        self._closed = closed
+        self._open = True
+
+    async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._open = False
+        self._closed(self)
+
+    def post(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tell it of these, from any thread: one call into its loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._hear, wakes)
+        except RuntimeError:  # the loop has been closed, and this not
+            self._closed(self)
+
+    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
+        for topic, wake_at in wakes.items():
+            if self._open and topic in self.topics:
+                self._heard(topic, wake_at)
+
+
+class CommitListener(Listener):
+    """A subscription to every commit that is not the store's own, whatever it has changed."""
+
+    def __init__(self, committed: Callable[[], None], closed: Callable[[Listener], None]) -> None:
+        super().__init__((), lambda topic, wake: None, closed)
+        self._committed = committed
+
+    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
+        if self._open:
+            self._committed()
+
+
+class Notifier:
+    """All subscriptions of a store, and the watcher while there are any. True if there are.
+
+    `how` is "inotify", "poll" or "auto". `connection` is the writer's, used under `lock` alone.
+    """
+
+    def __init__(self, path: str, how: str, connection: sqlite3.Connection, lock: WriteLock) -> None:
+        self._path = path
+        self._how = how
+        self._connection = connection
+        self._lock = lock
+        self._changing = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        """Never changed, only replaced: whoever tells needs no lock."""
+        self._watcher: Watcher | None = None
+        self._ended: list[Watcher] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+        """Call `heard`, on the running loop, when one of `topics` wakes earlier."""
+        return self._add(Listener(topics, heard, self._remove))
+
+    def on_commit(self, committed: Callable[[], None]) -> Listener:
+        """Call `committed`, on the running loop, after each commit by another connection."""
+        return self._add(CommitListener(committed, self._remove))
+
+    def _add(self, listener: Listener) -> Listener:
+        with self._changing:
+            self._listeners = (*self._listeners, listener)
+            if self._watcher is None:
+                self._watcher = Watcher(self, self._path, self._how)
+        return listener
+
+    def _remove(self, listener: Listener) -> None:
+        with self._changing:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            if not self._listeners:
+                self._end_watcher()
+
+    def _end_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._ended = [one for one in self._ended if one.alive]
+            self._ended.append(self._watcher)
+            self._watcher = None
+
+    def close(self) -> None:
+        """End the watcher. Blocks."""
+        with self._changing:
+            self._end_watcher()
+            ended, self._ended = self._ended, []
+        for watcher in ended:
+            watcher.join()
+
+    def topics(self) -> set[Topic]:
+        """Everything that anybody listens to."""
+        return set[Topic]().union(*(listener.topics for listener in self._listeners))
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Pass on the earliest wake of each topic, from any thread, to everybody who cares."""
+        for listener in self._listeners:
+            if not listener.topics.isdisjoint(wakes):
+                listener.post(wakes)
+
+    def tell_of_commit(self) -> None:
+        """Pass on that another connection has committed."""
+        for listener in self._listeners:
+            if isinstance(listener, CommitListener):
+                listener.post({})
+
+    def foreign_version(self) -> int | None:
+        """A number that changes whenever another connection has committed; None while we are writing."""
+        if not self._lock.try_acquire():
+            return None
+        try:
+            version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            return version
+        finally:
+            self._lock.release()
 
 
 class Polling:
-    """Tidings every 54 ms, whether or not there are any."""
+    """A signal every 54 ms, whether or not something was written."""
 
     def __init__(self) -> None:
         self._stop = threading.Lock()  # waiting for one with a time limit costs half of what an Event does
@@ -67,41 +188,126 @@ class Polling:
         """Nothing to let go of."""
 
 
-def tidings_of(wal: str, watch: str) -> Tidings:
-    """The kind that `watch` asks for. Raises BadInput for one that this system has not."""
-    if watch == "poll" or (watch == "auto" and sys.platform != "linux"):
+class Inotify:
+    """The Linux kernel's signal that a file was written to, also when it is deleted and made again.
+
+    Raises OSError where the kernel has no more watches.
+    """
+
+    MODIFY, MOVED_TO, CREATE = 0x2, 0x80, 0x100
+    HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+    FINE = 0.005
+    """Seconds below which the time limit is left to `select`, which counts microseconds: `poll` rounds up to 1 ms."""
+    SELECTABLE = 1024
+    """Descriptors from here on are beyond what `select` can take."""
+
+    def __init__(self, path: str) -> None:
+        import ctypes  # a program that only schedules does without
+
+        self._path = os.fsencode(path)
+        self._name = os.path.basename(self._path)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._errno = ctypes.get_errno
+        self._queue = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._queue, select.POLLIN)
+        self._poll.register(self._stop_read, select.POLLIN)
+        try:
+            # The folder tells when the file is made anew, which an open store does not let happen, but who knows.
+            self._folder = self._watch(os.path.dirname(self._path), self.CREATE | self.MOVED_TO)
+            self._watch_file()
+        except OSError:
+            self.close()
+            raise
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until the file was written to (true), or so many seconds have passed, or `stop`."""
+        if timeout is not None and timeout < self.FINE and max(self._queue, self._stop_read) < self.SELECTABLE:
+            told = self._queue in select.select((self._queue, self._stop_read), (), (), max(timeout, 0.0))[0]
+        else:
+            ready = self._poll.poll(None if timeout is None else timeout * 1000.0)
+            told = any(descriptor == self._queue for descriptor, _ in ready)
+        return told and self.drain()
+
+    def drain(self) -> bool:
+        """Take what the kernel has to tell; whether it was about the file."""
+        try:
+            told = os.read(self._queue, 65_536)
+        except BlockingIOError:
+            return False
+        ours = False
+        position = 0
+        while position < len(told):
+            watch, _, _, length = self.HEAD.unpack_from(told, position)
+            position += self.HEAD.size + length
+            if watch != self._folder:
+                ours = True
+            elif told[position - length : position].rstrip(b"\0") == self._name:
+                self._watch_file()
+                ours = True
+        return ours
+
+    def stop(self) -> None:
+        """Make `wait` return, from any thread."""
+        os.write(self._stop_write, b"x")
+
+    def close(self) -> None:
+        for descriptor in (self._queue, self._stop_read, self._stop_write):
+            os.close(descriptor)
+
+    def _watch_file(self) -> None:
+        try:
+            self._watch(self._path, self.MODIFY)
+        except FileNotFoundError:
+            return
+
+    def _watch(self, path: bytes, mask: int) -> int:
+        return self._checked(self._libc.inotify_add_watch(self._queue, path, mask))
+
+    def _checked(self, answer: int) -> int:
+        if answer < 0:
+            number = self._errno()
+            raise OSError(number, os.strerror(number))
+        return answer
+
+
+Signal: TypeAlias = Polling | Inotify
+"""The signals that can wake the watcher."""
+
+
+def signal_of(wal: str, how: str) -> Signal:
+    """The kind that `how` asks for. Raises BadInput for one that this system has not."""
+    if how == "poll" or (how == "auto" and sys.platform != "linux"):
         return Polling()
     if sys.platform != "linux":
-        raise BadInput("watch", watch, '"poll" or "auto": only Linux has inotify')
-    from bide.stores.sqlite.inotify import Inotify
-
+        raise BadInput("watch", how, '"poll" or "auto": only Linux has inotify')
     try:
         return Inotify(wal)
     except OSError:
-        if watch == "inotify":
+        if how == "inotify":
             raise
         return Polling()  # the user's share of watches is used up
 
 
 class Watcher:
-    """Watches one file for as long as somebody listens. `stop`, then `join`."""
+    """The thread that watches one file while somebody listens. `stop`, then `join`."""
 
-    def __init__(self, path: str, watch: str, listeners: Listeners, foreign_version: Callable[[], int | None]) -> None:
+    def __init__(self, notifier: Notifier, path: str, how: str) -> None:
+        self._notifier = notifier
         self._path = path
-        self._listeners = listeners
-        self._foreign_version = foreign_version
-        self._tidings = tidings_of(f"{path}-wal", watch)
-        self._again: Sequence[float] = () if isinstance(self._tidings, Polling) else AGAIN_AFTER
+        self._signal = signal_of(f"{path}-wal", how)
+        self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
-        """What was last seen. None: the first look tells all heads, since something may have come before it."""
+        """The version that was last seen. None: the first look tells all heads, since some may be news."""
         self._told: dict[Topic, tuple[Millis, Token]] = {}
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         if not self._stopping:
-            self._tidings.stop()  # first: once the thread knows, it lets go of what this writes to
+            self._signal.stop()  # first: once the thread knows, it lets go of what this writes to
             self._stopping = True
 
     @property
@@ -118,13 +324,13 @@ class Watcher:
             self._watch(connection.cursor())
         finally:
             connection.close()
-            self._tidings.close()
+            self._signal.close()
 
     def _watch(self, cursor: sqlite3.Cursor) -> None:
         step, looked, credit = 0, time.monotonic(), _AT_ONCE
         self._look(cursor)
         while True:
-            moved = self._tidings.wait(self._again[step] if step < len(self._again) else None)
+            moved = self._signal.wait(self._again[step] if step < len(self._again) else None)
             if self._stopping:
                 return
             step = 0 if moved else step + 1
@@ -134,7 +340,7 @@ class Watcher:
             if credit < 1.0:
                 time.sleep(TOGETHER)
                 # only what is new begins the looks anew: else a busy file would be looked at for ever afterwards
-                if self._tidings.drain():
+                if self._signal.drain():
                     step = 0
             credit -= 1.0
             if not self._look(cursor):
@@ -143,25 +349,25 @@ class Watcher:
     def _look(self, cursor: sqlite3.Cursor) -> bool:
         """Tell what others have committed; false when that cannot be seen just now, being written to by us."""
         try:
-            version = self._foreign_version()
+            version = self._notifier.foreign_version()
             if version is None:
                 return False
             if version != self._version:
                 self._tell(cursor)
                 self._version = version
-                self._listeners.committed()
+                self._notifier.tell_of_commit()
         except sqlite3.Error:
-            # Whoever reads or writes meets the same error and is told; tidings may be lost.
+            # Whoever reads or writes meets the same error and is told; a wake may go untold.
             return True
         return True
 
     def _tell(self, cursor: sqlite3.Cursor) -> None:
         """Tell the head of each topic that is not the one that was told last.
 
-        Which one it is, its token says: another task may have come with the very same wake.
+        Its token says which one it is: another task may have come with the very same wake.
         """
         wakes: dict[Topic, Millis] = {}
-        for topic in self._listeners.topics():
+        for topic in self._notifier.topics():
             heads = [head for query in _HEADS if (head := cursor.execute(query, (topic,)).fetchone()) is not None]
             if not heads:
                 self._told.pop(topic, None)
@@ -171,4 +377,4 @@ class Watcher:
                 self._told[topic] = head
                 wakes[topic] = head[0]
         if wakes:
-            self._listeners.tell(wakes)
+            self._notifier.tell(wakes)

@@ -64,7 +64,7 @@ class _Server(OnDisk, MariaDbServer):
         }
 
     def follow(self, primary: MariaDbServer) -> None:
-        """A copy of what that one has, then from there on."""
+        """Load a copy of its data, then follow it from there."""
         copy = self.home / "copy.sql"
         there = ["--no-defaults", f"--host={HOST}", f"--user={ADMINISTRATOR}"]
         self.run(
@@ -96,7 +96,7 @@ class _Server(OnDisk, MariaDbServer):
         _await_position(other, str(self.value("SELECT @@gtid_binlog_pos") or ""))
 
     def promote(self) -> None:
-        """Does what it has heard from its primary and not done yet first."""
+        """Do first what it has heard from its primary and not done yet."""
         from pymysql.cursors import DictCursor
 
         self.ask("STOP SLAVE IO_THREAD")

@@ -24,7 +24,7 @@ class TorturedPair(PrivateServer):
     its kind has, a `discard` that lets its next start be its first, and an `await_follower(other)`, from whose end on
     the other has every commit that is answered, and all that was before."""
     follower: ClassVar[str]
-    """What is called the one that follows."""
+    """The word for the server that follows."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -36,11 +36,11 @@ class TorturedPair(PrivateServer):
         self.standby.follows = self.primary
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Of the one and of the other."""
+        """The options of the first and of the second server."""
         raise NotImplementedError
 
     def url(self, *ports: int) -> str:
-        """By way of these ports, to the one that may be written to."""
+        """The URL of the one that may be written to, by way of these ports."""
         raise NotImplementedError
 
     def migrate(self, url: str) -> None:
@@ -80,14 +80,14 @@ class TorturedPair(PrivateServer):
         }
 
     def need_room(self) -> None:
-        """The primary needs room on its disk at once."""
+        """Let the primary need room on its disk at once."""
 
     def crowded(self, chance: random.Random, wait: Wait) -> str:
-        """All clients are thrown out, and strangers take every connection that there is."""
+        """Throw all clients out, and let strangers take every connection."""
         raise NotImplementedError
 
     def _failover(self, chance: random.Random, wait: Wait) -> str:
-        """The primary is killed for good, the other promoted, and a new one made in the old one's place."""
+        """Kill the primary for good, promote the other, and make a new one in the old one's place."""
         old, new, away = self.primary, self.standby, chance.uniform(0, _LONGEST_AWAY)
         # one that was killed has forgotten what it had heard and not done, and asks for it again
         old.await_follower(new)

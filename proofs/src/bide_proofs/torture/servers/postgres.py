@@ -59,7 +59,7 @@ class _Server(OnDisk, PostgresServer):
         settings.write_text("".join(line for line in lines if _SYNCHRONOUS not in line), encoding="utf-8")
 
     def answers(self) -> bool:
-        """What its files say is old where one of its processes has died, and it recovers from that by itself."""
+        """Ask it, too: its files say that it is ready while it recovers from the death of one of its processes."""
         return super().answers() and self.value("SELECT 1") == 1
 
     def discard(self) -> None:
@@ -106,7 +106,7 @@ class TorturedPostgres(TorturedPair):
         return {**super().sufferings(), suffering.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
-        """What the kernel does where memory ends: SIGKILL to one of the processes. All others end, and recover."""
+        """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
         node = self.primary
         found = {int(row[0]) for row in node.ask(_BACKENDS)}
         there = sorted(found & set(node.family()))
@@ -117,7 +117,7 @@ class TorturedPostgres(TorturedPair):
         return f"killed one of the {len(there)} processes of {node.name} that serve clients"
 
     def need_room(self) -> None:
-        """The log of changes needs another file, as it does every megabyte."""
+        """Let the log of changes need another file, as it does every megabyte."""
         import psycopg
 
         with contextlib.suppress(OSError, psycopg.Error):  # it is to be refused, and may end the server

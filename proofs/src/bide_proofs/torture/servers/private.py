@@ -1,4 +1,4 @@
-"""What all servers of our own have in common towards those who torture them."""
+"""The base of all private servers under torture."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bide.testing.proxy import FaultProxy
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
+from bide_proofs.servers.server import Running
 from bide_proofs.torture.server import Trouble
 from bide_proofs.torture.servers import suffering
 from bide_proofs.torture.servers.suffering import Suffering, in_thread, trouble_of
@@ -22,6 +23,8 @@ class PrivateServer:
     """
 
     name: str
+    server: Running
+    """All its parts together, where its kind needs no more to start and to stop."""
     gives_back = False
     durability: ClassVar[str]
     set_up: ClassVar[str]
@@ -38,7 +41,7 @@ class PrivateServer:
         self.environment: Mapping[str, str] = {}
         self.version = ""
         self.nodes: Sequence[OnDisk] = ()
-        """Those that have a disk."""
+        """The servers that have a disk."""
         self.clock: ServerClock | None = None
         self._no_clock = ""
         try:
@@ -71,19 +74,19 @@ class PrivateServer:
         self.cannot = {name: reason for name, reason in found.items() if reason}
 
     def run(self) -> None:
-        """All its parts run, and `version` is known."""
-        raise NotImplementedError
+        """Start all its parts, and set `version`; on a thread."""
+        self.server.start()
 
     async def open(self) -> None:
-        """It can be reached: `urls` and `direct` are known."""
+        """Open the proxies, and set `urls` and `direct`; on the event loop."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """None of its parts runs."""
-        raise NotImplementedError
+        """End all its parts; on a thread."""
+        self.server.stop()
 
     async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
-        """A new one of `proxies` before that port, at any port or at that one."""
+        """Open one more of `proxies` before that port, at port `at` if given."""
         proxy = FaultProxy(host, port)
         proxy.port = at
         await proxy.accept()
@@ -106,7 +109,7 @@ class PrivateServer:
         return {name: trouble_of(one) for name, one in there.items() if name not in self.cannot}
 
     def sufferings(self) -> Mapping[str, Suffering]:
-        """All there are besides a clock that is set, also those that it `cannot` have here."""
+        """The troubles of its parts by name, also those that it `cannot` have here."""
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:

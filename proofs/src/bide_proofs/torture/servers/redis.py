@@ -48,6 +48,7 @@ class TorturedRedis(PrivateServer):
     """Redis, alone."""
 
     name = "redis"
+    server: RedisOnDisk
     durability = DURABILITY
     set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
     lacks: ClassVar[Mapping[str, str]] = {
@@ -61,15 +62,12 @@ class TorturedRedis(PrivateServer):
         self.nodes = [self.server]
 
     def run(self) -> None:
-        self.server.start()
+        super().run()
         self.version = f"Redis {self.server.info('server')['redis_version']}"
 
     async def open(self) -> None:
         self.direct = self.server.url
         self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
-
-    def end(self) -> None:
-        self.server.stop()
 
     def sufferings(self) -> Mapping[str, Suffering]:
         def it(chance: random.Random) -> OnDisk:
@@ -96,11 +94,8 @@ class TorturedReplicas(PrivateServer):
     server: ReplicatedRedis
 
     def run(self) -> None:
-        self.server.start()
+        super().run()
         self.version = f"Redis {self.server.masters[0].info('server')['redis_version']}"
-
-    def end(self) -> None:
-        self.server.stop()
 
     def master(self, chance: random.Random) -> OnDisk:
         """One of those that clients write to."""
@@ -124,7 +119,7 @@ class TorturedReplicas(PrivateServer):
         }
 
     def failover(self, chance: random.Random, wait: Wait) -> str:
-        """A master is killed at a moment when its replicas have all that it had."""
+        """Kill a master at a moment when its replicas have all that it has."""
         self.server.await_whole()
         old, away = chance.choice(self.server.masters), chance.uniform(0, LONGEST_AWAY)
         try:
@@ -143,10 +138,10 @@ class TorturedReplicas(PrivateServer):
         return f"killed {old.name}, a master; {new.name} served in its place, and the old one followed it later"
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """`old`, which is dead, will follow `new` once it is back."""
+        """Let `old`, which is dead, follow `new` from its next start on."""
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """A master and a replica of its change places, both alive, and nothing is lost."""
+        """Let a master and its replica change places, both alive; nothing is lost."""
         raise NotImplementedError
 
 
@@ -156,7 +151,7 @@ def _on_disk(server: RedisServer) -> OnDisk:
 
 
 def let_replicas_catch_up(master: RedisServer) -> None:
-    """Nothing is written from now on, until CLIENT UNPAUSE, and all replicas that are linked have all that was.
+    """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have everything.
 
     Raises ServerFailed when they do not come to have it, or there is none.
     """
@@ -173,7 +168,7 @@ def let_replicas_catch_up(master: RedisServer) -> None:
 
 
 def memory_full(masters: Callable[[], Sequence[RedisServer]]) -> Suffering:
-    """The masters have hardly any memory left for new work, and then again as much as ever."""
+    """Leave the masters hardly any memory for a while."""
 
     def suffered(chance: random.Random, wait: Wait) -> str:
         lasts, room, nodes = chance.uniform(*FULL_FOR), chance.choice(_ROOM), masters()
@@ -190,7 +185,7 @@ def memory_full(masters: Callable[[], Sequence[RedisServer]]) -> Suffering:
 
 
 def crowded(server: RedisServer) -> Suffering:
-    """Strangers have every connection that there may be, and all clients are thrown out."""
+    """Throw all clients out, and let strangers take every connection."""
 
     def suffered(chance: random.Random, wait: Wait) -> str:
         lasts, strangers = chance.uniform(*suffering.CROWDED_FOR), chance.randint(5, 20)

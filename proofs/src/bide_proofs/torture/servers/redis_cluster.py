@@ -45,7 +45,7 @@ class TorturedCluster(TorturedReplicas):
 
     name = "redis-cluster"
     gives_back = True
-    """What a slow node has leased too late for who asked."""
+    """A slow node may lease what nobody waits for any more."""
     at_once = 1_500
     durability = f"{DURABILITY}; a failover keeps what the replica had"
     set_up = (
@@ -72,7 +72,7 @@ class TorturedCluster(TorturedReplicas):
         self.urls = ("redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes),)
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """As TorturedReplicas; by CLUSTER FAILOVER."""
+        """Change them by CLUSTER FAILOVER."""
         self.server.await_whole()
         old = chance.choice(self.server.masters)
         self.server.replica_of(old).ask("CLUSTER", "FAILOVER")

@@ -48,7 +48,7 @@ class _Teller:
         self._listening: list[asyncio.Server] = []
 
     async def listen(self, port: int) -> int:
-        """Where clients reach the Sentinel at `port`."""
+        """Listen for clients of the Sentinel at `port`. Returns the port."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
@@ -121,14 +121,14 @@ class TorturedSentinel(TorturedReplicas):
         return {**super().sufferings(), "kill -9 of a Sentinel": suffering.killed(sentinel)}
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """Else it would take itself for the master until a Sentinel comes by, and what it answered would be lost."""
+        """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers."""
         lines = old.configuration.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if not line.startswith(("replicaof ", "slaveof "))]
         follows = f"replicaof {HOST} {new.port}"
         old.configuration.write_text("\n".join([*kept, follows, ""]), encoding="utf-8")
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """As TorturedReplicas, in the way that docs/redis.md has for an upgrade.
+        """Change master and replica as docs/redis.md does it for an upgrade.
 
         Nothing is written to the old one until it follows the new. It is told that by us, since the connection by which
         a Sentinel would tell it waits in the same line: it has published something there.

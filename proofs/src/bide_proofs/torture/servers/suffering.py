@@ -22,7 +22,7 @@ Wait: TypeAlias = Callable[[float], bool]
 """Waits so many seconds, or until the run is over; whether it is."""
 Suffering: TypeAlias = Callable[[random.Random, Wait], str]
 Pick: TypeAlias = Callable[[random.Random], ServerProcess]
-"""Whom it befalls."""
+"""Choose the server that suffers."""
 
 KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
 """Why servers of one process have no trouble OOM beside KILL."""
@@ -30,7 +30,7 @@ KILL, RESTART, STILL, FAILOVER, HAND_OVER, MEMORY, CROWDED, DISK, CLOCK, OOM = (
     "kill -9 of the server", "server restart", "SIGSTOP of the server", "failover", "hand-over", "memory full",
     "too many connections", "disk full", "clock jump", "OOM",
 )  # fmt: skip
-"""What troubles are called."""
+"""The names of troubles."""
 FARTHEST = 2.0
 """Seconds by which a server's clock is set wrong at most, either way."""
 LONGEST_AWAY = 2.0
@@ -43,7 +43,7 @@ _JUMPED = (1.0, 4.0)
 
 
 async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event | None = None) -> T:
-    """`call` on a thread. Who is cancelled meanwhile sets `over`, and waits for its end."""
+    """Run `call` on a thread. When cancelled, set `over` and wait for its end."""
     running = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(running)
@@ -56,7 +56,7 @@ async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event |
 
 
 def trouble_of(suffering: Suffering) -> Trouble:
-    """The same for an event loop."""
+    """Run `suffering` on a thread, for an event loop."""
 
     async def trouble(chance: random.Random) -> str:
         over = threading.Event()
@@ -66,7 +66,7 @@ def trouble_of(suffering: Suffering) -> Trouble:
 
 
 def killed(pick: Pick) -> Suffering:
-    """By SIGKILL, and started again on the same data."""
+    """Kill it by SIGKILL, and start it again on the same data."""
 
     def suffering(chance: random.Random, wait: Wait) -> str:
         node, away = pick(chance), chance.uniform(0, LONGEST_AWAY)
@@ -82,7 +82,7 @@ def killed(pick: Pick) -> Suffering:
 
 
 def restarted(pick: Pick) -> Suffering:
-    """Ended in order, and started again."""
+    """End it in order, and start it again."""
 
     def suffering(chance: random.Random, wait: Wait) -> str:
         node, took = pick(chance), 0.0
@@ -96,7 +96,7 @@ def restarted(pick: Pick) -> Suffering:
 
 
 def stood_still(pick: Pick) -> Suffering:
-    """By SIGSTOP, until SIGCONT."""
+    """Stop it by SIGSTOP, until SIGCONT."""
 
     def suffering(chance: random.Random, wait: Wait) -> str:
         node, lasts = pick(chance), chance.uniform(*_STILL)
@@ -111,7 +111,7 @@ def stood_still(pick: Pick) -> Suffering:
 
 
 def disk_full(pick: Callable[[random.Random], OnDisk], provoke: Callable[[], object] = lambda: None) -> Suffering:
-    """Nothing more may be written, and then it may again. Who has ended over it is started again, as by a person.
+    """Fill its disk for a while. If it ended over this, start it again, as a person would.
 
     `provoke` lets a server need room at once that has some put by.
     """
@@ -135,7 +135,7 @@ def disk_full(pick: Callable[[random.Random], OnDisk], provoke: Callable[[], obj
 
 
 def clock_set(clock: ServerClock) -> Suffering:
-    """The server's time of day jumps ahead, or back, and some seconds later the other way."""
+    """Set the server's clock ahead or back, and right again some seconds later."""
 
     def suffering(chance: random.Random, wait: Wait) -> str:
         jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)

@@ -12,7 +12,7 @@ from bide.core.instants import Millis
 from bide.ports import Timer
 from bide.timers import drive
 from bide_lab.figures import Figures
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 if TYPE_CHECKING:
     from bide.cli.bench.timers import Contestant
@@ -28,7 +28,7 @@ class Waiting:
     due: int
 
 
-class Looked(Generic[Thing]):
+class Counting(Generic[Thing]):
     """A timer that counts how often it is asked what is due, and how often for nothing."""
 
     def __init__(self, timer: Timer[Thing]) -> None:
@@ -53,21 +53,11 @@ class Looked(Generic[Thing]):
         return item in self._timer
 
 
-def _gone(seen: Figures) -> str:
-    return f"{seen.lost} of {seen.expected} tasks gone with the process" if seen.lost else ""
-
-
-GONE = Flaw("what waits in memory is gone when the process ends, however it does", "restarted", _gone)
-"""What all of them are known for; each file shows it with one of its variants."""
-
-
-def _visited(seen: Figures) -> str:
-    vain, waiting = seen.counts.get("vain_visits", 0), seen.counts.get("far", 0)
-    return f"{vain:,.0f} visits in vain to {waiting:,.0f} tasks in {seen.counts['laps']:.1f} laps" if vain else ""
-
-
-VISITED = Flaw("every lap visits every task whose lap has not come", "laps", _visited)
-"""What those are known for that go round."""
+GONE = Flaw(
+    "what waits in memory is gone when the process ends, however it does", "restarted",
+    when("lost", "{lost} of {expected} tasks gone with the process"),
+)  # fmt: skip
+"""The flaw of all of them; each file shows it with one of its variants."""
 
 
 class InMemory(Strategy):
@@ -81,14 +71,14 @@ class InMemory(Strategy):
     in_process = True
     shows: ClassVar[Sequence[str]] = ("steady", "cost")
     flaws: ClassVar[Sequence[Flaw]] = (GONE,)
+    effect: Effect
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._tasks: dict[str, Waiting] = {}
         self.timer: Any = self.timer_of(now())
-        self._looked = Looked[Waiting](self.timer)
-        self._drive = drive(self._looked, self.fire, longest_sleep=threading.TIMEOUT_MAX)
-        self.effect: Effect | None = None
+        self._counting = Counting[Waiting](self.timer)
+        self._drive = drive(self._counting, self.fire, longest_sleep=threading.TIMEOUT_MAX)
 
     def timer_of(self, start: Millis) -> Timer[Any]:
         """One whose present is `start`."""
@@ -119,9 +109,6 @@ class InMemory(Strategy):
         self._tasks.pop(key, None)
         return True
 
-    async def fire_now(self, key: str) -> bool:
-        return await self.reschedule(Item(key, now()))
-
     async def run(self, role: str, effect: Effect) -> None:
         self.effect = effect
         with self._drive:
@@ -130,8 +117,61 @@ class InMemory(Strategy):
     def fire(self, task: Waiting) -> None:
         """In the timer's thread."""
         self._tasks.pop(task.key, None)
-        assert self.effect is not None
         self.effect.blocking(task.key, task.due)
 
     def counts(self) -> Mapping[str, float]:
-        return {"looks": self._looked.looks, "vain_looks": self._looked.vain_looks}
+        return {"looks": self._counting.looks, "vain_looks": self._counting.vain_looks}
+
+
+class Laps(Generic[Thing]):
+    """The common part of timers that go round and meet tasks whose lap has not come: what waits, and the visits."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Thing, Any] = {}
+        self.visits = 0
+        self.vain_visits = 0
+
+    def add(self, item: Thing, at: Millis) -> None:
+        raise NotImplementedError
+
+    def move(self, item: Thing, at: Millis) -> bool:
+        if item not in self.waiting:
+            return False
+        self.add(item, at)
+        return True
+
+    def visited(self, tasks: int, due: int) -> None:
+        self.visits += tasks
+        self.vain_visits += tasks - due
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.waiting
+
+
+VISITED = Flaw(
+    "every lap visits every task whose lap has not come", "laps",
+    when("vain_visits", "{vain_visits:,.0f} visits in vain to {far:,.0f} tasks in {laps:.1f} laps"),
+)  # fmt: skip
+
+
+class GoingRound(InMemory):
+    """A strategy whose timer is such a one."""
+
+    has_laps = True
+    """See the workload `laps`."""
+
+    def counts(self) -> Mapping[str, float]:
+        return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
+
+
+def held_up(seen: Figures) -> str:
+    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
+    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
+    if not slow or late < slow / 4:
+        return ""
+    many = seen.counts.get("slow", 0)
+    tasks = f"{many:.0f} tasks" if many else "one task"
+    return f"behind {tasks} of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"

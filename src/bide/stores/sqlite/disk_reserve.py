@@ -1,4 +1,4 @@
-"""Whether the disk has room for new tasks: those are refused while there is still enough left to finish the old."""
+"""The disk space that is kept free: new tasks are refused while there is still enough left to finish the old ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FASTEST = 512 * 1024 * 1024
 """Bytes a second that no disk takes: a small one is looked at before it can be full."""
 
 
-class Room:
-    """Watches the file, and the free space beside it."""
+class DiskReserve:
+    """Looks at the file, and at the free space beside it."""
 
-    def __init__(self, path: str, reserve: int) -> None:
-        self.identity: tuple[int, int] | None = None
-        """Of the file that is open, once it is: device and inode."""
+    def __init__(self, path: str, reserve: int, identity: tuple[int, int] | None = None) -> None:
+        """`identity`: device and inode of the file that is open. None: whether it is there still is not looked at."""
         self._path = path
+        self._identity = identity
         self._folder = os.path.dirname(path)
         self._reserve = reserve
         self._look_again = 0.0
@@ -43,13 +43,13 @@ class Room:
         self._free -= 2 * size  # once in the WAL and once in the file
 
     def _check_file(self) -> None:
-        if self.identity is None:
+        if self._identity is None:
             return
         try:
             there = os.stat(self._path)
         except FileNotFoundError:
             there = None
-        if there is None or (there.st_dev, there.st_ino) != self.identity:
+        if there is None or (there.st_dev, there.st_ino) != self._identity:
             raise StoreUnavailable(
                 f"{self._path}: the file was removed or replaced while it is open here, and what is written now would "
                 "be lost: open it anew, or start this process again"
@@ -61,8 +61,8 @@ def _size(payload: object) -> int:
 
 
 def kept_bytes(path: str, reserve: int) -> int:
-    """What is not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since that
-    has to find room in the file."""
+    """Bytes that are not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since
+    that has to find room in the file."""
     if reserve == 0:
         return 0
     try:
@@ -79,6 +79,6 @@ def disk_bytes(path: str) -> int:
 
 
 def free_bytes(folder: str) -> int:
-    """What may still be written there by somebody without privileges."""
+    """Bytes that somebody without privileges may still write there."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

@@ -1,28 +1,25 @@
-"""What lies beside the tasks in the file: the log of events, and who works on what."""
+"""The log of events, and the register of workers: tables beside the tasks."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import msgspec
 
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Ref, Topic
-from bide.stores.sqlite import damage
-from bide.stores.sqlite.queries import QUERIES
-from bide.stores.sqlite.work import Work
+from bide.stores.sqlite.operations import UnitOfWork
+from bide.stores.sqlite.rows import QUERIES, Row, read_rows
 
 _log = logging.getLogger("bide.sqlite")
-_COLUMNS = "at, topic, key, id, kind, attempt, who, what, was, wake_at"
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[str])
 
 
-def record(work: Work, events: Sequence[Event], kept: int) -> None:
+def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
     """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
     rows = [
         (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
@@ -38,22 +35,16 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
     """The newest first; never more than the log is said to keep."""
     limit = max(0, min(limit, kept))
     query, arguments = ("events", (limit,)) if ref is None else ("events_by_name", (*ref, limit))
-    text = QUERIES[query]
-    try:
-        return [_event(row) for row in cursor.execute(text, arguments).fetchall()]
-    except damage.UNREADABLE as error:
-        damage.check(error)
     found: list[Event] = []
-    for (line,) in cursor.execute(text.replace(_COLUMNS, "line", 1), arguments).fetchall():
+    for row in read_rows(cursor, QUERIES[query], arguments):
         try:
-            found.append(_event(cursor.execute(QUERIES["event_by_line"], (line,)).fetchone()))
-        except damage.UNREADABLE as error:
-            damage.check(error)
-            _log.warning("line %d of the log of events cannot be read, and is passed over: %s", line, error)
+            found.append(_event(row))
+        except ValueError as error:
+            _log.warning("an entry of the log of events cannot be read, and is passed over: %s", error)
     return found
 
 
-def _event(row: tuple[Any, ...]) -> Event:
+def _event(row: Row) -> Event:
     """Raises ValueError for a row whose values are of other types than its columns declare."""
     at, topic, key, life, kind, attempt, who, what, was, wake_at = row
     if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):
@@ -64,8 +55,10 @@ def _event(row: tuple[Any, ...]) -> Event:
     )  # fmt: skip
 
 
-def announce(work: Work, holder: str, topics: Collection[Topic], until: Millis, now: Millis) -> dict[str, list[Topic]]:
-    """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
+def announce(
+    work: UnitOfWork, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+) -> dict[str, list[Topic]]:
+    """Register that `holder` works on `topics` until then (none: it has gone); the live workers with their topics."""
     if topics:
         work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
     else:

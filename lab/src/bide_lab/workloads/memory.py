@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import resource
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,14 +17,11 @@ import msgspec
 
 from bide.cli.bench.plan import rounded, uncollected
 from bide.cli.bench.timers import OPERATIONS, Contestant
-from bide_lab.actor import Spec, Step, encoded, resident, strategy_of
-from bide_lab.cast import LabFault
-from bide_lab.figures import SHARES, Figures
-from bide_lab.judge import percentile
-from bide_lab.stage import Stage, keys_of
-from bide_lab.strategy import Strategy, now
-from bide_lab.workload import Workload
-from bide_lab.workloads.load import batches
+from bide_lab.figures import Figures
+from bide_lab.journal import curve
+from bide_lab.processes import LabFault, Spec, Step, command, processor_seconds, resident, told_spec
+from bide_lab.strategy import now
+from bide_lab.workload import Trial, Workload, batches, keys_of, processor_share
 
 _HOUR = 3_600_000
 _ROUNDS = 15
@@ -44,28 +39,24 @@ _STEPS = 66_000
 
 
 class Cost(Workload):
-    """Each operation of the bare structure, in a process of its own for each size, its tasks due within an hour.
+    """nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting.
 
-    The curve: `insert_ns`, `cancel_ns`, `advance_ns` (nanoseconds a task, medians of rounds without garbage
-    collection), `bytes` a task (what resident memory grew by), and `pause_ns`, the longest of the steps of a
-    millisecond in which a minute is gone through.
+    Each size has a process of its own, whose tasks are due within an hour. The curve: `insert_ns`, `cancel_ns`,
+    `advance_ns` (nanoseconds a task, medians of rounds without garbage collection), `bytes` a task (growth of
+    resident memory), and `pause_ns`, the longest of the steps of a millisecond in which a minute is gone through.
     """
 
     name = "cost"
-    about = "nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting"
     for_all = True
+    part = {"structure": "it has no structure in memory that could be measured alone"}  # noqa: RUF012 - as in the base
 
-    def why_not(self, strategy: type[Strategy]) -> str:
-        bare = "" if hasattr(strategy, "structure") else "it has no structure in memory that could be measured alone"
-        return super().why_not(strategy) or bare
-
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        curve: dict[str, dict[str, float]] = {}
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        curves: dict[str, dict[str, float]] = {}
         sizes = [10**power for power in range(3, 6 if quick else 8) if 10**power * _NEEDED < _available()]
         for size in sizes:
-            for name, value in (await _apart("cost", stage.spec("worker"), size)).items():
-                curve.setdefault(name, {})[str(size)] = value
-        return Figures(curve=curve, counts={"largest": sizes[-1]})
+            for name, value in (await _apart("cost", trial.spec("worker"), size)).items():
+                curves.setdefault(name, {})[str(size)] = value
+        return Figures(curve=curves, counts={"largest": sizes[-1]})
 
 
 def _available() -> int:
@@ -75,11 +66,10 @@ def _available() -> int:
 
 
 async def _apart(what: str, spec: Spec, number: int) -> dict[str, Any]:
-    """What a process of its own finds. Raises `LabFault`."""
+    """The findings of a process of its own. Raises `LabFault`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", f"from {__name__} import main; main()", what, encoded(spec), str(number),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *command(__name__, spec, what, str(number)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     try:
         said, complaint = await process.communicate()
     except BaseException:
@@ -94,10 +84,10 @@ async def _apart(what: str, spec: Spec, number: int) -> dict[str, Any]:
 
 def main() -> None:
     """In that process."""
-    what, spec, number = sys.argv[1:]
-    told = msgspec.json.decode(spec, type=Spec, dec_hook=lambda kind, given: kind(given))
-    strategy = strategy_of(told)(told.setting)
-    found = cost_of(strategy.structure, int(number)) if what == "cost" else touched(strategy, int(number))  # type: ignore[attr-defined]
+    what, number = sys.argv[2:]
+    spec = told_spec()
+    strategy: Any = spec.strategy_class()(spec.setting)
+    found = cost_of(strategy.structure, int(number)) if what == "cost" else touched(strategy, int(number))
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 
@@ -161,85 +151,54 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
     return most, came
 
 
-class Crowd(Workload):
-    """Ten tasks that take a second each, all at once, and quick ones that come due meanwhile."""
-
-    name = "crowd"
-    about = "ten slow tasks at once, and quick ones that come due while they run"
-    slow = 1.0
-
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        many, count, ahead = 10, 100 if quick else 1_000, 500
-        await stage.start(slow=self.slow)
-        client = await stage.client()
-        meanwhile = round(self.slow * 900)
-        due = [(key, ahead) for key in keys_of(many, "slow")]
-        due += [(key, ahead + 50 + number * meanwhile // count) for number, key in enumerate(keys_of(count))]
-        begin = now()
-        stage.sound(await client.play(begin, batches(due), callers=4))
-        end = (begin + ahead) / 1000 + self.slow
-        await stage.until_fired(many + count, by=end + stage.patience + many * self.slow)
-        await stage.rest()
-        await stage.unharmed()
-        figures = stage.verdict(until=end).figures()
-        figures.counts = {**await stage.counts(), "slow": many, "slow_ms": self.slow * 1000}
-        return figures
-
-
 class Laps(Workload):
-    """A ring of one strategy-minute a lap, full of tasks that are due an hour from now, with some due in a lap."""
+    """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
 
     name = "laps"
-    about = "5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap"
     alone = False
+    part = {"has_laps": "it has no laps"}  # noqa: RUF012 - as in the base
 
-    def why_not(self, strategy: type[Strategy]) -> str:
-        return super().why_not(strategy) or ("" if getattr(strategy, "has_laps", False) else "it has no laps")
-
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
         far, near, laps = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
-        stage.setting = replace(stage.setting, options={**stage.setting.options, "lap": "60"})
-        lap = stage.setting.span(60)
+        trial.option(lap="60")
+        lap = trial.setting.span(60)
         ahead = round(lap * 1000)
-        [player] = await stage.start()
-        steps = batches([(key, _HOUR + round(60_000 * stage.setting.minute)) for key in keys_of(far, "far")])
+        [process] = await trial.start()
+        steps = batches([(key, _HOUR + 60 * ahead) for key in keys_of(far, "far")])
         spread = [round(number * ahead / near) for number in range(near)]
         steps += [Step(at, "schedule", [(key, at + ahead)]) for at, key in zip(spread, keys_of(near), strict=True)]
-        before, begin = await player.usage(), now()
-        stage.sound(await player.play(begin, steps, callers=near))
+        before, begin = await process.usage(), now()
+        await process.play(begin, steps, callers=near)
         end = begin / 1000 + laps * lap
         await asyncio.sleep(max(0.0, end - time.time()))
-        after = await player.usage()
-        await stage.until_fired(near, by=end + lap + stage.patience)
-        await stage.unharmed()
-        figures = stage.verdict(until=begin / 1000 + 2 * lap).figures()
-        late = [firing.at / 1e6 - firing.due for firing in stage.firings()]
-        took = after["at"] - before["at"]
-        figures.client_cpu_pct = round((after["cpu"] - before["cpu"]) / took * 100, 2)
+        after = await process.usage()
+        await trial.until_fired(near, by=end + lap + trial.patience)
+        await trial.unharmed()
+        figures = trial.judged(until=begin / 1000 + 2 * lap)
+        late = [firing.at / 1e6 - firing.due for firing in trial.written()[1]]
+        figures.client_cpu_pct = processor_share([before], [after])
         figures.counts = {
-            **after["counts"], "laps": round(took / lap, 2), "far": far, "near": near,
+            **after["counts"], "laps": round((after["at"] - before["at"]) / lap, 2), "far": far, "near": near,
             "a_lap_late": sum(one > 0.8 * ahead for one in late),
         }  # fmt: skip
         return figures
 
 
 class Touch(Workload):
-    """Connections that send a packet every half time-out, a tenth of which fall silent, in a process of its own.
+    """10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when.
 
-    `lost` are silent ones that were not called idle, `early` those called idle before their time-out had passed, and
-    lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's touch, and what a look cost.
+    A tenth of them fall silent. `lost` are silent ones that were not called idle, `early` those called idle before
+    their time-out had passed, and lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's
+    touch, and what a look cost.
     """
 
     name = "touch"
-    about = "10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when"
     connections = 10_000
     """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
+    part = {"touch": "it has no connections to touch"}  # noqa: RUF012 - as in the base
 
-    def why_not(self, strategy: type[Strategy]) -> str:
-        return super().why_not(strategy) or ("" if hasattr(strategy, "touch") else "it has no connections to touch")
-
-    async def play(self, stage: Stage, *, quick: bool) -> Figures:
-        return msgspec.convert(await _apart("touch", stage.spec("worker"), self.connections), Figures)
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        return msgspec.convert(await _apart("touch", trial.spec("worker"), self.connections), Figures)
 
 
 def touched(strategy: Any, connections: int) -> Figures:
@@ -248,18 +207,16 @@ def touched(strategy: Any, connections: int) -> Figures:
 
 
 class _Traffic:
-    """All connections, and who of them still sends."""
+    """All connections, and which of them still send."""
 
     def __init__(self, strategy: Any, connections: int) -> None:
         self._strategy = strategy
         self._after = round(strategy.time_out_after * 1e9)
         self._uids = keys_of(connections, "c")
-        chance = random.Random(connections)
-        chance.shuffle(self._uids)
+        random.Random(connections).shuffle(self._uids)
         # a tenth fall silent, evenly over two time-outs, the first when all have sent once
         silent = self._uids[::10]
         self._silent = {uid: round((0.5 + 2 * number / len(silent)) * self._after) for number, uid in enumerate(silent)}
-        self._turns = deque(self._uids)
         self._last = dict.fromkeys(self._uids, 0)
         self._called: dict[str, list[float]] = {}
         """By connection: how late it was called idle, in milliseconds, each time."""
@@ -272,7 +229,7 @@ class _Traffic:
         self._called.setdefault(key, []).append(late)
 
     def blocking(self, key: str, due: int) -> None:
-        raise NotImplementedError("whoever serves connections on an event loop closes them there")
+        raise NotImplementedError("connections that are served on an event loop are closed there")
 
     async def play(self) -> Figures:
         strategy = self._strategy
@@ -281,25 +238,29 @@ class _Traffic:
         await strategy.open()
         running = asyncio.create_task(strategy.run("worker", self))
         await asyncio.sleep(0)
-        began, spent = time.monotonic_ns(), _processor()
+        began, spent = time.monotonic_ns(), processor_seconds()
         await self._send(began, until=began + round(3.7 * self._after))
-        spent, took = _processor() - spent, (time.monotonic_ns() - began) / 1e9
+        spent, took = processor_seconds() - spent, (time.monotonic_ns() - began) / 1e9
         grown = resident() - memory
         counts = dict(strategy.counts())
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await strategy.close()
-        figures = self._judged()
-        figures.client_cpu_pct = round(spent / took * 100, 2)
-        figures.client_bytes_per_task = round(max(0, grown) / len(self._uids), 1)
-        figures.counts = {
-            "packets_per_s": round(self._sent / took), "touch_ns": rounded(median(self._costs)), **counts,
-        }  # fmt: skip
-        return figures
+        late = [ones[0] for ones in self._called.values()]
+        fired = sum(uid in self._called for uid in self._silent)
+        return Figures(
+            scheduled=len(self._uids), expected=len(self._silent), fired=fired, lost=len(self._silent) - fired,
+            duplicated=sum(len(self._called.get(uid, "1")) - 1 for uid in self._silent),
+            early=sum(one < 0 for one in late), late=curve(late), client_cpu_pct=round(spent / took * 100, 2),
+            client_bytes_per_task=round(max(0, grown) / len(self._uids), 1),
+            counts={
+                "packets_per_s": round(self._sent / took), "touch_ns": rounded(median(self._costs)), **counts,
+            },
+        )  # fmt: skip
 
     async def _send(self, began: int, *, until: int) -> None:
         """Round and round, as many as are due by now; each connection once in half a time-out."""
-        turns, touch = self._turns, self._strategy.touch
+        turns, touch = deque(self._uids), self._strategy.touch
         per_packet = self._after / 2 / len(turns)
         turn = 0.0
         last = until + _SLACK
@@ -321,18 +282,3 @@ class _Traffic:
             self._last.update(dict.fromkeys(batch, present))
             self._sent += len(batch)
             await asyncio.sleep(0.001)
-
-    def _judged(self) -> Figures:
-        late = sorted(ones[0] for ones in self._called.values())
-        fired = sum(uid in self._called for uid in self._silent)
-        return Figures(
-            scheduled=len(self._uids), expected=len(self._silent), fired=fired, lost=len(self._silent) - fired,
-            duplicated=sum(len(self._called.get(uid, "1")) - 1 for uid in self._silent),
-            early=sum(one < 0 for one in late),
-            late=[round(percentile(late, share), 3) for share in SHARES] if late else (),
-        )  # fmt: skip
-
-
-def _processor() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

@@ -1,0 +1,222 @@
+"""Workloads in which little or nothing is due: what waiting costs, processes and servers, and what a verb costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+from bide.cli.bench.server import family, spent, stat
+from bide_lab.figures import Figures
+from bide_lab.processes import Step
+from bide_lab.strategy import VERBS, Strategy, now
+from bide_lab.workload import Trial, Workload, batches, keys_of, processor_share
+
+_HOUR = 3_600_000
+
+
+class Idle(Workload):
+    """tasks due in an hour: what it costs to wait.
+
+    Processor time of clients and servers, messages, and memory for each task.
+    """
+
+    name = "idle"
+    for_all = True
+    relayed = True
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
+        count = trial.bearable(count)
+        await trial.start()
+        client = await trial.client()
+        # who holds what waits: the consumers, or the servers; a client beside them holds nothing
+        holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]
+        await asyncio.sleep(0.5)
+        servers = ServerUse(trial.server_urls)
+        empty, bytes_before = [await one.usage(collect=True) for one in holders], await servers.size()
+        took = await client.fill(count, ahead=_HOUR)
+        await asyncio.sleep(1.5)  # what was begun is finished, on the servers too
+        bytes_after, filled = await servers.size(), [await one.usage(collect=True) for one in holders]
+        before, cpu_before = [await one.usage() for one in holders], servers.cpu()
+        sent_before, began = trial.to_servers, time.monotonic()
+        await asyncio.sleep(seconds)
+        after, cpu_after = [await one.usage() for one in holders], servers.cpu()
+        sent, lasted = trial.to_servers - sent_before, time.monotonic() - began
+        await trial.unharmed()
+        figures = trial.judged()
+        figures.scheduled = count
+        figures.client_cpu_pct = processor_share(before, after)
+        grown = sum(one["resident"] - other["resident"] for one, other in zip(filled, empty, strict=True))
+        figures.client_bytes_per_task = round(max(0, grown) / count, 1)
+        figures.threads = sum(used["threads"] for used in after)
+        figures.counts = await trial.counts()
+        if not trial.relays:
+            figures.schedules_per_s = round(count / took, 1)
+            return figures
+        figures.idle_trips_per_s = round(sent / lasted, 2)
+        if cpu_before is not None and cpu_after is not None:
+            figures.server_cpu_pct = round((cpu_after - cpu_before) / lasted * 100, 3)
+        if bytes_before is not None and bytes_after is not None:
+            figures.server_bytes_per_task = round(max(0, bytes_after - bytes_before) / count, 1)
+        return figures
+
+
+class Trips(Workload):
+    """one task at a time, from schedule to done: messages to the servers.
+
+    Each is fired before the next is scheduled.
+    """
+
+    name = "trips"
+    for_all = True
+    relayed = True
+    serverless = "it asks no server"
+
+    def why_not(self, strategy: type[Strategy]) -> str:
+        if strategy.direct:  # nothing counts what goes past the relays, and nothing counted is not nothing sent
+            return "its connections cannot be relayed, so its messages are not counted"
+        return super().why_not(strategy)
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        ahead, seconds = 50, 1.0
+        each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
+        count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
+        await trial.start()
+        client = await trial.client()
+        await asyncio.sleep(0.5)
+        sent = trial.to_servers
+        await asyncio.sleep(seconds)
+        idle = (trial.to_servers - sent) / seconds
+        sent, began = trial.to_servers, time.monotonic()
+        for number, key in enumerate(keys_of(count)):
+            await client.play(now(), [Step(0, "schedule", [(key, ahead)])])
+            await trial.until_fired(number + 1, by=time.time() + ahead / 1000 + trial.patience)
+        sent, lasted = trial.to_servers - sent, time.monotonic() - began
+        await trial.unharmed()
+        figures = trial.judged()
+        figures.idle_trips_per_s = round(idle, 2)
+        figures.trips_per_task = round(max(0.0, sent - idle * lasted) / count, 2)
+        return figures
+
+
+class Verbs(Workload):
+    """one call at a time: microseconds of each verb."""
+
+    name = "verbs"
+    for_all = True
+
+    async def play(self, trial: Trial, *, quick: bool) -> Figures:
+        count = 50 if quick else 200
+        await trial.start()
+        client = await trial.client()
+        verbs: dict[str, float | str] = dict(trial.strategy.cannot)
+        for verb in [verb for verb in VERBS if verb not in trial.strategy.cannot]:
+            keys = keys_of(count, "f" if verb == "fire_now" else "k")
+            if verb == "fire_now":  # of tasks that are there, and nobody has touched
+                await client.play(now(), batches([(key, _HOUR) for key in keys]))
+            due = {"schedule": _HOUR, "reschedule": 2 * _HOUR}.get(verb)
+            await client.play(now(), [Step(0, verb, [(key, due)]) for key in keys], callers=1)
+            verbs[verb] = round(median(
+                (call.answered - call.begun) / 1000
+                for call in trial.written()[0][-count:] if call.verb == verb and call.answered is not None
+            ), 1)  # fmt: skip
+        end = time.time()
+        await trial.until_fired(0 if "fire_now" in trial.strategy.cannot else count, by=end + trial.patience)
+        figures = trial.judged(until=end)
+        figures.verbs = verbs
+        return figures
+
+
+_LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
+
+class ServerUse:
+    """All servers of a cell together, found by the ports that they listen on.
+
+    None where one is not to be seen: on another machine, or somebody else's.
+    """
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        self._urls = urls
+        ports = {port for url in urls.values() if (port := urlsplit(url).port)}
+        found = _listeners(ports)
+        self._processes = [Path("/proc") / str(pid) for pid in sorted(set(found.values()))]
+        self._whole = set(found) == ports
+
+    def cpu(self) -> float | None:
+        """Seconds of processor time so far, of the servers and their children."""
+        try:
+            return sum(_spent(place) for place in self._processes) if self._whole else None
+        except OSError:
+            return None
+
+    async def size(self) -> int | None:
+        """Bytes that they hold: in memory, or for a database in its tables; None where one does not say."""
+        sizes = [await _size(kind, url) for kind, url in self._urls.items()]
+        known = [size for size in sizes if size is not None]
+        if len(known) == len(sizes):
+            return sum(known)
+        return self._resident() if set(self._urls) == {"rabbitmq"} and self._whole else None
+
+    def _resident(self) -> int:
+        pages = 0
+        for process in self._processes:
+            with suppress(OSError):
+                pages += int((process / "statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _spent(process: Path) -> float:
+    """Seconds of all threads that it and its children have now, and those of children that have ended."""
+    total = stat(process).waited
+    for place in family(process):
+        for thread in (place / "task").glob("*"):
+            with suppress(OSError):  # it ended a moment ago
+                total += spent(thread)
+    return total
+
+
+async def _size(kind: str, url: str) -> int | None:
+    """By the server's own account."""
+    if kind == "redis":
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(url) as redis:
+            return int((await redis.info("memory"))["used_memory"])
+    if kind == "postgres":
+        import asyncpg
+
+        connection = await asyncpg.connect(url)
+        try:
+            return int(await connection.fetchval("SELECT pg_database_size(current_database())"))
+        finally:
+            await connection.close()
+    return None
+
+
+def _listeners(ports: set[int]) -> dict[int, int]:
+    """By port: the process that listens there, the eldest if several share the socket."""
+    sockets: dict[str, int] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                words = line.split()
+                port = int(words[1].rpartition(":")[2], 16)
+                if words[3] == _LISTENS and port in ports:
+                    sockets[f"socket:[{words[9]}]"] = port
+    found: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    port = sockets.get(os.readlink(descriptor), 0)
+                    if port and int(process.name) < found.get(port, 1 << 62):
+                        found[port] = int(process.name)
+    return found

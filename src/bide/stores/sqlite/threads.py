@@ -1,0 +1,260 @@
+"""The two threads that a call hops to: one writes, and one reads.
+
+    loop threads            writer thread
+    submit ── queue ──▶  take all that waits ─▶ BEGIN ─▶ run each ─▶ COMMIT ─▶ one call into each loop
+                             ▲                                                          │
+                             └────────── what arrived meanwhile is the next group ◀─────┘
+
+A thread hop costs as much as a commit, and a commit as much as a hundred rows; so both are paid once per group. If
+anything in a group fails, all of it is rolled back and each operation runs alone: only the one to blame gets the error.
+
+The reader has a connection of its own: in WAL mode it waits for no writer, and no writer for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar, TypeVarTuple
+
+from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.stores.sqlite.connection import SharedFile, patiently
+from bide.stores.sqlite.errors import translate
+from bide.stores.sqlite.operations import Fault, UnitOfWork
+from bide.stores.sqlite.watch import Notifier
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_GROUP = 4096
+"""Operations in one transaction at most, so that the first does not wait for ever for the last."""
+
+
+class Operation:
+    """One call on its way through a thread."""
+
+    __slots__ = ("adding", "arguments", "call", "durable", "error", "future", "loop", "result")
+
+    def __init__(
+        self, call: Callable[..., Any], arguments: tuple[Any, ...], *, durable: bool = False, adding: bool = False
+    ) -> None:
+        self.call = call
+        self.arguments = arguments
+        self.durable = durable
+        self.adding = adding
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class _Thread:
+    """A thread that owns a connection, and takes operations until it is stopped."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection, name: str) -> None:
+        self._path = path
+        self._connection = connection
+        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._closed = False
+        self._gate = threading.Lock()
+        """So that nothing is put behind the end of the queue, where nobody would take it."""
+        self._thread = threading.Thread(target=self._run, name=f"bide {name} of {path}", daemon=True)
+        self._thread.start()
+
+    def _put(self, operation: Operation) -> asyncio.Future[Any]:
+        with self._gate:
+            if self._closed:
+                raise StoreUnavailable(f"{self._path}: the store is closed")
+            self._queue.put(operation)
+        return operation.future
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end the thread. Blocks; a second call does nothing."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Reader(_Thread):
+    """Owns a connection that cannot write. `submit` may be called from any event loop."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA query_only = ON")
+        super().__init__(path, connection, "reader")
+
+    async def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
+        """Run `call` in one read transaction: it sees one state of the file."""
+        result: T = await self._put(Operation(call, arguments))
+        return result
+
+    def _run(self) -> None:
+        while (operation := self._queue.get()) is not None:
+            try:
+                operation.result = self._read(operation)
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                operation.error = translate(error, self._path)
+            _hand_back([operation])
+
+    def _read(self, operation: Operation) -> Any:
+        cursor = self._connection.cursor()
+        if self._connection.in_transaction:  # it could not be rolled back
+            cursor.execute("ROLLBACK")
+        cursor.execute("BEGIN")
+        try:
+            return operation.call(cursor, *operation.arguments)
+        finally:
+            cursor.execute("ROLLBACK")
+
+
+class Writer(_Thread):
+    """Owns the write connection. `submit` may be called from any event loop.
+
+    `need_stop` is told of the rows of each commit, and says when the WAL is to start over.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        connection: sqlite3.Connection,
+        file: SharedFile,
+        notifier: Notifier,
+        *,
+        fault: Fault | None = None,
+        need_stop: Callable[[int], bool] = lambda changes: False,
+    ) -> None:
+        self._lock = file.lock
+        self._durable = file.synchronous.upper()
+        self._synchronous = ""
+        self._notifier = notifier
+        self._fault = fault
+        self._need_stop = need_stop
+        super().__init__(path, connection, "writer")
+
+    async def submit(
+        self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, durable: bool = True, adding: bool = False
+    ) -> T:
+        """Run `call` in a transaction; its result once that is committed (durably, if so asked)."""
+        result: T = await self._put(Operation(call, arguments, durable=durable, adding=adding))
+        return result
+
+    def _run(self) -> None:
+        queue = self._queue
+        going = True
+        while going:
+            group: list[Operation] = []
+            while (operation := queue.get()) is not None:
+                group.append(operation)
+                if queue.empty() or len(group) == _GROUP:
+                    break
+            going = operation is not None
+            if group:
+                before = self._connection.total_changes
+                try:
+                    self._commit(group)
+                except Exception as error:  # noqa: BLE001 - nobody else writes, so this thread goes on
+                    for operation in group:
+                        operation.error = OutcomeUnknown(f"{self._path}: {error}")
+                _hand_back(group)
+                if self._need_stop(self._connection.total_changes - before):
+                    self._make_stop()
+
+    def _commit(self, group: list[Operation]) -> None:
+        """Run the group as one transaction; or, when that fails, each of it alone.
+
+        Not when it could not even begin: running each operation alone would only wait as long again.
+        """
+        error = self._begin(any(operation.durable for operation in group))
+        begun = error is None
+        if error is None:
+            error = self._transaction(group)
+        if error is not None and begun and len(group) > 1:
+            for operation in group:
+                self._commit([operation])
+        elif error is not None:
+            for operation in group:
+                operation.error = translate(error, self._path, adding=operation.adding)
+
+    def _begin(self, durable: bool) -> Exception | None:
+        """Take the lock, and begin; what kept that from being done."""
+        connection = self._connection
+        try:
+            self._lock.acquire()
+        except StoreUnavailable as error:
+            return error
+        try:
+            if connection.in_transaction:  # it could not be rolled back
+                connection.execute("ROLLBACK")
+            # Losing a lease to a power cut is as if its holder had died: a lease alone does not wait for the disk.
+            wanted = self._durable if durable else "NORMAL"
+            if wanted != self._synchronous:
+                connection.execute(f"PRAGMA synchronous = {wanted}")
+                self._synchronous = wanted
+            patiently(connection, "BEGIN IMMEDIATE")
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+            self._lock.release()
+            return error
+        return None
+
+    def _transaction(self, group: list[Operation]) -> Exception | None:
+        """Run the group and commit, or roll back; let go of the lock."""
+        connection = self._connection
+        try:
+            work = UnitOfWork(connection.cursor(), fault=self._fault, listening=bool(self._notifier))
+            for operation in group:
+                operation.result = operation.call(work, *operation.arguments)
+            work.finish()
+            work.point("before commit")
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+            # a full disk has rolled back already
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            return error
+        finally:
+            self._lock.release()
+        work.point("after commit")
+        if work.wakes:
+            self._notifier.tell(work.wakes)
+        return None
+
+    def _make_stop(self) -> None:
+        """Let the WAL start over: see `checkpoint`. Where another process still reads in it, it grows on till later."""
+        if not self._lock.try_acquire():
+            return
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error:  # locked by another process, or the disk is full: whoever writes next is told
+            return
+        finally:
+            self._lock.release()
+
+
+def _hand_back(group: list[Operation]) -> None:
+    """Give the results to their loops: one call into each."""
+    loops: dict[asyncio.AbstractEventLoop, list[Operation]] = {}
+    for operation in group:
+        loops.setdefault(operation.loop, []).append(operation)
+    for loop, operations in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, operations)
+        except RuntimeError:  # the loop has been closed: nobody waits any more
+            continue
+
+
+def _resolve(operations: list[Operation]) -> None:
+    for operation in operations:
+        future = operation.future
+        if future.done():
+            continue
+        if operation.error is None:
+            future.set_result(operation.result)
+        else:
+            future.set_exception(operation.error)

@@ -1,0 +1,400 @@
+"""The verbs on a transaction that is the caller's: task and data are committed together, or not at all.
+
+Two ways in. `Transactions` begins one on a connection of our own, and the caller puts statements of theirs into it;
+`CallersConnection` joins one that the caller began. Both run the very functions that the writer thread runs, in the
+thread of the caller: a few short statements, and nobody else can write meanwhile anyhow.
+
+The commit waits for the disk and the beginning for other writers, so both happen in a thread: one thread and one
+connection per event loop (a `Lane`), since only one transaction of a loop can be open anyhow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, SetupError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.stores.driver_adapters import Borrowed, borrowed, pause
+from bide.stores.sqlite import operations, reading
+from bide.stores.sqlite.connection import PATIENCE, SharedFile, connect, patiently
+from bide.stores.sqlite.disk_reserve import DiskReserve
+from bide.stores.sqlite.errors import is_busy, translate
+from bide.stores.sqlite.operations import Fault, UnitOfWork
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+_MARK = "bide_joined"
+"""A savepoint that the transaction begins with: it is gone if somebody ended that one, even if they began another."""
+_OF_A_SESSION = frozenset({
+    sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+})  # fmt: skip
+"""Statements whose effect outlives a transaction, and is not for the next borrower."""
+
+
+class JoinedVerbs:
+    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+
+    def __init__(self, connection: sqlite3.Connection, file: Transactions) -> None:
+        self._connection = connection
+        self._file = file
+        self._path = file.path
+        self.wakes: dict[Topic, Millis] = {}
+        """The earlier wakes of this transaction, to be told once it is committed."""
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for statements of your own."""
+        return self._connection
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        self._file.reserve.check(tasks)
+        return await self._write(operations.add, tasks, now, adding=True) if tasks else []
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write(operations.change, changes, now) if changes else []
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write(operations.settle, outcomes, now) if outcomes else []
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        return await self._read(reading.get, refs)
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await self._read(reading.find, where, page)
+
+    async def _write(self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, adding: bool = False) -> T:
+        """Run one verb in the open transaction."""
+        return self._plainly(lambda cursor: self._in_savepoint(cursor, call, *arguments), adding=adding)
+
+    async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
+        return self._plainly(lambda cursor: call(cursor, *arguments))
+
+    def _plainly(self, call: Callable[[sqlite3.Cursor], T], *, adding: bool = False) -> T:
+        """Run `call` with a cursor that gives plain rows, whatever the caller has their connection make of rows."""
+        connection = self._connection
+        text_factory = connection.text_factory
+        try:
+            connection.text_factory = str
+            try:
+                cursor = sqlite3.Cursor(connection)
+                cursor.row_factory = None
+                return call(cursor)
+            finally:
+                connection.text_factory = text_factory
+        except sqlite3.ProgrammingError as error:
+            raise SetupError(f"{self._path}: the connection cannot be used: {error}") from error
+        except Exception as error:
+            if is_busy(error):
+                raise StoreUnavailable(
+                    f"{self._path}: another connection is writing, or has written since this transaction began to "
+                    'read; begin it with "BEGIN IMMEDIATE"'
+                ) from error
+            raise translate(error, self._path, adding=adding) from error
+
+    def _in_savepoint(self, cursor: sqlite3.Cursor, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts) -> T:
+        work = UnitOfWork(cursor, fault=self._file.fault, listening=True)
+        cursor.execute("SAVEPOINT bide_verb")
+        try:
+            result = call(work, *arguments)
+            work.finish()
+        except BaseException:
+            if self._connection.in_transaction:
+                cursor.execute("ROLLBACK TO bide_verb")
+                cursor.execute("RELEASE bide_verb")
+            raise
+        cursor.execute("RELEASE bide_verb")
+        for topic, wake_at in (work.wakes or {}).items():
+            self.wakes[topic] = min(wake_at, self.wakes.get(topic, wake_at))
+        return result
+
+
+# --- a transaction of our own
+
+
+class LentConnection(sqlite3.Connection):
+    """A connection inside a transaction that is not the borrower's to end."""
+
+    _spent = False
+    """True once the borrower has changed the session: then nobody else gets the connection."""
+
+    def note(self, action: int, *_: object) -> int:
+        """The connection's authorizer."""
+        self._spent = self._spent or action in _OF_A_SESSION
+        return sqlite3.SQLITE_OK
+
+    def reset(self) -> bool:
+        """Undo what was not committed, and what the borrower has set; whether another may borrow it."""
+        self.row_factory = None
+        self.text_factory = str
+        if self.in_transaction:
+            self.execute("ROLLBACK")
+        self.isolation_level = None
+        return not self._spent
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise SetupError(
+            "this transaction is committed when its block is left, and rolled back when that is by an error: "
+            "do not commit, roll back, run scripts or close here"
+        )
+
+    commit = rollback = executescript = close = __enter__ = _refuse
+
+
+class JoinedTransaction(JoinedVerbs):
+    """The verbs while the transaction is open."""
+
+    over = False
+
+    def _plainly(self, call: Callable[[sqlite3.Cursor], T], *, adding: bool = False) -> T:
+        if self.over:
+            raise SetupError(f"{self._path}: this transaction has ended; use the store, or begin another")
+        if not self._connection.in_transaction:
+            raise _ended(self._path)
+        return super()._plainly(call, adding=adding)
+
+
+class Lane:
+    """The thread and the connection of one event loop."""
+
+    def __init__(self, file: Transactions) -> None:
+        self.turn = asyncio.Lock()
+        self.owner: asyncio.Task[Any] | None = None
+        self.connection: LentConnection | None = None
+        self._file = file
+        self._locked = False
+        self.closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {file.path}")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run `call` in the thread, to its end: a cancellation is passed on when it is done."""
+        if self.closed:
+            raise StoreUnavailable(f"{self._file.path}: the store was closed, and this transaction came to nothing")
+        future = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        failed = future.exception()
+        if cancelled is not None:
+            raise cancelled
+        if isinstance(failed, Exception):
+            raise translate(failed, self._file.path) from failed
+        return future.result()
+
+    def begin(self) -> LentConnection:
+        if self.connection is None:
+            connection = connect(self._file.path, checkpoint_pages=self._file.checkpoint_pages, factory=LentConnection)
+            assert isinstance(connection, LentConnection)
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute(f"PRAGMA synchronous = {self._file.shared.synchronous}")
+            connection.set_authorizer(connection.note)
+            self.connection = connection
+        self._file.shared.lock.acquire()
+        self._locked = True
+        patiently(self.connection, "BEGIN IMMEDIATE")
+        self.connection.execute(f"SAVEPOINT {_MARK}")
+        return self.connection
+
+    def commit(self) -> None:
+        assert self.connection is not None
+        try:
+            self.connection.execute(f"RELEASE {_MARK}")
+        except sqlite3.OperationalError as error:
+            raise _ended(self._file.path) from error
+        patiently(self.connection, "COMMIT")  # in a file without a WAL every reader of another's is in its way
+
+    def leave(self) -> None:
+        """Roll back what was not committed, and let others write."""
+        usable = False
+        try:
+            usable = self.connection is not None and self.connection.reset()
+        finally:
+            if not usable:
+                self._drop()
+            if self._locked:
+                self._locked = False
+                self._file.shared.lock.release()
+
+    def _drop(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            sqlite3.Connection.close(connection)
+
+    def close(self) -> None:
+        """End the thread. Blocks; a transaction that is open comes to nothing."""
+        self.closed = True
+        self._thread.shutdown(wait=True)
+        self.leave()
+        self._drop()
+
+
+class Transactions:
+    """The transactions of all event loops. `committed` is told of the rows and the wakes of each that was committed."""
+
+    def __init__(
+        self,
+        path: str,
+        shared: SharedFile,
+        reserve: DiskReserve,
+        *,
+        fault: Fault | None = None,
+        committed: Callable[[int, Mapping[Topic, Millis]], None] = lambda changes, wakes: None,
+        checkpoint_pages: int = 0,
+    ) -> None:
+        self.path = path
+        self.shared = shared
+        self.reserve = reserve
+        self.fault = fault
+        self.checkpoint_pages = checkpoint_pages
+        self._committed = committed
+        self._guard = threading.Lock()
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+
+    def joined(self, connection: object) -> CallersConnection:
+        """The verbs on the caller's connection. Raises BadInput for one that cannot be joined."""
+        return CallersConnection(connection, self)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[JoinedTransaction]:
+        """A transaction, committed when left without an error."""
+        lane = self._lane()
+        if lane.owner is not None and lane.owner is asyncio.current_task():
+            raise SetupError(f"{self.path}: a transaction within a transaction; use the one that is open")
+        async with lane.turn:
+            lane.owner = asyncio.current_task()
+            try:
+                connection = await lane.run(lane.begin)
+                changes = connection.total_changes
+                joined = JoinedTransaction(connection, self)
+                try:
+                    yield joined
+                finally:
+                    joined.over = True
+                await lane.run(lane.commit)
+                self._committed(connection.total_changes - changes, joined.wakes)
+            finally:
+                lane.owner = None
+                if not lane.closed:
+                    await lane.run(lane.leave)
+
+    def _lane(self) -> Lane:
+        loop = asyncio.get_running_loop()
+        with self._guard:
+            lane = self._lanes.get(loop)
+            if lane is None:
+                for closed in [one for one in self._lanes if one.is_closed()]:
+                    self._lanes.pop(closed).close()
+                lane = self._lanes[loop] = Lane(self)
+            return lane
+
+    def close(self) -> None:
+        """End the threads. Blocks; transactions that are still open come to nothing."""
+        for lane in list(self._lanes.values()):
+            lane.close()
+
+
+def _ended(path: str) -> SetupError:
+    return SetupError(
+        f"{path}: the transaction was committed or rolled back inside its block, so the task could not be completed "
+        "with it; leave that to the end of the block"
+    )
+
+
+# --- a transaction of the caller's
+
+
+class CallersConnection(JoinedVerbs):
+    """The verbs on a connection that the caller opened, in whatever transaction it is in.
+
+    If it is in none, one begins: where the connection commits by itself (`isolation_level=None`) it is over with the
+    verb; else, as with any statement on such a connection, it stays open until the caller commits.
+    """
+
+    def __init__(self, connection: object, file: Transactions) -> None:
+        lent = None if isinstance(connection, sqlite3.Connection) else borrowed(connection)
+        self._lent = None if type(lent) is Borrowed else lent
+        """SQLAlchemy's or Django's wrapper, if it is one."""
+        own = connection if self._lent is not None else _checked(connection, file.path)
+        super().__init__(own, file)  # type: ignore[arg-type]  # what is below a wrapper is found later
+
+    async def _find_connection(self) -> sqlite3.Connection:
+        """Below a wrapper, which may have another one by now."""
+        if self._lent is not None:
+            self._connection = _checked((await self._lent.driver()).raw, self._path)
+        return self._connection
+
+    async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
+        await self._find_connection()
+        return await super()._read(call, *arguments)
+
+    async def _write(self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, adding: bool = False) -> T:
+        connection = await self._find_connection()
+        if connection.in_transaction:
+            return await super()._write(call, *arguments, adding=adding)
+        await self._begin()
+        try:
+            result = await super()._write(call, *arguments, adding=adding)
+            if connection.isolation_level is None and getattr(connection, "autocommit", True) is not False:
+                self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=adding)
+            return result
+        except BaseException:
+            if connection.in_transaction:
+                self._plainly(lambda cursor: cursor.execute("ROLLBACK"))
+            raise
+
+    async def _begin(self) -> None:
+        """Begin, waiting without SQLite's busy handler: that would stop the event loop, if there is one."""
+        deadline = time.monotonic() + PATIENCE
+        while not self._plainly(_try_begin):
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(f"{self._path}: another connection keeps the file locked; nothing was done")
+            await pause(random.uniform(0.0005, 0.005))
+
+
+def _try_begin(cursor: sqlite3.Cursor) -> bool:
+    (patience,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+        return False
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {patience}")
+    return True
+
+
+def _checked(connection: object, path: str) -> sqlite3.Connection:
+    """`connection`, if it is one that may be joined. Raises BadInput."""
+    if not isinstance(connection, sqlite3.Connection):
+        raise BadInput(
+            "connection",
+            connection,
+            "a connection of the standard library's sqlite3, or of SQLAlchemy's or Django's over it: two SQLite "
+            "libraries in one process on one file lose each other's locks, and with them acknowledged writes",
+        )
+    try:
+        cursor = sqlite3.Cursor(connection)
+        cursor.row_factory = None
+        names = {os.fsdecode(name): file for _, name, file in cursor.execute("PRAGMA database_list").fetchall()}
+    except sqlite3.Error as error:
+        raise BadInput("connection", connection, f"an open connection that this thread may use ({error})") from error
+    main = os.fsdecode(names["main"])
+    if not main or not os.path.exists(main) or not os.path.samefile(main, path):
+        raise BadInput("connection", main or connection, f"a connection to the store's own file, {path}")
+    return connection
