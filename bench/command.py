@@ -1,4 +1,4 @@
-"""What the commands of this folder have in common: their options, how they end, and how figures are shown."""
+"""The common part of the commands of this folder: options, how they end, and how figures are shown."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Found:
-    """What one run of a workload found. A run with faults has no figures worth quoting."""
+    """The figures and faults of one run of a workload. A run with faults has no figures worth quoting."""
 
     figures: list[Figure] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -114,8 +114,10 @@ def print_line(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def show_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str]) -> None:
-    """For people, so on stderr, beside the lines for programs."""
+def show_table(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str], for_programs: bool = True
+) -> None:
+    """For people; on stderr where there are lines `for_programs` on stdout. Nothing without rows."""
     from rich.console import Console
     from rich.table import Table
 
@@ -125,4 +127,5 @@ def show_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *
     for row in rows:
         table.add_row(*row)
     if table.rows:
-        Console(stderr=True, highlight=False).print(table)
+        width = None if (sys.stderr if for_programs else sys.stdout).isatty() else 120
+        Console(stderr=for_programs, highlight=False, width=width).print(table)

@@ -1,4 +1,4 @@
-"""What is measured: pages by the clock, an open page by the processor time that it takes, a view by its bytes."""
+"""The measurements: pages by the clock, an open page by the processor time that it takes, a view by its bytes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Iterator
 
 from bide import Bide, NewTask
@@ -68,7 +67,3 @@ def _batches(app: Bide, tasks: int, start: int, peak: int, chance: random.Random
             batch = []
     if batch:
         yield batch
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{asyncio.run(fill(sys.argv[1], int(sys.argv[2])))}\n")

@@ -101,12 +101,12 @@ class Role(ABC):
         return {}
 
     async def go_on(self) -> dict[str, Any] | None:
-        """What it does by itself, and what it says when that is done; None: nothing."""
+        """Do its part by itself, and return what is said when that is done; None: nothing."""
         return None
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """What it has found so far."""
+        """The figures so far."""
 
     @property
     @abstractmethod
@@ -125,14 +125,14 @@ class _Client(Role):
         super().__init__(given)
         self.url: str = given["url"]
         self.refused: list[str] = []
-        """What was answered where 200 or 201 was expected."""
+        """The answers where 200 or 201 was expected."""
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)
         )
         self.running: list[asyncio.Task[None]] = []
 
     async def post(self, path: str, body: object, method: str = "POST") -> bytes:
-        """What was answered; nothing if that was a refusal, which is noted."""
+        """The answer; nothing if that was a refusal, which is noted."""
         async with self.session.request(
             method, self.url + path, data=msgspec.json.encode(body), headers={"content-type": "application/json"}
         ) as answer:

@@ -270,7 +270,7 @@ async def _hanging(plan: Plan, *, one_topic: bool) -> Found:
 
 
 async def _beside(plan: Plan, found: Found, hang: float, *, one_topic: bool) -> Mapping[str, Any]:
-    """What the healthy receiver saw, and how many requests the `other` got. Both get `rate` tasks a second."""
+    """The report of the healthy receiver, and how many requests the `other` got. Both get `rate` tasks a second."""
     started = AsyncExitStack()
     with _empty_store(plan) as store:
         async with started:

@@ -87,7 +87,7 @@ class Actor(Child):
     """A process of `bench.http_actors`: it does its part, and answers words."""
 
     began: dict[str, Any]
-    """What it said when it was ready."""
+    """Its first answer, when it was ready."""
 
 
 @asynccontextmanager

@@ -115,8 +115,10 @@ async def _contest(options: argparse.Namespace) -> int:
                     workload: {name: outcome.as_json(workload) for name, outcome in by_name.items()}
                     for workload, by_name in outcomes.items()
                 }
-                text = json.dumps({**about, "workloads": measured}) if options.json else show(about, measured)
-                sys.stdout.write(f"{text}\n")
+                if options.json:
+                    sys.stdout.write(json.dumps({**about, "workloads": measured}) + "\n")
+                else:
+                    show(about, measured)
     return 0 if any(outcome.theirs for by_name in outcomes.values() for outcome in by_name.values()) else 1
 
 

@@ -1,4 +1,4 @@
-"""What the workers wrote down, turned into figures; and figures of several rounds, turned into ratios. No I/O."""
+"""Turns what the workers wrote down into figures, and figures of several rounds into ratios. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Figures = Mapping[str, float | None]
 
 
 class Seen(NamedTuple):
-    """What happened to tasks 1 ... count."""
+    """The fate of tasks 1 ... count."""
 
     missing: frozenset[int]
     """Never started."""

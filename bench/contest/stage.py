@@ -35,7 +35,7 @@ class Player:
     contestant: Contestant
     environment: Environment
     url: str
-    """What it is told about where the tasks are."""
+    """Where the tasks are."""
     server: Server | Database
     loop: str = "asyncio"
 
@@ -53,7 +53,7 @@ class Producer(Child):
 
 @dataclass(slots=True)
 class Log:
-    """What one worker wrote down, read as it grows, so that looking at it costs the measured little."""
+    """The log of one worker, read as it grows, so that looking at it costs the measured little."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Stage:
     workers: Sequence[Worker]
 
     def lines(self) -> list[str]:
-        """What all workers wrote down, without the warm-up."""
+        """The lines of all workers, without the warm-up."""
         self._read()
         return [line for worker in self.workers for line in worker.log.lines]
 

@@ -1,4 +1,4 @@
-"""What every command is given from outside: the store, how to print, and who is asking."""
+"""The context of every command: the store, how to print, and who is asking."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Context:
 
 
 def person() -> str:
-    """Who sits at this command line: user@host."""
+    """The person at this command line: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user that nobody has named

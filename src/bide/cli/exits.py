@@ -34,7 +34,7 @@ class Exit(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """What a script may conclude."""
+        """The conclusion that a script may draw."""
         match self:
             case Exit.DONE:
                 return "done as asked"

@@ -1,4 +1,4 @@
-"""What a command prints: JSON on stdout, and a progress bar on stderr where a person watches."""
+"""Printing: JSON on stdout, and a progress bar on stderr where a person watches."""
 
 from __future__ import annotations
 

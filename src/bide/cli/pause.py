@@ -63,7 +63,7 @@ def resume(context: Context, topics: tuple[str, ...]) -> Exit:
 
 
 async def pauses_about(app: Bide, answers: Iterable[Answer]) -> Mapping[Topic, Pause]:
-    """What is paused, if any of these tasks is live and so may have to wait for it. One call, or none.
+    """The pauses, if any of these tasks is live and so may have to wait for it. One call, or none.
 
     The verb itself is done: where this cannot be told (a service of an older version), the answer goes without it.
     """

@@ -13,7 +13,7 @@ class Output(io.FileIO):
     """Standard output or error. What cannot be written is dropped: who changes something goes on to the end."""
 
     ends = False
-    """Whether that is an error all the same: to write is all that the command does."""
+    """True if that is an error all the same: to write is all that the command does."""
 
     def write(self, data: Any) -> int:
         try:

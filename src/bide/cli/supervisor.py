@@ -60,7 +60,7 @@ class Supervisor:
         self._places = [_Place() for _ in range(processes)]
         self._signals: list[int] = []
         self._ready = False
-        """Whether the first process has been at work."""
+        """True once the first process has been at work."""
         self._longest = 30.0 + SETTLING
         """Seconds that a process takes at most to drain, as the first one says."""
         self._ends_by: float | None = None

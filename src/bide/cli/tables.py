@@ -163,6 +163,6 @@ def print_events(events: Sequence[Event], *, of_one: bool) -> None:
 
 
 def _first_line(text: str | None, limit: int = 100) -> str:
-    """What a table has room for; `show` and --json have the rest."""
+    """As much as a table has room for; `show` and --json have the rest."""
     first, _, rest = (text or "").partition("\n")
     return printable(first if len(first) <= limit and not rest else f"{first[:limit]}…")

@@ -114,7 +114,7 @@ class Screen:
                 await asyncio.sleep(every)
 
     def last(self) -> None:
-        """What was seen last, to stay on the screen."""
+        """Print what was seen last, to stay on the screen."""
         if self._drawn is not None:
             printer = console()
             printer.print(self._drawing(*printer.size, ""))

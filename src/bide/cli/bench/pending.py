@@ -107,7 +107,7 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
 
 
 async def _alone(plan: Plan, server: Server) -> tuple[float | None, float]:
-    """What the server takes with nobody connected, and how much it is asked, by its replicas for example."""
+    """The load of the server with nobody connected: its replicas, for example, ask it too."""
     await asyncio.sleep(SETTLING)
     before = server.load()
     await _pass_time(plan, "watching the server alone")
@@ -256,7 +256,7 @@ class _Growing:
         return NewTask(topic, key, new_id(), At(due), PAYLOAD)
 
     async def _ask(self, times: list[float], until: Millis) -> Leased:
-        """What wakes next. A store on a server may remember what it was told, so one is asked that knows nothing."""
+        """Ask for the next wake. A store on a server may remember what it was told, so a fresh one is asked."""
         asking = {TOPIC: 0}
         if self._server is None or not self._server.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))

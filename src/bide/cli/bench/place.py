@@ -36,15 +36,15 @@ class Place:
     server: Server | None = None
     """The server, where there is one."""
     owned: bool = True
-    """Whether all of it was made for this run, so that it is removed as a whole afterwards."""
+    """True if all of it was made for this run, so that it is removed as a whole afterwards."""
 
     @property
     def shared(self) -> bool:
-        """Whether another process can work on it."""
+        """True if another process can work on it."""
         return self.path is not None or self.server is not None
 
     def health(self) -> Mapping[str, int]:
-        """What grows there in long use."""
+        """Figures that grow in long use."""
         return {"bytes": self.size()} if self.server is None else self.server.health()
 
     def flush(self) -> None:

@@ -67,7 +67,7 @@ class RedisServer(Server):
         return Load(at=at, cpu=cpu, requests=sum(int(info["total_reads_processed"]) for info in self._info("stats")))
 
     def busy(self) -> Busy:
-        """What the masters spent on commands so far, without reading and sending."""
+        """The time that the masters spent on commands so far, without reading and sending."""
         outer = others = 0
         for info in self._info("commandstats"):
             for name, figures in info.items():
@@ -90,7 +90,7 @@ class RedisServer(Server):
                     master.unlink(*together)
 
     def is_empty(self) -> bool:
-        """Whether the namespace has no keys at all."""
+        """True if the namespace has no keys at all."""
         return not any(True for master in self.masters() for _ in _keys_of(master, self.namespace))
 
     def watch(self) -> CommandWatch:

@@ -29,7 +29,7 @@ _AT_FIRST = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a server had done at one moment since it began."""
+    """The work of a server from its start to one moment."""
 
     at: float
     """Seconds of a monotonic clock."""
@@ -68,7 +68,7 @@ class Server(ABC):
     kind: ClassVar[str]
     """ "redis", "postgres" or "mysql"."""
     remembers_heads: ClassVar[bool] = False
-    """Whether an open store may know what wakes next without asking, so that only a fresh one is measured."""
+    """True if an open store may know what wakes next without asking, so that only a fresh one is measured."""
 
     def make(self) -> None:  # noqa: B027 - nothing where opening a store makes the part
         """Make the part."""
@@ -79,7 +79,7 @@ class Server(ABC):
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether the part does not exist yet."""
+        """True if the part does not exist yet."""
 
     @abstractmethod
     def size(self) -> int:
@@ -100,7 +100,7 @@ class Server(ABC):
 
     @abstractmethod
     def health(self) -> Mapping[str, int]:
-        """What grows in long use: bytes, and rows that are dead and not yet removed."""
+        """Figures that grow in long use: bytes, and rows that are dead and not yet removed."""
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Hold a snapshot of the data open. Raises BadInput where there is no such thing."""
@@ -142,7 +142,7 @@ def due_in_an_hour() -> int:
 
 
 class Stat(NamedTuple):
-    """What `/proc/7/stat` says, as far as it is used here. Times in seconds."""
+    """The fields of `/proc/7/stat` that are used here. Times in seconds."""
 
     name: str
     state: str

@@ -50,7 +50,7 @@ class Session:
             raise
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises; blocks the caller, also one on a loop of its own."""
+        """Run `work` in the loop of the thread, and wait for it; the caller may be on a loop of its own."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def rows(self, statement: str, *arguments: Any) -> Sequence[Any]:
@@ -92,7 +92,7 @@ class SqlServer(Server):
     raw_table: ClassVar[Sequence[str]]
     """Statements that make the table of the raw limit; `SCHEMA_NAME` stands for the schema in these and in `drop`."""
     numbers_arguments: ClassVar[bool]
-    """Whether arguments are $1, $2, ... in a statement, or each %s."""
+    """True: arguments are $1, $2, ... in a statement; False: each is %s."""
 
     def __init__(self, url: str, address: Any, session: Session) -> None:
         self.address = address
@@ -143,7 +143,7 @@ class SqlServer(Server):
         self.rows(self.drop.replace("SCHEMA_NAME", self.address.schema))
 
     def is_empty(self) -> bool:
-        """Whether there is no such schema: one that exists may hold others' tables."""
+        """True if there is no such schema: one that exists may hold others' tables."""
         return not self.rows(self.schema_named, self.address.schema)
 
     def load(self) -> Load:

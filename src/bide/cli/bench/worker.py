@@ -27,7 +27,7 @@ from bide.wiring import store_maker
 _REPORT_EVERY = 0.05
 _OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge", "announce", "record")
 PAYLOAD = b"x" * 100
-"""What every task of a benchmark carries."""
+"""The payload of every task of a benchmark."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
-    """What a worker process is to do."""
+    """The orders of a worker process."""
 
     store: str
     works: tuple[Work, ...]
@@ -88,7 +88,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", gc=Fa
 
 
 class Log:
-    """What the handlers of one process did. Flat lists, so that the garbage collector has nothing to look through."""
+    """The starts and outcomes of one process. Flat lists, so that the garbage collector has nothing to look through."""
 
     def __init__(self, journal: str = "") -> None:
         self.calls = 0
@@ -126,7 +126,7 @@ class Log:
         return len(self._settled)
 
     def figures(self) -> dict[str, Any]:
-        """What there is to report while it works."""
+        """Figures to report while it works."""
         return {}
 
     def entries(self) -> list[Start | Settled]:
@@ -155,13 +155,13 @@ def _start(record: Record, at: int) -> Start:
 
 
 def read_log(path: str) -> list[Start | Settled]:
-    """What `Log` wrote. A last line that `kill -9` cut off is left out."""
+    """Read the file of a `Log`. A last line that `kill -9` cut off is left out."""
     with open(path, "rb") as file:
         return [msgspec.json.decode(line, type=Start | Settled) for line in file if line.endswith(b"\n")]
 
 
 class Count(Log):
-    """What the handlers of one process did, in numbers alone; times in milliseconds, since they were last asked for."""
+    """The deliveries of one process in numbers alone; times in milliseconds, since they were last asked for."""
 
     def __init__(self) -> None:
         super().__init__()

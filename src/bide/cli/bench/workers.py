@@ -96,7 +96,7 @@ class Child:
         return await self.said(word, within=within)
 
     async def said(self, word: str, *, within: float = PATIENCE) -> Any:
-        """What it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
+        """The value that it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
         while word not in (said := await self.hear(within=within)):
             pass
         return said[word]
@@ -210,11 +210,11 @@ class ProcessGroup:
             await member.stop()
 
     async def figures(self) -> list[dict[str, Any]]:
-        """What each of them reports while it works."""
+        """The figures that each of them reports while it works."""
         return list(await asyncio.gather(*(member.ask("usage") for member in self.members)))
 
     def log(self) -> list[Start | Settled]:
-        """What they did; after `stop`."""
+        """All starts and outcomes; after `stop`."""
         # one that was killed before its first line has no log
         return [entry for log in self._logs if log.exists() for entry in read_log(str(log))]
 
@@ -318,7 +318,7 @@ async def clear(app: Bide) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a run really did. Times in nanoseconds since the epoch, lateness in milliseconds."""
+    """The deliveries of a run, counted. Times in nanoseconds since the epoch, lateness in milliseconds."""
 
     lost: int
     """Expected, and no worker has an acknowledged settle of it."""
@@ -337,7 +337,7 @@ class Findings:
     """The same, less the `wake_at` that it was leased for: a whole millisecond, and never before that instant."""
 
     def faults(self, *, crash: bool = False) -> list[str]:
-        """What is wrong beyond the counted fields."""
+        """Faults beyond the counted fields."""
         faults = [f"{self.early} deliveries began too early"] if self.early else []
         if self.redelivered and not crash:
             faults.append(f"{self.redelivered} deliveries were repeated before they were settled, and nothing crashed")

@@ -1,4 +1,4 @@
-"""What lies far ahead: a mass message tomorrow, reminders of events, and subscriptions that renew themselves."""
+"""Tasks that lie far ahead: a mass message tomorrow, reminders of events, and subscriptions that renew themselves."""
 
 from __future__ import annotations
 

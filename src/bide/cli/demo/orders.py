@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import suppress
 from functools import partial
 from random import Random
 
@@ -39,6 +39,8 @@ _TOLD_EVERY: Millis = 500
 class Order(msgspec.Struct):
     number: int
     cents: int
+    placed: Millis
+    due: Millis
     sale: bool = False
 
 
@@ -74,11 +76,8 @@ class Orders(Story):
         now = self.app.clock.now()
         self.sale_ends = -(-(now + _AHEAD + 5_000) // 10_000) * 10_000  # a whole ten seconds on the clock
         async for task in self.app.find(topic="order.close", state="waiting"):
-            try:
-                order = msgspec.json.decode(task.payload_bytes, type=Order)
-            except msgspec.MsgspecError:
-                continue  # no order of ours: somebody tries what happens to it
-            self._customer(order, task.record.created_at, task.record.due_at)
+            with suppress(msgspec.MsgspecError):  # no order of ours: somebody tries what happens to it
+                self._customer(msgspec.json.decode(task.payload_bytes, type=Order))
 
     @property
     def last_of_the_sale(self) -> int:
@@ -93,7 +92,7 @@ class Orders(Story):
     async def _order(self) -> None:
         [number] = await self.notebook.numbers()
         now = self.app.clock.now()
-        await self._take([self._new(number, now, now + self.chance.randrange(20_000, 90_000))])
+        await self._take([_order(number, now, now + self.chance.randrange(20_000, 90_000))])
 
     async def _sales(self) -> None:
         while True:
@@ -101,7 +100,7 @@ class Orders(Story):
             crowds = [self.sale[place : place + _CROWD] for place in range(0, SALE, _CROWD)]
             for crowd in crowds:
                 begun = self.app.clock.now()
-                orders = [self._new(number, begun, self.sale_ends, sale=True) for number in crowd]
+                orders = [_order(number, begun, self.sale_ends, sale=True) for number in crowd]
                 await self.patiently(partial(self._take, orders))
                 await self.until(begun + _SELLS_FOR * _CROWD // SALE)
             await self.patiently(self._next_sale)
@@ -110,27 +109,23 @@ class Orders(Story):
         self.sale = await self.notebook.numbers(SALE)
         self.sale_ends += _SALE_EVERY
 
-    def _new(self, number: int, now: Millis, due: Millis, *, sale: bool = False) -> tuple[Order, Millis, Millis]:
-        return Order(number, 500 + 17 * number % 20_000, sale), now, due
-
-    async def _take(self, orders: Sequence[tuple[Order, Millis, Millis]]) -> None:
+    async def _take(self, orders: Sequence[Order]) -> None:
         """Orders come in: each with what is to become of it, in one transaction; its customer pays in time, or not."""
         tasks: list[NewTask] = []
-        for order, now, due in orders:
+        for order in orders:
             key = str(order.number)
             group = f"order-{key}"
-            tasks.append(self.close.new(order, key=key, group=group, at=as_datetime(due)))
+            tasks.append(self.close.new(order, key=key, group=group, at=as_datetime(order.due)))
             if not order.sale:
-                reminder = as_datetime(now) + timedelta(milliseconds=round(0.4 * (due - now)))
+                reminder = as_datetime(order.placed + round(0.4 * (order.due - order.placed)))
                 tasks.append(self.remind.new(order, key=key, group=group, at=reminder))
         await self.app.schedule_many(tasks)
-        for order, now, due in orders:
-            self._customer(order, now, due)
+        for order in orders:
+            self._customer(order)
 
-    def _customer(self, order: Order, ordered: Millis, due: Millis) -> None:
-        if is_paid(order.number) and self.app.clock.now() < due:
-            share = Random(order.number).uniform(0.1, 0.95)
-            paid = ordered + round(share * (due - ordered))
+    def _customer(self, order: Order) -> None:
+        if is_paid(order.number) and self.app.clock.now() < order.due:
+            paid = order.placed + round(Random(order.number).uniform(0.1, 0.95) * (order.due - order.placed))
             self.person(self._pay(order, -(-paid // _TOLD_EVERY) * _TOLD_EVERY))
 
     async def _pay(self, order: Order, at: Millis) -> None:
@@ -140,6 +135,10 @@ class Orders(Story):
             await asyncio.gather(*(self.app.cancel(topic, str(order.number)) for topic in topics))
         if not order.sale and order.number % 3 == 1:
             await self.app.schedule_new(self.payments.new(Payment(order.number, order.cents)))
+
+
+def _order(number: int, placed: Millis, due: Millis, *, sale: bool = False) -> Order:
+    return Order(number, 500 + 17 * number % 20_000, placed, due, sale)
 
 
 def is_paid(number: int) -> bool:

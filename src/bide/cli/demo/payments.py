@@ -39,7 +39,7 @@ class Payment(msgspec.Struct):
 
     @property
     def merchant(self) -> str:
-        """Who gets the money."""
+        """The shop that gets the money."""
         return MERCHANTS[self.order // 3 % len(MERCHANTS)]
 
 
@@ -79,7 +79,7 @@ class Payments(Story):
 
 
 def illness_of(merchant: str, at: Millis) -> str | None:
-    """What is wrong with a merchant then: slow, down, or refusing signatures; None: it is well."""
+    """The illness of a merchant at that time: slow, down, or refusing signatures; None: it is well."""
     if merchant not in MERCHANTS:
         return None
     period, place = at // _PERIOD, MERCHANTS.index(merchant)

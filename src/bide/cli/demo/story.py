@@ -1,4 +1,4 @@
-"""What the stories of the demo have in common: handlers, people who act, and a notebook that survives a restart."""
+"""The base of all stories of the demo: handlers, people who act, and a notebook that survives a restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOURS = (1, 1, 1, 1, 1, 2, 4, 8, 10, 8, 7, 7, 9, 7, 6, 6, 7, 8, 10, 12, 10, 7, 
 
 
 class Notebook:
-    """What the demo remembers between two runs, kept in the store of an open app. Errors are the store's own."""
+    """The memory of the demo between two runs, kept in the store of an open app. Errors are the store's own."""
 
     def __init__(self, app: Bide) -> None:
         self._app = app
@@ -126,7 +126,7 @@ class Story:
             await asyncio.sleep(1)
 
     async def _unless_away(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """Whether it was done."""
+        """True if it was done."""
         try:
             await doing
         except StoreError as error:

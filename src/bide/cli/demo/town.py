@@ -92,7 +92,7 @@ Three things to try:
 
 
 def _of_minute(minute: int, row: Row) -> str:
-    """What was delivered in a minute of the epoch, and how late the latest began."""
+    """Say what was delivered in a minute of the epoch, and how late the latest began."""
     delivered = sum(past.begun for past in row.topics.values())
     latest, topic = max(((past.lateness(1.0) or 0, topic) for topic, past in row.topics.items()), default=(0, ""))
     length = f"{latest} ms" if latest < 1_000 else f"{latest / 1000:.1f} s"
