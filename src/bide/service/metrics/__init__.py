@@ -179,7 +179,7 @@ class Metrics(Instrument):
         )
 
     @property
-    def families(self) -> list[Family]:
+    def families(self) -> list[Family[Any]]:
         """What is counted, in the order of the exposition."""
         return self._families.all
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from functools import wraps
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeAlias, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -38,10 +38,12 @@ from bide.service.health import reach
 
 OTHER = "other"
 Values: TypeAlias = tuple[str, ...]
+One = TypeVar("One")
+Made = TypeVar("Made", bound="Family[Any]")
 
 
-class Family:
-    """What has one name, and a series for each combination of its labels' values."""
+class Family(Generic[One]):
+    """One name, and a series for each combination of its labels' values."""
 
     kind: ClassVar[str]
 
@@ -49,6 +51,7 @@ class Family:
         self.name = name
         self.about = about
         self.labels = tuple(labels)
+        self.values: dict[Values, One] = {}
 
     def exposed(self) -> Metric:
         raise NotImplementedError
@@ -56,25 +59,10 @@ class Family:
     def forget(self, topic: str) -> None:
         """Drop the series of this topic, where it has any."""
         if self.labels[:1] == ("topic",):
-            for values in [values for values in self._all() if values[0] == topic]:
-                del self._all()[values]
-
-    def _all(self) -> dict[Values, Any]:
-        raise NotImplementedError
+            self.values = {values: one for values, one in self.values.items() if values[0] != topic}
 
 
-class Numbers(Family):
-    """One number for each series."""
-
-    def __init__(self, name: str, about: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, about, labels)
-        self.values: dict[Values, float] = {}
-
-    def _all(self) -> dict[Values, Any]:
-        return self.values
-
-
-class Counter(Numbers):
+class Counter(Family[float]):
     """Only rises, and begins at 0 in each process. The series are there from the first moment where they are known."""
 
     kind = "counter"
@@ -89,7 +77,7 @@ class Counter(Numbers):
         return family
 
 
-class Gauge(Numbers):
+class Gauge(Family[float]):
     """As it is now; a series that is not known is not there."""
 
     kind = "gauge"
@@ -124,7 +112,7 @@ class Series:
         self.total += value
 
 
-class Histogram(Family):
+class Histogram(Family[Series]):
     """How long something takes, in seconds; `bounds` rise."""
 
     kind = "histogram"
@@ -132,21 +120,17 @@ class Histogram(Family):
     def __init__(self, name: str, about: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         super().__init__(name, about, labels)
         self.bounds = tuple(bounds)
-        self._series: dict[Values, Series] = {}
-
-    def _all(self) -> dict[Values, Any]:
-        return self._series
 
     def series(self, *values: str) -> Series:
-        found = self._series.get(values)
+        found = self.values.get(values)
         if found is None:
-            found = self._series[values] = Series(self.bounds)
+            found = self.values[values] = Series(self.bounds)
         return found
 
     def exposed(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
         bounds = [*map(_number, self.bounds), "+Inf"]
-        for values, series in self._series.items():
+        for values, series in self.values.items():
             family.add_metric(values, list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
         return family
 
@@ -155,20 +139,18 @@ class Families(Collector):
     """All families of one exposition."""
 
     def __init__(self) -> None:
-        self.all: list[Family] = []
+        self.all: list[Family[Any]] = []
 
     def counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
-        family = Counter(name, about, labels)
-        self.all.append(family)
-        return family
+        return self._add(Counter(name, about, labels))
 
     def gauge(self, name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
-        family = Gauge(name, about, labels)
-        self.all.append(family)
-        return family
+        return self._add(Gauge(name, about, labels))
 
     def histogram(self, name: str, about: str, labels: Sequence[str], bounds: Sequence[float]) -> Histogram:
-        family = Histogram(name, about, labels, bounds)
+        return self._add(Histogram(name, about, labels, bounds))
+
+    def _add(self, family: Made) -> Made:
         self.all.append(family)
         return family
 
