@@ -34,9 +34,8 @@ from bide.service.shapes import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers
 from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Hearing
-from bide.stores.redis.bodies import flags_of, record_of, seed_of
-from bide.stores.redis.layout import Layout
-from bide.stores.redis.wakes import Ear
+from bide.stores.redis.layout import Layout, flags_of, record_of, seed_of
+from bide.stores.redis.wakes import Subscriber
 from bide.stores.sqlite import rows
 from bide.testing.clock import FIRST_INSTANT, ManualClock
 from bide_proofs.fuzz.drawing import Draw
@@ -183,18 +182,18 @@ def sql_rows(draw: Draw) -> None:
 
 
 def tidings(draw: Draw) -> None:
-    """Messages of the wakes of others: what is none is passed over, and the ear goes on."""
+    """Messages of the wakes of others: what is none is passed over, and the subscriber goes on."""
     heard: list[tuple[str, int]] = []
     listeners = Listeners(logging.getLogger("bide.fuzz"))
     kind = draw.of("redis", "postgres", "http")
     if kind == "redis":
         layout = Layout("n", 4)
-        ear = Ear(None, layout, None, "e", lambda shard, topic, wake: heard.append((topic, wake)))  # type: ignore[arg-type]
-        ear.stop()  # it has no server to listen to
+        subscriber = Subscriber(None, layout, None, "e", lambda shard, topic, wake: heard.append((topic, wake)))  # type: ignore[arg-type]
+        subscriber.stop()  # it has no server to listen to
         sound = f"3 {FIRST_INSTANT} t".encode()
         data = draw.bytes(sound, 60)
         draw.note(data)
-        ear._take([b"message", layout.wake_channel(), data])
+        subscriber._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
         hearing = Hearing(None, "c", "e", None, patience=1)  # type: ignore[arg-type]
         hearing.told = lambda wakes: heard.extend(wakes.items())
