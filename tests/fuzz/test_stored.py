@@ -31,9 +31,8 @@ from bide.ports import wire
 from bide.service.schemas import one_line, task_shape
 from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Hearing
-from bide.stores.redis.bodies import flags_of, record_of, seed_of
-from bide.stores.redis.layout import Layout
-from bide.stores.redis.wakes import Ear
+from bide.stores.redis.layout import Layout, flags_of, record_of, seed_of
+from bide.stores.redis.wakes import Subscriber
 from bide.stores.sqlite import rows
 from bide.testing.clock import FIRST_INSTANT as NOW
 
@@ -154,9 +153,9 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
     heard: list[tuple[str, int]] = []
     if kind == "redis":
         layout = Layout("n", 4)
-        ear = Ear(None, layout, None, "e", lambda shard, topic, wake: heard.append((topic, wake)))  # type: ignore[arg-type]
-        ear.stop()  # it has no server to listen to
-        ear._take([b"message", layout.wake_channel(), data])
+        subscriber = Subscriber(None, layout, None, "e", lambda shard, topic, wake: heard.append((topic, wake)))  # type: ignore[arg-type]
+        subscriber.stop()  # it has no server to listen to
+        subscriber._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
         nowhere: Any = None  # it has no server to listen to
         hearing = Hearing(nowhere, "c", "e", nowhere, patience=1, told=lambda wakes: heard.extend(wakes.items()))

@@ -18,7 +18,7 @@ from tests.servers.keyspace import delete_keys
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 
-from bide.stores.redis import RedisStore, nodes
+from bide.stores.redis import RedisStore, topology
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis_cluster import RedisCluster
@@ -42,14 +42,14 @@ def _patience_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def made_connections() -> Iterator[list[Any]]:
     """Every connection that a store makes during the test. All have to be closed when it ends."""
     made: list[Any] = []
-    make = nodes.make_connection
+    make = topology.make_connection
 
     def make_it(*where: Any, **options: Any) -> Any:
         made.append(make(*where, **options))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nodes, "make_connection", make_it)
+        patch.setattr(topology, "make_connection", make_it)
         yield made
     assert [one for one in made if one.is_connected] == [], "these are still open"
 

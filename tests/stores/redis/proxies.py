@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bide.stores.redis import nodes
+from bide.stores.redis import topology
 from bide.stores.redis.address import Address, address_of
 from bide.testing.proxy import Act, Chunk, FaultProxy, Hook, PlannedFault
 from bide_proofs.servers.process import HOST
@@ -47,14 +47,14 @@ class Proxies:
         for proxy in self.each.values():
             await self._opened.enter_async_context(proxy)
         ours = {(HOST, proxy.port) for proxy in self.each.values()}
-        make = nodes.make_connection
+        make = topology.make_connection
 
         def led(address: Address, host: str | None = None, port: int = 0, **options: Any) -> Any:
             if not ours.issuperset(address.hosts) or (host or HOST, port or address.hosts[0][1]) in ours:
                 return make(address, host, port, **options)
             return make(address, HOST, self.each[port].port, **options)
 
-        self._monkeypatch.setattr(nodes, "make_connection", led)
+        self._monkeypatch.setattr(topology, "make_connection", led)
         return self
 
     async def __aexit__(

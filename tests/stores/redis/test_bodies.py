@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bide.core.names import new_id
 from bide.core.records import In, NewTask, State
-from bide.stores.redis.bodies import flags_of, packed_id, record_of, seed_of
+from bide.stores.redis.layout import flags_of, packed_id, record_of, seed_of
 
 PLAIN_HEAD = 1 + 7 + 3 * 6
 texts = st.text(min_size=1, max_size=50)

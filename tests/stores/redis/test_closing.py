@@ -13,8 +13,7 @@ from tests.waiting import forever, until
 
 from bide.core.records import In
 from bide.stores.redis import RedisStore
-from bide.stores.redis.errors import NotSent
-from bide.stores.redis.link import Link
+from bide.stores.redis.link import Link, NotSent
 from bide.testing.store_suite.acts import new
 from bide_proofs.servers.redis_cluster import RedisCluster
 
@@ -49,7 +48,7 @@ async def test_a_store_that_is_closed_while_somebody_begins_to_listen(shared_url
     await asyncio.sleep(0)
     await store.close()
     await some_turns(5)
-    assert [task for task in asyncio.all_tasks() if task.get_name() == "bide ear"] == []
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "bide subscriber"] == []
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
 

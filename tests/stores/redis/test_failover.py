@@ -11,7 +11,7 @@ import pytest
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.stores.redis.load import Load
-from tests.stores.redis.test_wakes import hearing, hears_of_every_shard
+from tests.stores.redis.test_wakes import hears_of_every_shard, subscriptions
 from tests.waiting import until
 
 from bide.core.errors import PartlyFailed, StoreError
@@ -47,7 +47,7 @@ async def test_a_replica_takes_over(own_servers: Servers, open_store: OpensStore
     assert (load.errors, safe.errors) == ({}, {})
     assert (safe.lost, safe.again) == (set(), [])
     await hears_of_every_shard(listener, teller)
-    assert hearing(listener).replaced >= 1
+    assert subscriptions(listener).replaced >= 1
 
 
 def parts(store: RedisStore, count: int) -> dict[int, list[str]]:

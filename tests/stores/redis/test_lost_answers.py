@@ -17,8 +17,7 @@ from tests.waiting import PATIENCE, not_before, pause, until
 from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from bide.core.records import At, Cancel, Filter, Move, OnConflict, Record, Ref, Result, State
 from bide.stores.redis import RedisStore
-from bide.stores.redis.caller import Call
-from bide.stores.redis.scripts import script
+from bide.stores.redis.script_client import Call, script
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.stores.server_time import ServerTime
 from bide.testing.proxy import Act, Chunk, FaultProxy

@@ -7,7 +7,7 @@ from typing import Any
 from tests.stores.redis.conftest import OpensStore
 
 from bide.core.records import Cancel, In, Lease, NewTask, Ref, Settlement, Verdict
-from bide.stores.redis.caller import Call
+from bide.stores.redis.script_client import Call
 
 KEYS = [f"k{number}" for number in range(5)]
 

@@ -8,8 +8,8 @@ import pytest
 from tests.stores.redis.conftest import OpensStore
 
 from bide.core.records import In, Lease, Move, NewTask, Ref, Result, Settlement, Verdict
-from bide.stores.redis import opened
-from bide.stores.redis.scripts import Script, script
+from bide.stores.redis import runtime
+from bide.stores.redis.script_client import Script, script
 
 
 def of_the_next_version(name: str, *, flags: bool) -> Script:
@@ -23,7 +23,7 @@ async def test_each_version_goes_on_with_what_the_other_began(
     redis_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = await open_store(redis_url)
-    monkeypatch.setattr(opened, "script", of_the_next_version)
+    monkeypatch.setattr(runtime, "script", of_the_next_version)
     newer = await open_store(redis_url)
     versions = (older, newer)
     for turn in range(8):

@@ -14,15 +14,15 @@ from tests.waiting import PATIENCE, pause, until
 from bide import Bide, Task
 from bide.core.records import Cancel, In
 from bide.stores.redis import RedisStore
-from bide.stores.redis.wakes import Hearing
+from bide.stores.redis.wakes import Subscriptions
 from bide.testing.proxy import Act, Chunk
 from bide.testing.store_suite.acts import new
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.resp import Connection
 
 
-def hearing(store: RedisStore) -> Hearing:
-    return store._open().hearing
+def subscriptions(store: RedisStore) -> Subscriptions:
+    return store._open().subscriptions
 
 
 async def hears_of_every_shard(store: RedisStore, teller: RedisStore) -> None:
@@ -44,7 +44,7 @@ async def hears_of_every_shard(store: RedisStore, teller: RedisStore) -> None:
         await teller.change([Cancel("told", keys[shard]) for shard in left], now=0)  # so that the next are heads again
         return heard == keys.keys()
 
-    hearing(store)._when = when
+    subscriptions(store)._when = when
     listening = await store.listen(["told"], lambda topic, wake: None)
     try:
         await until(told_of_all, "every shard to be heard of")
@@ -58,8 +58,8 @@ def seldom_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", PATIENCE)
 
 
-def ears(store: RedisStore) -> int:
-    return len(hearing(store)._ears)
+def subscribers(store: RedisStore) -> int:
+    return len(subscriptions(store)._subscribers)
 
 
 @pytest.mark.usefixtures("seldom_echoes")
@@ -68,7 +68,7 @@ async def test_a_subscription_that_was_cut_off_is_replaced(servers: Servers, ope
     await hears_of_every_shard(store, teller)
     for count in (1, 2, 3):
         servers.ask("CLIENT", "KILL", "TYPE", "pubsub")
-        await until(lambda count=count: hearing(store).replaced == count * ears(store), "being replaced")  # type: ignore[misc]
+        await until(lambda count=count: subscriptions(store).replaced == count * subscribers(store), "being replaced")  # type: ignore[misc]
         await hears_of_every_shard(store, teller)
 
 
@@ -88,15 +88,15 @@ async def test_a_subscription_that_fell_silent_is_found_and_replaced(
 
     proxies.watch(to_the_subscriber)
     await until(lambda: bool(deaf), "the next echo")
-    before = hearing(store).replaced
-    await until(lambda: hearing(store).replaced > before, "being replaced")
+    before = subscriptions(store).replaced
+    await until(lambda: subscriptions(store).replaced > before, "being replaced")
     monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", 2.0)
     await hears_of_every_shard(store, teller)
 
 
 @pytest.mark.usefixtures("seldom_echoes")
 async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str, open_store: OpensStore) -> None:
-    """Between the two subscriptions of an ear there may be wakes already, on a busy server most often."""
+    """Between the two subscriptions of a subscriber there may be wakes already, on a busy server most often."""
     stores = [await open_store(shared_url) for _ in range(4)]
     command, channel = telling(stores[0], 0)
     link = await stores[0]._open().nodes.link(0)
@@ -115,7 +115,7 @@ async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str,
     finally:
         over = True
         await flooding
-    assert [hearing(store).replaced for store in stores] == [0] * len(stores)
+    assert [subscriptions(store).replaced for store in stores] == [0] * len(stores)
 
 
 def telling(store: RedisStore, shard: int) -> tuple[str, str]:
@@ -135,7 +135,7 @@ async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: Opens
         [reply] = await link.ask([(*telling(teller, 3), words)])
         assert reply == 1, "it is heard"
     await hears_of_every_shard(store, teller)
-    assert hearing(store).replaced == 0
+    assert subscriptions(store).replaced == 0
 
 
 async def test_losing_every_wake_costs_no_task(proxies: Proxies, shared_url: str, redis_namespace: str) -> None:
@@ -155,7 +155,7 @@ async def test_losing_every_wake_costs_no_task(proxies: Proxies, shared_url: str
             await teller.schedule("work", None, key=f"{number}", delay="10ms")
             await pause(0.05, why="some come while the worker sleeps")
         await until(lambda: len(done) == 10, "all tasks")
-        assert [ear for ear in hearing(deaf)._ears if ear._open.is_set()] == [], "the wakes were lost"
+        assert [one for one in subscriptions(deaf)._subscribers if one._open.is_set()] == [], "the wakes were lost"
 
 
 async def test_who_looks_in_between_comes_again_in_time(

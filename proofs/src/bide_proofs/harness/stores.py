@@ -65,7 +65,7 @@ async def _remove(url: str) -> None:
     """Every key of it, on every server that has some."""
     from bide.stores.redis.address import address_of
     from bide.stores.redis.layout import Layout
-    from bide.stores.redis.nodes import nodes_of
+    from bide.stores.redis.topology import nodes_of
 
     address = address_of(url)
     nodes = nodes_of(address, Layout(address.namespace, address.shards or 16), patience=10)

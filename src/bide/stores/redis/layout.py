@@ -1,4 +1,4 @@
-"""Where everything of a namespace is: its shards, their keys, and the record by which clients agree on both.
+"""Where everything of a namespace is: its shards and their keys; and how a task rests there.
 
     {ns}:layout       version and number of shards: clients that differ refuse to start
     {ns}:workers      who works on what
@@ -13,20 +13,42 @@
 
 What stands in braces decides the slot in a Cluster, so that all keys of a shard are in one place and one script may
 touch them; they are few and fixed for each (shard, topic), whatever the number of tasks.
+
+A body is a head that the scripts write, and a part that they never read.
+
+    flags 1 | token 7 | created_at 6 | due_at 6 | wake_at 6 | went through | deadline | group | id, options, payload
+    `------------------- head ---------------------------'--- parts that may be missing ---'
+
+A plain task that was never delivered takes 43 bytes and its payload: whatever is still zero is not written. The layout
+is documented at the head of `lua/lib.lua`, which writes the head; here is the rest of it, and the reading.
 """
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
+from struct import Struct
 from zlib import crc32
 
-from bide.core.records import State, Topic
+from bide.core.instants import Millis
+from bide.core.records import NewTask, Record, State, Topic
 
 VERSION = 1
 _MOST = 65_536
 """Names of topics that are kept ready."""
 INDEX_LETTERS = {State.WAITING: "w", State.LEASED: "l", State.DONE: "d", State.CANCELLED: "c", State.DEAD: "x"}
 """In the order of their numbers in a body."""
+
+RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
+NO_ERROR = 0xFFFFFFFF
+NO_DEADLINE = 2**48 - 1
+
+_STATES = tuple(INDEX_LETTERS)
+_RAN = Struct(">HIIIIHIHIB")
+"""planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each), and the size of the holder."""
+_HEAD = Struct(">BBHIHIHIHI")
+"""flags, token (7), created_at, due_at, wake_at (6 each)."""
+_SIZE = Struct(">I")
 
 
 class Layout:
@@ -87,3 +109,113 @@ class Layout:
     def wake_channel(self, shard: int | None = None) -> bytes:
         """Where wakes are told: of one shard where channels are sharded too, else of all."""
         return self.common("wake") if shard is None else f"{self.tags[shard]}wake".encode()
+
+
+# --- bodies
+
+
+def flags_of(new: NewTask) -> int:
+    """Which parts a new task's body has; its state is `waiting`, which is 0."""
+    return (
+        (DEADLINE if new.deadline is not None else 0)
+        | (GROUP if new.group is not None else 0)
+        | (OPTIONS if new.options else 0)
+    )
+
+
+def seed_of(new: NewTask, flags: int) -> bytes:
+    """A new task's body without its head."""
+    if not flags:
+        return packed_id(new.id) + new.payload
+    parts = b""
+    if new.deadline is not None:
+        parts += new.deadline.to_bytes(6, "big")
+    if new.group is not None:
+        group = new.group.encode()
+        parts += len(group).to_bytes(1, "big") + group
+    parts += packed_id(new.id)
+    if new.options:
+        parts += _SIZE.pack(len(new.options)) + new.options
+    return parts + new.payload
+
+
+def packed_id(text: str) -> bytes:
+    """An id as a body has it: a UUID in 16 bytes after a zero, any other text after its size."""
+    if len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-":
+        digits = text.replace("-", "")
+        try:
+            raw = bytes.fromhex(digits)
+        except ValueError:
+            raw = b""
+        if len(raw) == 16 and raw.hex() == digits:  # no capitals: what is read back is what was written
+            return b"\0" + raw
+    encoded = text.encode()
+    return len(encoded).to_bytes(1, "big") + encoded
+
+
+def record_of(topic: Topic, key: str, body: bytes) -> Record:
+    """The record of a body. Raises ValueError if it is damaged."""
+    try:
+        return _record_of(topic, key, body)
+    except (IndexError, struct.error) as error:
+        raise ValueError(f"{topic}/{key}: {error}") from error
+
+
+def text_of(name: bytes) -> str:
+    """A name as it stands in an index; what is no text is none of ours, and finds nothing under its mended name."""
+    return name.decode("utf-8", "replace")
+
+
+def _record_of(topic: Topic, key: str, body: bytes) -> Record:
+    flags, t1, t2, t3, c1, c2, d1, d2, w1, w2 = _HEAD.unpack_from(body)
+    place = 26
+    planned = attempt = failures = losses = finished = keep = 0
+    holder: str | None = None
+    error: str | None = None
+    deadline: Millis | None = None
+    group: str | None = None
+    if flags & RAN:
+        p1, p2, attempt, failures, losses, f1, f2, k1, k2, size = _RAN.unpack_from(body, place)
+        planned, finished, keep = p1 << 32 | p2, f1 << 32 | f2, k1 << 32 | k2
+        place += 31
+        if size:
+            holder = str(body[place : place + size], "utf-8", "backslashreplace")
+            place += size
+        (size,) = _SIZE.unpack_from(body, place)
+        place += 4
+        if size != NO_ERROR:
+            error = str(body[place : place + size], "utf-8", "backslashreplace")
+            place += size
+    if flags & DEADLINE:
+        deadline = int.from_bytes(body[place : place + 6], "big")
+        place += 6
+    if flags & GROUP:
+        size = body[place]
+        group = str(body[place + 1 : place + 1 + size], "utf-8", "backslashreplace")
+        place += 1 + size
+    size = body[place]
+    if size:
+        life = str(body[place + 1 : place + 1 + size], "utf-8", "backslashreplace")
+        place += 1 + size
+    else:
+        life = _uuid_text(body[place + 1 : place + 17])
+        place += 17
+    options = b""
+    if flags & OPTIONS:
+        (size,) = _SIZE.unpack_from(body, place)
+        options = body[place + 4 : place + 4 + size]
+        place += 4 + size
+    if len(body) < place:
+        raise IndexError("the body ends too early")
+    state = _STATES[flags & 7]
+    ended = flags & 7 >= 2
+    return Record(
+        topic, key, life, group, state, d1 << 32 | d2, w1 << 32 | w2, planned, attempt, failures, losses,
+        t1 << 48 | t2 << 32 | t3, holder, body[place:], options, deadline, error, c1 << 32 | c2,
+        finished if ended else None, keep if ended else None,
+    )  # fmt: skip
+
+
+def _uuid_text(raw: bytes) -> str:
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -13,10 +13,9 @@ from typing import Any
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Token, Topic
-from bide.stores.redis.bodies import record_of, text_of
-from bide.stores.redis.caller import Call, Caller
-from bide.stores.redis.heads import CAP, GRACE, Heads, owned
-from bide.stores.redis.layout import Layout
+from bide.stores.redis.head_cache import CAP, GRACE, Heads, owned
+from bide.stores.redis.layout import Layout, record_of, text_of
+from bide.stores.redis.script_client import Call, ScriptClient
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.redis")
@@ -41,17 +40,19 @@ class Leaser:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: ScriptClient,
         layout: Layout,
         time: ServerTime,
         *,
         give_back: Callable[[Sequence[Record]], Awaitable[None]],
+        tell: Callable[[Topic, Millis], None],
         by_server: bool,
         part_of: Callable[[int], int] | None = None,
     ) -> None:
         """`part_of`: where the shards are on several servers, which of them fail together.
 
-        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves.
+        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves. `tell`: called when
+        something was leased for a call that did not wait for it: it is to be had now.
         """
         self._caller = caller
         self._layout = layout
@@ -62,8 +63,7 @@ class Leaser:
         self._mine: set[str] = set()
         self._give_back = give_back
         self._part_of = part_of
-        self.tell: Callable[[int, Topic, Millis], None] = lambda shard, topic, wake: None
-        """Called when something was leased for a call that did not wait for it: it is to be had now."""
+        self._tell = tell
         self._late: dict[str, _Taken] = {}
         """Such tasks, by holder."""
         self._behind: dict[asyncio.Task[None], str] = {}
@@ -208,7 +208,7 @@ class Leaser:
                     continue
                 for topic, (_, _, tasks) in self._answered(call, replies[place]):
                     late += tasks
-                    self.tell(call.shard, topic, self._now(0))
+                    self._tell(topic, self._now(0))
             if late:
                 self._in_background(asyncio.create_task(self._keep_for_a_moment(holder)), holder)
         finally:

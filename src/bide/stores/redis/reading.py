@@ -1,41 +1,45 @@
-"""Plain reads: sent to each shard's server in one write, tried again while a server is away."""
+"""Plain reads, lists and counts: sent to each shard's server in one write, tried again while a server is away.
+
+Each page of a list is a merge of what the shards' indexes give, and no shard looks further than its page. A list that
+is ordered by time runs topic by topic; its place is the last (topic, time, key) that was shown. A plain list has no
+index of its own, which would cost every task a hundred bytes: within a topic it runs through the five indexes by state.
+A group is an index by (topic, key). A cursor is the list's kind and the last place that was shown.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from hashlib import sha1
-from importlib.resources import files
-from typing import Any
+import heapq
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from itertools import islice
+from operator import add
+from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from bide.core.errors import StoreUnavailable
-from bide.core.instants import Millis
-from bide.core.records import Record, Ref
-from bide.stores.redis.bodies import record_of
-from bide.stores.redis.errors import ELSEWHERE, WAIT, Lost, NotSent, refusal, where_to_ask, word_of
-from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import Command, Link
-from bide.stores.redis.nodes import Nodes
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import RESERVED_TOPICS
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.cursors import Place, read_cursor, write_cursor
+from bide.stores.redis.layout import INDEX_LETTERS, Layout, record_of, text_of
+from bide.stores.redis.link import ELSEWHERE, WAIT, Command, Link, Lost, NotSent, refusal, where_to_ask, word_of
+from bide.stores.redis.script_client import script
+from bide.stores.redis.topology import Nodes
 from bide.stores.server_time import ServerTime
 
-_SCRIPTS: dict[str, str] = {}
+_PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
+_SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
 """Those that change nothing, by their hash."""
-
-
-def _script(name: str) -> str:
-    """The hash of the script of this name."""
-    text = (files("bide.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
-    sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-    _SCRIPTS[sha] = text
-    return sha
-
-
-_PAGE, _COUNT = _script("page"), _script("count")
 _MOST_EDGES = 1_000
 """Of one call: no server stands still for longer than some milliseconds."""
 _PAUSE = 0.05
+_ALL = list(INDEX_LETTERS)
+Entry = TypeVar("Entry", "Position", bytes)
+Position = tuple[float, bytes]
+"""Of an entry in an index: its score and member as Redis has them. What is no time of a task's, or no text, is passed
+over, and only what stands where it does says where to go on from there."""
 
 
 class Reader:
@@ -140,7 +144,7 @@ class Reader:
         self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | str | bytes]
     ) -> list[list[bytes]]:
         """One page of each (shard, index): member, score, and so on."""
-        return await self.ask([(shard, ("EVALSHA", _PAGE, 1, index, *place)) for shard, index in indexes])
+        return await self.ask([(shard, ("EVALSHA", _PAGE.sha, 1, index, *place)) for shard, index in indexes])
 
     async def counts(
         self, topics: Sequence[tuple[int, Sequence[bytes]]], edges: Sequence[Millis]
@@ -148,7 +152,7 @@ class Reader:
         """Of each (shard, its five indexes of a topic): the lengths of these, and how many wait between the edges."""
         parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]
         replies = await self.ask(
-            [(shard, ("EVALSHA", _COUNT, len(its), *its, *part)) for shard, its in topics for part in parts]
+            [(shard, ("EVALSHA", _COUNT.sha, len(its), *its, *part)) for shard, its in topics for part in parts]
         )
         found: list[tuple[list[int], list[int]]] = []
         for place, (_, its) in enumerate(topics):
@@ -176,3 +180,176 @@ def _readable(ref: Ref, body: bytes) -> Record | None:
         return record_of(ref.topic, ref.key, body)
     except ValueError:
         return None
+
+
+# --- lists and counts
+
+
+async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Found:
+    """One page: for each shard at most a page's length of entries, and the bodies of those that are shown."""
+    if page.limit < 1:
+        raise BadInput("limit", page.limit, "a whole number of at least 1")
+    place, steps = read_cursor(page.cursor, where), _steps_of(where)
+    order = place.order
+    if order == "live" and where.state is not None and not where.state.live:
+        return Found([], None)
+    if order == "group":
+        return await _group(reader, layout, where, page, place)
+    shown: list[tuple[Place, Record]] = []
+    topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout) - RESERVED_TOPICS)
+    for topic in topics:
+        if topic < place.topic:
+            continue
+        for step in range(len(steps)):
+            if topic == place.topic and step < place.row:
+                continue
+            after: Position | None = None
+            if (topic, step) == (place.topic, max(place.row, 0)) and place.key:
+                after = place.instant, place.key.encode()
+            while len(shown) <= page.limit:
+                wanted = page.limit + 1 - len(shown)
+                entries = await _entries(
+                    reader, layout, where, topic, steps[step], after, wanted, timed=order == "live"
+                )
+                if not entries:
+                    break
+                after = entries[-1]
+                records = await reader.get([Ref(topic, text_of(key)) for _, key in entries])
+                for (time, _), record in zip(entries, records, strict=True):
+                    # it may have gone, or been moved, since its entry was read
+                    if record is not None and record.state in steps[step] and _time_of(record) == time:
+                        shown.append((Place(order, topic, record.key, _time_of(record), step), record))
+            if len(shown) > page.limit:
+                break
+        if len(shown) > page.limit:
+            break
+    return _page(shown, page.limit)
+
+
+def _page(shown: list[tuple[Place, Record]], limit: int) -> Found:
+    more = len(shown) > limit
+    shown = shown[:limit]
+    return Found([record for _, record in shown], write_cursor(shown[-1][0]) if more else None)
+
+
+def _steps_of(where: Filter) -> list[list[State]]:
+    """The steps in which a list runs through a topic: states whose indexes are merged."""
+    if where.state is not None:
+        return [[where.state]]
+    if where.wake_from is not None or where.wake_before is not None:
+        return [[State.WAITING, State.LEASED]]
+    return [[state] for state in _ALL]
+
+
+async def _entries(
+    reader: Reader, layout: Layout, where: Filter, topic: Topic, states: Sequence[State], after: Position | None,
+    count: int, *, timed: bool,
+) -> list[Position]:  # fmt: skip
+    """The next entries of these states of one topic, from all shards; `timed`: of a list by wake time."""
+    low = (where.wake_from or 0) if timed else 0
+    high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
+    if after is not None and after[0] < low:
+        after = None
+    place = (low, b"", "from") if after is None else (_score(after[0]), after[1], "behind")
+    asked = [(shard, state) for shard in range(layout.shards) for state in states]
+    share = _share(count, len(asked))
+    pages = await reader.pages(
+        [(shard, layout.index(shard, topic, state)) for shard, state in asked], [*place[:2], high, share, place[2]]
+    )
+    entries = [[(float(page[n + 1]), page[n]) for n in range(0, len(page), 2)] for page in pages]
+    return _merged(entries, share, count)
+
+
+def _score(time: float) -> str:
+    """As Redis reads it, to the last digit."""
+    return str(int(time)) if float(time).is_integer() else repr(time)
+
+
+def _share(count: int, indexes: int) -> int:
+    """How much of a page to ask of each index: the part that falls to it by chance, and room for most chances."""
+    if indexes == 1:
+        return count
+    part = count / indexes
+    return min(count, int(part + 2 * part**0.5) + 4)
+
+
+def _merged(pages: Sequence[list[Entry]], share: int, count: int) -> list[Entry]:
+    """The first `count` of several pages; fewer where an index may have more before them. Never none if there are any.
+
+    A page that is full may go on: what lies behind its end cannot be told apart from what lies behind another's.
+    """
+    ends = [page[-1] for page in pages if len(page) == share]
+    merged = list(islice(heapq.merge(*pages), count))
+    if ends:
+        merged = merged[: bisect_right(merged, min(ends))]
+    return merged
+
+
+def _time_of(record: Record) -> Millis:
+    return record.wake_at if record.finished_at is None else record.finished_at
+
+
+async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, place: Place) -> Found:
+    assert where.group is not None
+    prefix = f"{where.group}\0".encode()
+    if where.topic is not None:
+        prefix += f"{where.topic}\0".encode()
+    after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
+    # a prefix ends with NUL, and all that begins with it lies before the same with the byte after NUL
+    before = b"(" + prefix[:-1] + b"\1"
+    shown: list[tuple[Place, Record]] = []
+    while len(shown) <= page.limit:
+        count = page.limit + 1 - len(shown)
+        share = _share(count, layout.shards)
+        pages = await reader.members([layout.groups(shard) for shard in range(layout.shards)], after, before, share)
+        members = _merged(pages, share, count)
+        if not members:
+            break
+        refs = [_ref_of(member) for member in members]
+        for ref, record in zip(refs, await reader.get(refs), strict=True):
+            if record is not None and where.admits(record):
+                shown.append((Place("group", ref.topic, ref.key), record))
+        after = b"(" + members[-1]
+    return _page(shown, page.limit)
+
+
+def _ref_of(member: bytes) -> Ref:
+    """Of an entry of a group: group NUL topic NUL key."""
+    topic, _, key = text_of(member).partition("\0")[2].partition("\0")
+    return Ref(topic, key)
+
+
+async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:
+    """Every topic that has a task."""
+    return {topic for _, topic in await _places(reader, layout)}
+
+
+async def _places(reader: Reader, layout: Layout) -> list[tuple[int, Topic]]:
+    """Every (shard, topic) that has a task."""
+    replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
+    return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
+
+
+async def tally(
+    reader: Reader, layout: Layout, edges: Sequence[Millis] | None, only: Collection[Topic] | None
+) -> Tally:
+    """Counts of every topic and state: one call for each shard and topic, exact; an interval is O(log n) of it."""
+    edges = edges or ()
+    if only is None:
+        places = await _places(reader, layout)
+    else:
+        places = [(shard, topic) for shard in range(layout.shards) for topic in only]
+    counts: dict[tuple[Topic, State], int] = {}
+    forecast: dict[Topic, list[int]] = {}
+    found = await reader.counts([(shard, layout.topic(shard, topic)[1:]) for shard, topic in places], edges)
+    for (_, topic), (lengths, between) in zip(places, found, strict=True):
+        for state, number in zip(_ALL, lengths, strict=True):
+            if number:
+                counts[topic, state] = counts.get((topic, state), 0) + number
+        if between and lengths[0]:
+            before = forecast.get(topic)
+            forecast[topic] = between if before is None else list(map(add, before, between))
+    return Tally(
+        {each: Count(number) for each, number in counts.items()},
+        {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
+    )

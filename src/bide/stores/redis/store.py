@@ -32,15 +32,14 @@ from bide.core.records import (
 from bide.ports import COUNTED, Clock, Heard, Listening
 from bide.ports import Finding as Examined
 from bide.stores.batches import gathered
-from bide.stores.redis import diagnosis, finding, keeping, writing
+from bide.stores.redis import diagnosis, reading, runtime, writing
 from bide.stores.redis.address import Address, address_of
-from bide.stores.redis.bodies import text_of
-from bide.stores.redis.caller import Call
-from bide.stores.redis.layout import VERSION, Layout
-from bide.stores.redis.nodes import nodes_of
-from bide.stores.redis.opened import Opened
+from bide.stores.redis.diagnosis import examine
+from bide.stores.redis.layout import VERSION, Layout, text_of
 from bide.stores.redis.reading import Reader
-from bide.stores.redis.server import examine
+from bide.stores.redis.runtime import Runtime
+from bide.stores.redis.script_client import Call
+from bide.stores.redis.topology import nodes_of
 from bide.stores.server_time import ServerTime, StoreClock
 
 _AT_FIRST = 3.0
@@ -69,7 +68,7 @@ class RedisStore:
         clock: Literal["server", "caller"] = "server",
         patience: float = 10.0,
         silence: float = 2.0,
-        events_kept: int = keeping.EVENTS_KEPT,
+        events_kept: int = runtime.EVENTS_KEPT,
     ) -> None:
         self._address: Address = address_of(url)
         if clock not in ("server", "caller"):
@@ -82,7 +81,7 @@ class RedisStore:
         self._patience = patience
         self._silence = silence
         self._events_kept = events_kept
-        self._opened: Opened | None = None
+        self._opened: Runtime | None = None
         self._changing = asyncio.Lock()
         """Serializes `open` and `close`: two concurrent opens would each connect, and nobody would close the first."""
 
@@ -97,7 +96,7 @@ class RedisStore:
             if self._opened is None:
                 self._opened = await self._connect()
 
-    async def _connect(self) -> Opened:
+    async def _connect(self) -> Runtime:
         address = self._address
         layout = Layout(address.namespace, address.shards or SHARDS)
         time = ServerTime()
@@ -107,12 +106,12 @@ class RedisStore:
             reader = Reader(layout, nodes, time, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
-            shards = await keeping.agree(reader, address.namespace, address.shards, SHARDS)
+            shards = await runtime.agree(reader, address.namespace, address.shards, SHARDS)
             if shards != layout.shards:
                 await nodes.close()
                 layout = Layout(address.namespace, shards)
                 nodes = nodes_of(address, layout, patience=self._silence)
-            opened = Opened(
+            opened = Runtime(
                 address,
                 layout,
                 nodes,
@@ -134,7 +133,7 @@ class RedisStore:
                 opened, self._opened = self._opened, None
                 await opened.close()
 
-    def _open(self) -> Opened:
+    def _open(self) -> Runtime:
         if self._opened is None:
             raise StoreUnavailable(f"{self._address.shown}: the store is not open")
         return self._opened
@@ -185,13 +184,13 @@ class RedisStore:
 
     async def find(self, where: Filter, page: Page) -> Found:
         opened = self._open()
-        return await finding.find(opened.reader, opened.layout, where, page)
+        return await reading.find(opened.reader, opened.layout, where, page)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
         opened = self._open()
-        return await finding.tally(opened.reader, opened.layout, edges, topics)
+        return await reading.tally(opened.reader, opened.layout, edges, topics)
 
     # --- workers
 
@@ -233,7 +232,7 @@ class RedisStore:
     # --- Notifies
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self._open().hearing.listen(topics, heard)
+        return await self._open().subscriptions.listen(topics, heard)
 
     # --- Shares
 
@@ -244,7 +243,7 @@ class RedisStore:
         if not topics:
             await opened.leaser.leave(holder)
         key, flags = opened.layout.common("workers"), opened.server.knows_flags
-        live = await keeping.announce(opened.reader, key, holder, topics, until, now, flags=flags)
+        live = await runtime.announce(opened.reader, key, holder, topics, until, now, flags=flags)
         opened.leaser.share(holder, topics, live)
         return live
 
@@ -253,11 +252,11 @@ class RedisStore:
     async def record(self, events: Sequence[Event]) -> None:
         opened = self._open()
         if events:
-            await keeping.record(opened.reader, opened.layout, events, self._events_kept)
+            await runtime.record(opened.reader, opened.layout, events, self._events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         opened = self._open()
-        return await keeping.events(opened.reader, opened.layout, ref, limit)
+        return await runtime.events(opened.reader, opened.layout, ref, limit)
 
     # --- TellsTime
 

@@ -1,8 +1,8 @@
-"""The ear: a subscription that tells of earlier wakes, and that looks after itself.
+"""Subscriptions to earlier wakes, which test themselves.
 
-A subscription can die without a word: the connection half-open, the server replaced, the slot moved away. So the ear
-listens to itself: every few seconds it is sent an echo through the server, and one that does not hear its echo is
-replaced, and counted. Meanwhile nothing is lost: every head is asked for again within a second.
+A subscription can die without a word: the connection half-open, the server replaced, the slot moved away. So every few
+seconds it is sent an echo through the server, and one that does not receive its echo is replaced, and counted.
+Meanwhile nothing is lost: every head is asked for again within a second.
 
 Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, heard at the server that has its
 slot; elsewhere one channel serves the namespace.
@@ -22,13 +22,13 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
-from bide.stores.redis.errors import Lost, NotSent, said
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.nodes import Nodes
+from bide.stores.redis.link import Lost, NotSent, said
+from bide.stores.redis.topology import Nodes
 
 _log = logging.getLogger("bide.redis")
 ECHO_EVERY = 2.0
-"""Seconds between echoes; one that does not come back until the next is due means that the ear is deaf."""
+"""Seconds between echoes; one that does not come back until the next is due means that it is dead."""
 _PAUSE = 0.1
 
 HeardWake = Callable[[int, Topic, Millis], None]
@@ -37,12 +37,12 @@ When = Callable[[int, Topic, Millis], Millis]
 """(shard, topic, wake) -> when to ask there"""
 
 
-class Ear:
-    """Hears the wakes of one shard (or of all, on one channel) over a connection of its own."""
+class Subscriber:
+    """Receives the wakes of one shard (or of all, on one channel) over a connection of its own."""
 
     def __init__(self, nodes: Nodes, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
         self.replaced = 0
-        """How often it was found deaf or cut off, and replaced."""
+        """How often it was found dead or cut off, and replaced."""
         self._nodes = nodes
         self._shard = shard
         tag = f"{{{layout.namespace}}}:" if shard is None else layout.tags[shard]
@@ -50,9 +50,9 @@ class Ear:
         self._heard = heard
         self._echoed = asyncio.Event()
         self._open = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="bide subscriber")
 
-    async def hears(self, patience: float) -> None:
+    async def subscribed(self, patience: float) -> None:
         """Returns when it is subscribed. If that takes too long, it goes on trying by itself."""
         try:
             async with asyncio.timeout(patience):
@@ -93,7 +93,7 @@ class Ear:
                     while self._take(await connection.read_response(disable_decoding=True)) != channel:
                         pass  # what is told on the first channel while the second is subscribed to
             self._open.set()
-            watching = asyncio.get_running_loop().create_task(self._watch(connection), name="bide ear: echo")
+            watching = asyncio.get_running_loop().create_task(self._watch(connection), name="bide subscriber: echo")
             while True:
                 self._take(await connection.read_response(disable_decoding=True))
         finally:
@@ -136,30 +136,40 @@ class Ear:
                 return
 
 
-class Hearing:
-    """The ears of one store, had from the first listener on, and who listens."""
+class Subscriptions:
+    """The subscribers of one store, made for its first listener; they tell `listeners`."""
 
-    def __init__(self, nodes: Nodes, layout: Layout, name: str, when: When, *, sharded: bool, patience: float) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        layout: Layout,
+        name: str,
+        listeners: Listeners,
+        when: When,
+        *,
+        sharded: bool,
+        patience: float,
+    ) -> None:
         self._nodes = nodes
         self._layout = layout
         self._name = name
         self._when = when
         self._sharded = sharded
         self._patience = patience
-        self._listeners = Listeners(_log)
-        self._ears: list[Ear] = []
+        self._listeners = listeners
+        self._subscribers: list[Subscriber] = []
         self._making = asyncio.Lock()
 
     @property
     def replaced(self) -> int:
         """How many subscriptions were found dead, and replaced."""
-        return sum(ear.replaced for ear in self._ears)
+        return sum(one.replaced for one in self._subscribers)
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         listener = self._listeners.listen(topics, heard)
         try:
             async with self._making:
-                if not self._ears:
+                if not self._subscribers:
                     await self._make()
         except BaseException:
             await listener.close()
@@ -167,20 +177,16 @@ class Hearing:
         return listener
 
     async def _make(self) -> None:
-        # a slot may move by itself at any time, so each shard's channel has an ear of its own
+        # a slot may move by itself at any time, so each shard's channel has a subscriber of its own
         shards: list[int | None] = [*range(self._layout.shards)] if self._sharded else [None]
-        self._ears = [
-            Ear(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
+        self._subscribers = [
+            Subscriber(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
             for number, shard in enumerate(shards)
         ]
-        await asyncio.gather(*(ear.hears(self._patience) for ear in self._ears))
+        await asyncio.gather(*(one.subscribed(self._patience) for one in self._subscribers))
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
-        self.tell(shard, topic, self._when(shard, topic, wake))
-
-    def tell(self, shard: int, topic: Topic, wake: Millis) -> None:
-        """Tell the listeners to `topic` to ask then."""
-        self._listeners.tell(topic, wake)
+        self._listeners.tell(topic, self._when(shard, topic, wake))
 
     async def close(self) -> None:
-        await asyncio.gather(*[ear.stop() for ear in self._ears], return_exceptions=True)
+        await asyncio.gather(*[one.stop() for one in self._subscribers], return_exceptions=True)

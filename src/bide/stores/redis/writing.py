@@ -23,9 +23,8 @@ from bide.core.records import (
     Token,
     Verdict,
 )
-from bide.stores.redis.bodies import NO_DEADLINE, NO_ERROR, flags_of, packed_id, record_of, seed_of
-from bide.stores.redis.caller import Call, Caller
-from bide.stores.redis.layout import Layout
+from bide.stores.redis.layout import NO_DEADLINE, NO_ERROR, Layout, flags_of, packed_id, record_of, seed_of
+from bide.stores.redis.script_client import Call, ScriptClient
 
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement)
 Arguments = list[str | bytes | int]
@@ -108,7 +107,7 @@ def new_writer() -> Callable[[NewTask], Arguments]:
     return write
 
 
-async def add(caller: Caller, layout: Layout, tasks: Sequence[NewTask], now: str, wrote: Wrote) -> list[Any]:
+async def add(caller: ScriptClient, layout: Layout, tasks: Sequence[NewTask], now: str, wrote: Wrote) -> list[Any]:
     calls, places = sorted_out(tasks, layout, new_writer())
     answers: list[Any] = [None] * len(tasks)
 
@@ -161,7 +160,7 @@ def write_change(change: Change) -> Arguments:
     return [change.key, b"".join(what)]
 
 
-async def change(caller: Caller, layout: Layout, changes: Sequence[Change], now: str, wrote: Wrote) -> list[Any]:
+async def change(caller: ScriptClient, layout: Layout, changes: Sequence[Change], now: str, wrote: Wrote) -> list[Any]:
     calls, places = sorted_out(changes, layout, write_change)
     answers: list[Any] = [None] * len(changes)
 
@@ -186,7 +185,7 @@ def write_lease(lease: Lease) -> Arguments:
     return [lease.key, lease.token]
 
 
-async def extend(caller: Caller, layout: Layout, leases: Sequence[Lease], now: str, lasts: Millis) -> list[Any]:
+async def extend(caller: ScriptClient, layout: Layout, leases: Sequence[Lease], now: str, lasts: Millis) -> list[Any]:
     return await _accepted(caller, leases, *sorted_out(leases, layout, write_lease, lasts), now)
 
 
@@ -214,12 +213,14 @@ def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
     return write
 
 
-async def settle(caller: Caller, layout: Layout, outcomes: Sequence[Settlement], now: str, about: Millis) -> list[Any]:
+async def settle(
+    caller: ScriptClient, layout: Layout, outcomes: Sequence[Settlement], now: str, about: Millis
+) -> list[Any]:
     return await _accepted(caller, outcomes, *sorted_out(outcomes, layout, settlement_writer(about)), now)
 
 
 async def _accepted(
-    caller: Caller, asked: Sequence[Any], calls: Iterator[Call], places: list[Places], now: str
+    caller: ScriptClient, asked: Sequence[Any], calls: Iterator[Call], places: list[Places], now: str
 ) -> list[Any]:
     answers: list[Any] = [False] * len(asked)
 

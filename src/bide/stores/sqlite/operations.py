@@ -165,10 +165,9 @@ def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer]
     writes = _Writes(work, tasks)
     for position, new in enumerate(tasks):
         born = answers[position].record
-        found = writes.read(new.topic, new.key)
-        if found is None or born is None:
+        row, old = writes.read(new.topic, new.key)
+        if old is None or born is None:
             raise lost_part(work.cursor, "a key is taken in one index, and in no row")
-        row, old = found
         if old.token == born.token:
             continue
         token = next_token(work.last_token(), now)
@@ -185,8 +184,7 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
     writes = _Writes(work, changes)
     decide = lifecycle.change
     for asked in changes:
-        found = writes.read(asked.topic, asked.key)
-        row, old = (0, None) if found is None else found
+        row, old = writes.read(asked.topic, asked.key)
         token = next_token(work.last_token(), now)
         answer = decide(asked, old, now, token)
         answers.append(answer)
@@ -286,8 +284,7 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
     settled = []
     writes = _Writes(work, outcomes)
     for asked in outcomes:
-        found = writes.read(asked.topic, asked.key)
-        row, old = (0, None) if found is None else found
+        row, old = writes.read(asked.topic, asked.key)
         held = lifecycle.holds(old, asked.token)
         settled.append(held)
         if not held or old is None:
@@ -327,14 +324,13 @@ class _Writes:
         self._forgotten: list[tuple[int]] = []
         self._touched: set[tuple[str, str]] = set()
 
-    def read(self, topic: Topic, key: str) -> tuple[int, Record] | None:
-        """A task and its row's number."""
+    def read(self, topic: Topic, key: str) -> tuple[int, Record | None]:
+        """A task and its row's number; 0 and None if there is none."""
         name = (topic, key)
         if name in self._touched:
             self.flush()
         self._touched.add(name)
-        found = self._found.pop(name, None)
-        return by_name(self._work.cursor, topic, key) if found is None else found
+        return self._found.pop(name, None) or by_name(self._work.cursor, topic, key) or (0, None)
 
     def move(self, row: int, record: Record) -> None:
         self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.crc import key_slot
@@ -15,9 +16,8 @@ from redis.exceptions import ResponseError
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.redis.address import Address
-from bide.stores.redis.errors import Lost, NotSent
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import Link
+from bide.stores.redis.link import Link, Lost, NotSent
 
 try:
     from redis.driver_info import DriverInfo
@@ -29,46 +29,62 @@ else:  # one that reads it out of its package's metadata for every connection, w
 _log = logging.getLogger("bide.redis")
 
 
-class Nodes(Protocol):
+class Nodes(ABC):
     """The servers of one store."""
 
+    def __init__(self, address: Address, patience: float) -> None:
+        self._address = address
+        self._patience = patience
+        self._closed = False
+        """For a call that looks for its server after `close`: it never connects."""
+
+    @abstractmethod
     async def link(self, shard: int | None) -> Link:
         """To the server that has the shard (None: what belongs to the whole namespace). Raises NotSent."""
-        ...
 
+    @abstractmethod
     def ready(self, shard: int) -> Link | None:
         """The same, if it is known and connected."""
-        ...
 
+    @abstractmethod
     async def look_again(self, link: Link | None) -> None:
         """That link led to the wrong server, or to none: find out who has what now."""
-        ...
 
+    @abstractmethod
     def at(self, host: str, port: int) -> Link:
         """To one server by its address, for the one call that is to be asked there."""
-        ...
 
     def part_of(self, shard: int) -> int:
         """Shards with the same number fail together; others do not wait for them."""
-        ...
+        return 0
 
     async def masters(self) -> list[Link]:
         """One link to every server that holds data."""
-        ...
+        return [await self.link(None)]
 
+    @abstractmethod
     def connection(self, shard: int | None) -> AbstractConnection:
         """A connection of one's own to where `link` leads, not yet connected: for a subscription."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None: ...
+
+    def _link_to(self, host: str, port: int, *, to_look: bool = False, for_sentinel: bool = False) -> Link:
+        """A new link to a server; `to_look`: for one question, whose answer is not waited for as long."""
+        return Link(
+            f"{'sentinel ' if for_sentinel else ''}{host}:{port}",
+            lambda: make_connection(self._address, host, port, for_sentinel=for_sentinel),
+            patience=min(1.0, self._patience) if to_look else self._patience,
+            closed=self._closed,
+        )
 
 
 def nodes_of(address: Address, layout: Layout, *, patience: float) -> Nodes:
     if address.kind == "cluster":
-        return ClusterNodes(address, layout, patience=patience)
+        return ClusterNodes(address, patience, layout)
     if address.kind == "sentinel":
-        return SentinelNodes(address, patience=patience)
-    return OneNode(address, patience=patience)
+        return SentinelNodes(address, patience)
+    return OneNode(address, patience)
 
 
 def make_connection(
@@ -94,11 +110,11 @@ def make_connection(
     return kind(host=host or address.hosts[0][0], port=port or address.hosts[0][1], socket_keepalive=True, **options)
 
 
-class OneNode:
+class OneNode(Nodes):
     """One server."""
 
-    def __init__(self, address: Address, *, patience: float) -> None:
-        self._address = address
+    def __init__(self, address: Address, patience: float) -> None:
+        super().__init__(address, patience)
         self._link = Link(address.shown, lambda: make_connection(address), patience=patience)
 
     async def link(self, shard: int | None) -> Link:
@@ -113,12 +129,6 @@ class OneNode:
     def at(self, host: str, port: int) -> Link:
         return self._link
 
-    def part_of(self, shard: int) -> int:
-        return 0
-
-    async def masters(self) -> list[Link]:
-        return [self._link]
-
     def connection(self, shard: int | None) -> AbstractConnection:
         return make_connection(self._address)
 
@@ -126,17 +136,15 @@ class OneNode:
         await self._link.close()
 
 
-class SentinelNodes:
+class SentinelNodes(Nodes):
     """The master that a majority of Sentinels agrees on: asked for at the start, and whenever it is lost or demoted."""
 
-    def __init__(self, address: Address, *, patience: float) -> None:
-        self._address = address
-        self._patience = patience
+    def __init__(self, address: Address, patience: float) -> None:
+        super().__init__(address, patience)
         self._master: tuple[str, int] | None = None
         self._link: Link | None = None
         self._looking: asyncio.Lock = asyncio.Lock()
         self._old: list[Link] = []
-        self._closed = False
 
     async def link(self, shard: int | None) -> Link:
         if self._link is None:
@@ -172,22 +180,12 @@ class SentinelNodes:
                     await self._link.drop("another server is the master now")
                     self._old.append(self._link)
                 self._master = found
-                self._link = Link(
-                    f"{found[0]}:{found[1]}",
-                    lambda host=found[0], port=found[1]: make_connection(self._address, host, port),  # type: ignore[misc]
-                    patience=self._patience,
-                    closed=self._closed,
-                )
+                self._link = self._link_to(*found)
             return
         raise NotSent(f"no Sentinel names a master: {'; '.join(troubles)}")
 
     async def _ask(self, host: str, port: int) -> tuple[str, int] | None:
-        link = Link(
-            f"sentinel {host}:{port}",
-            lambda: make_connection(self._address, host, port, for_sentinel=True),
-            patience=min(1.0, self._patience),
-            closed=self._closed,
-        )
+        link = self._link_to(host, port, to_look=True, for_sentinel=True)
         try:
             [reply] = await link.ask([("SENTINEL", "get-master-addr-by-name", self._address.service)])
         finally:
@@ -200,29 +198,22 @@ class SentinelNodes:
         assert self._link is not None
         return self._link
 
-    def part_of(self, shard: int) -> int:
-        return 0
-
-    async def masters(self) -> list[Link]:
-        return [await self.link(None)]
-
     def connection(self, shard: int | None) -> AbstractConnection:
         if self._master is None:
             raise NotSent("the master is not known yet")
         return make_connection(self._address, *self._master)
 
     async def close(self) -> None:
-        self._closed = True  # for a call that looks for the master after that
+        self._closed = True
         for link in (*self._old, *([self._link] if self._link else ())):
             await link.close()
 
 
-class ClusterNodes:
+class ClusterNodes(Nodes):
     """The masters of a Cluster, each with the slots it serves now."""
 
-    def __init__(self, address: Address, layout: Layout, *, patience: float) -> None:
-        self._address = address
-        self._patience = patience
+    def __init__(self, address: Address, patience: float, layout: Layout) -> None:
+        super().__init__(address, patience)
         self._slots = [key_slot(tag.encode()) for tag in layout.tags]
         self._common = key_slot(f"{{{layout.namespace}}}:".encode())
         self._links: dict[tuple[str, int], Link] = {}
@@ -230,13 +221,15 @@ class ClusterNodes:
         self._seeds = list(address.hosts)
         self._looking = asyncio.Lock()
         self._looked = 0
-        self._closed = False
+
+    def _where(self, shard: int | None) -> tuple[str, int] | None:
+        return self._owner.get(self._common if shard is None else self._slots[shard])
 
     async def link(self, shard: int | None) -> Link:
-        where = self._owner.get(self._common if shard is None else self._slots[shard])
+        where = self._where(shard)
         if where is None:
             await self._look_since(self._looked)
-            where = self._owner.get(self._common if shard is None else self._slots[shard])
+            where = self._where(shard)
             if where is None:
                 raise NotSent(f"{self._address.shown}: no server serves the slot of shard {shard}")
         return self.at(*where)
@@ -258,8 +251,7 @@ class ClusterNodes:
     async def _look(self) -> None:
         troubles = []
         for host, port in dict.fromkeys([*self._owner.values(), *self._seeds]):
-            link = Link(f"{host}:{port}", lambda h=host, p=port: make_connection(self._address, h, p),  # type: ignore[misc]
-                        patience=min(1.0, self._patience), closed=self._closed)  # fmt: skip
+            link = self._link_to(host, port, to_look=True)
             try:
                 [reply] = await link.ask([("CLUSTER", "SLOTS")])
             except (NotSent, Lost) as error:
@@ -282,12 +274,7 @@ class ClusterNodes:
     def at(self, host: str, port: int) -> Link:
         link = self._links.get((host, port))
         if link is None:
-            link = self._links[host, port] = Link(
-                f"{host}:{port}",
-                lambda: make_connection(self._address, host, port),
-                patience=self._patience,
-                closed=self._closed,
-            )
+            link = self._links[host, port] = self._link_to(host, port)
         return link
 
     def part_of(self, shard: int) -> int:
@@ -299,12 +286,12 @@ class ClusterNodes:
         return [self.at(*where) for where in dict.fromkeys(self._owner.values())]
 
     def connection(self, shard: int | None) -> AbstractConnection:
-        where = self._owner.get(self._common if shard is None else self._slots[shard])
+        where = self._where(shard)
         if where is None:
             raise NotSent(f"no server serves the slot of shard {shard}")
         return make_connection(self._address, *where)
 
     async def close(self) -> None:
-        self._closed = True  # for a call that is sent to another server after that
+        self._closed = True
         for link in list(self._links.values()):
             await link.close()

@@ -1,11 +1,11 @@
-"""Sends a script to a shard, once however often that takes.
+"""Send a script to a shard, once however often that takes.
 
 Each call carries the caller's name and a number that only rises; the shard keeps the last answer of each live caller,
 written in the same step as the work. So when an answer was lost, the same call is sent again: if it was done, the
 answer is repeated, else it is done now. This is why a caller has one call under way per shard, and why each kind of
 operation is a caller of its own: settling does not wait for scheduling.
 
-What a server refuses was not done; by its word the call waits a moment, or looks for the right server (see `errors`).
+What a server refuses was not done; by its word the call waits a moment, or looks for the right server (see `link`).
 What is still not known when `patience` is over is `OutcomeUnknown`, for that shard's tasks alone.
 """
 
@@ -15,22 +15,56 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha1
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from bide.stores.batches import refused_later
-from bide.stores.redis.errors import ELSEWHERE, WAIT, FewHaveIt, Lost, NotSent, refusal, said, where_to_ask, word_of
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import Command, Link
-from bide.stores.redis.nodes import Nodes
-from bide.stores.redis.scripts import Script
+from bide.stores.redis.link import (
+    ELSEWHERE,
+    WAIT,
+    Command,
+    FewHaveIt,
+    Link,
+    Lost,
+    NotSent,
+    refusal,
+    said,
+    where_to_ask,
+    word_of,
+)
+from bide.stores.redis.topology import Nodes
 from bide.stores.server_time import ServerTime
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_ONCE = 2
 """How often a call goes out again without a pause: servers may send it to each other for ever."""
+_FOLDER = files("bide.stores.redis") / "lua"
+DRAINS = frozenset({"change", "lease", "extend", "settle", "purge"})
+"""What has to work on a server whose memory is full (P9): only `add` is refused there."""
+
+
+class Script(NamedTuple):
+    """One script as a server is given it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def script(name: str, *, flags: bool, library: bool = True) -> Script:
+    """The script `name`, with what all that write share (`library`). `flags`: the server knows script flags (Redis 7,
+    Valkey), so what drains may say so."""
+    text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+    if library:
+        text = (_FOLDER / "lib.lua").read_text(encoding="utf-8") + text
+    if flags:
+        text = f"#!lua{' flags=allow-oom' if name in DRAINS else ''}\n{text}"
+    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 class Call(NamedTuple):
@@ -95,7 +129,7 @@ class _Sent:
 Read = Callable[[int, Any], None]
 
 
-class Caller:
+class ScriptClient:
     """One kind of operation of one store."""
 
     def __init__(

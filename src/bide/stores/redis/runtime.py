@@ -1,4 +1,7 @@
-"""What belongs to the namespace as a whole: its layout, who works on what, and the log of what was odd."""
+"""An open store: its servers, their clock, and a script client for each kind of operation.
+
+Also what belongs to the namespace as a whole: its layout, the register of workers, and the log of events.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,37 @@ import logging
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
-from bide.core.errors import StoreCorrupt, StoreMismatch
+from bide.core.errors import StoreCorrupt, StoreError, StoreMismatch
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import Ref, Topic
+from bide.core.records import In, Record, Ref, Settlement, Topic, Verdict
+from bide.stores.listeners import Listeners
+from bide.stores.redis import writing
+from bide.stores.redis.address import Address
+from bide.stores.redis.diagnosis import Server
 from bide.stores.redis.layout import VERSION, Layout
+from bide.stores.redis.leasing import Leaser
+from bide.stores.redis.link import Lost, NotSent
 from bide.stores.redis.reading import Reader
+from bide.stores.redis.script_client import ScriptClient, script
+from bide.stores.redis.topology import Nodes
+from bide.stores.redis.wakes import Subscriptions
+from bide.stores.server_time import ServerTime
 
+_log = logging.getLogger("bide.redis")
+_KINDS = ("add", "change", "lease", "extend", "settle", "purge")
+_TELLING = frozenset({"add", "change", "settle"})
+"""What may make something wake earlier; and what a caller is promised, so that replicas are waited for."""
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
 _AT_ONCE = 500
 """Events that are written in one call, so that nobody else waits for long."""
 
 _STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
-_log = logging.getLogger("bide.redis")
 _encode = msgspec.msgpack.encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 _decode_worker = msgspec.msgpack.Decoder(tuple[int, list[str]]).decode
@@ -47,6 +64,102 @@ return 1
 
 
 _ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
+
+
+class Runtime:
+    """All that is there between `open` and `close`."""
+
+    def __init__(
+        self,
+        address: Address,
+        layout: Layout,
+        nodes: Nodes,
+        time: ServerTime,
+        server: Server,
+        *,
+        patience: float,
+        silence: float,
+        by_server: bool,
+    ) -> None:
+        self.address = address
+        self.layout = layout
+        self.nodes = nodes
+        self.time = time
+        self.server = server
+        self.by_server = by_server
+        self.reader = Reader(layout, nodes, time, patience=patience)
+        name = uuid4().hex[:16]
+        sharded = server.cluster and server.shards_channels
+        channels = [layout.wake_channel(shard if sharded else None) for shard in range(layout.shards)]
+        self.callers = {
+            kind: ScriptClient(
+                script(kind, flags=server.knows_flags),
+                f"{name}{kind[:2]}".encode(),
+                layout,
+                nodes,
+                time,
+                # one that is not extended in this round may be in the next; waiting longer would cost the others theirs
+                patience=min(patience, silence) if kind == "extend" else patience,
+                tells=("SPUBLISH" if sharded else "PUBLISH") if kind in _TELLING else "",
+                channels=channels if kind in _TELLING else (),
+                wait_replicas=address.wait_replicas if kind in _TELLING else 0,
+                wait_for=silence / 4,  # nobody else's call on that connection may be taken for lost meanwhile
+            )
+            for kind in _KINDS
+        }
+        listeners = Listeners(_log)
+        several = server.cluster and by_server
+        part_of = nodes.part_of if several else None
+        self.leaser = Leaser(
+            self.callers["lease"],
+            layout,
+            time,
+            give_back=self._give_back,
+            tell=listeners.tell,
+            by_server=by_server,
+            part_of=part_of,
+        )
+        self.subscriptions = Subscriptions(
+            nodes, layout, name, listeners, self.leaser.told, sharded=sharded, patience=silence
+        )
+
+    async def prepare(self) -> None:
+        """Give every server the scripts, and look at its clock."""
+        texts = [("SCRIPT", "LOAD", caller.script.text) for caller in self.callers.values()]
+        for link in await self.nodes.masters():
+            try:
+                await link.ask(texts)
+            except (NotSent, Lost) as error:
+                _log.info("the scripts will be loaded when they are first needed: %s", error)
+        await self.look_at_the_clock()
+
+    async def look_at_the_clock(self) -> None:
+        """Ask what time it is there. Every answer tells it; this is for the first time, and for doctor."""
+
+        async def ask() -> int:
+            [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
+            return int(seconds) * 1_000_000 + int(micros)
+
+        await self.time.look(ask)
+        if self.by_server:
+            self.time.warn_of_skew(self.address.shown)
+
+    async def _give_back(self, records: Sequence[Record]) -> None:
+        """End leases of which nothing was begun: due again at once, counting nothing."""
+        ends = [Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0)) for record in records]
+        for answer in await writing.settle(self.callers["settle"], self.layout, ends, "", 0):
+            if isinstance(answer, StoreError):
+                _log.warning("a lease could not be given back, and ends by itself: %s", answer)
+
+    async def close(self) -> None:
+        try:
+            await self.subscriptions.close()
+            await self.leaser.close()
+        finally:
+            await self.nodes.close()
+
+
+# --- of the namespace as a whole
 
 
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
