@@ -87,10 +87,10 @@ soak: ## work each store at half of its maximum, 15 minutes each, an hour on Red
 	soak sqlite: --minutes 15 --service; soak "$$TEST_REDIS_URL" --minutes 60; exit $$code'
 	@.venv/bin/python scripts/generate.py
 
-fuzz: ## feed everything that reads what nobody meant, other cases each time: make fuzz FUZZ=100 ARGS="-k urls"
+fuzz: ## feed everything that reads what nobody meant, other cases each time: make fuzz FUZZ=50 ARGS="-k urls"
 	@$(SETUP) test
 	@$(INSTALL)
-	@FUZZ=$${FUZZ:-20} $(PYTEST) --dist load tests/fuzz $(ARGS)
+	@FUZZ=$${FUZZ:-10} $(PYTEST) --dist load tests/fuzz $(ARGS)
 
 import-time: ## how long `import bide` takes, in fresh processes
 	@$(SETUP) run

@@ -138,8 +138,8 @@ async def test_without_redis_the_daemon_raises_an_alarm_and_goes_on(urls: dict[s
         daemon = asyncio.create_task(astray.run("compensator", Effects()))
         try:
             await until(lambda: astray.counts().get("alarms"), "an alarm")
-            lost, astray.redis = astray.redis, Async(replace(astray.setting, urls=urls)).redis_client()
-            await lost.aclose()
+            there = Async(replace(astray.setting, urls=urls)).redis_client()
+            astray.redis = await astray.closing.enter_async_context(there)
             await until(lambda: astray.counts().get("compensated"), "the second write")
         finally:
             await die(daemon)
