@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,37 @@ async def test_a_caller_is_cancelled_though_the_link_is_closed_too() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert connection.is_closed
+
+
+class Refused(Slow):
+    """A connection that is refused once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def connect(self) -> None:
+        await self.go.wait()
+        raise ConnectionRefusedError("nobody listens")
+
+
+async def test_a_connection_that_is_refused_once_its_caller_has_gone() -> None:
+    """Whoever asks next is told; asyncio does not report an exception that nobody has retrieved."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    connection: Any = Refused()
+    link = Link("refused", lambda: connection, patience=30.0)
+    asking = asyncio.create_task(link.ask([("PING",)]))
+    await some_turns(3)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    connection.go.set()
+    await some_turns(5)
+    with pytest.raises(NotSent, match="nobody listens"):
+        await link.ask([("PING",)])
+    del asking
+    gc.collect()
+    await link.close()
+    assert reported == []
 
 
 @pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere there is no server that others do not wait for

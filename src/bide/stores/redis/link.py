@@ -147,6 +147,7 @@ class Link:
             if self._loop.time() < self._not_before:
                 raise NotSent(self._why)
             self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
+            self._connecting.add_done_callback(_retrieve)
         connecting, caller = self._connecting, asyncio.current_task()
         try:
             await asyncio.shield(connecting)
@@ -251,6 +252,12 @@ class Link:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+
+
+def _retrieve(connecting: asyncio.Task[None]) -> None:
+    """Take the error of a connection that failed: its callers may have been cancelled, and `_why` keeps it."""
+    if not connecting.cancelled():
+        connecting.exception()
 
 
 async def _abort(connection: AbstractConnection) -> None:
