@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.proofs.running import report_of
+from tests.servers.fixtures import Borrowed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 
@@ -15,8 +16,12 @@ def test_exactly_the_committed_ones_fire_on_sqlite(tmp_path: Path) -> None:
     ordered(f"sqlite:///{tmp_path}/shop.db")
 
 
-def test_exactly_the_committed_ones_fire_on_postgres(postgres_url: str, postgres_schema: str) -> None:
-    ordered(f"{postgres_url}?schema={postgres_schema}")
+def test_exactly_the_committed_ones_fire_on_postgres(postgres_schemas: Borrowed) -> None:
+    ordered(postgres_schemas.url())
+
+
+def test_exactly_the_committed_ones_fire_on_mysql(mysql_schemas: Borrowed) -> None:
+    ordered(mysql_schemas.url())
 
 
 def ordered(url: str) -> None:

@@ -35,11 +35,15 @@ def test_under_faults_every_promise_is_kept(server: str) -> None:
     assert sum(faults.values()) >= 3
 
 
-@pytest.mark.parametrize("deployment", ["sqlite", "redis_url", "redis_sentinel_url", "redis_cluster_url"])
+@pytest.mark.parametrize(
+    "deployment",
+    ["sqlite", "redis_url", "redis_sentinel_url", "redis_cluster_url", "postgres_schemas", "mysql_schemas"],
+)
 def test_where_only_workers_die_no_call_fails_either(
     request: pytest.FixtureRequest, tmp_path: Path, deployment: str
 ) -> None:
-    url = f"sqlite:///{tmp_path}/t.db" if deployment == "sqlite" else str(request.getfixturevalue(deployment))
+    there = f"sqlite:///{tmp_path}/t.db" if deployment == "sqlite" else request.getfixturevalue(deployment)
+    url = there if isinstance(there, str) else there.url()
     report = report_of(
         "torture", url, "--only", "kill -9 of a worker", "--seconds", "8", "--least", "300", "--rate", "150",
         "--farthest", "3", "--workers", "2", "--pace", "2",
