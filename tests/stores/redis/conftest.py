@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
+from redis import RedisError
 from tests.servers.fixtures import not_installed
 from tests.servers.keyspace import delete_keys
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
+from tests.waiting import wait_until
 
 from bide.stores.redis import RedisStore, topology
 from bide.stores.redis.store import LONGEST_PATIENCE
@@ -118,7 +120,8 @@ def servers(deployment: str, lasting: Callable[[str], Servers], redis_namespace:
     """To be paused, killed and started again, set up otherwise: whatever leaves them whole when it ends."""
     there = lasting(deployment)
     yield there
-    delete_keys(there.url, redis_namespace)
+    # a failover may still be under way
+    wait_until(lambda: delete_keys(there.url, redis_namespace) >= 0, "a master", passes=(OSError, RedisError))
 
 
 @pytest.fixture
