@@ -203,6 +203,17 @@ def a_slow_holder_is_refused(story: Story) -> None:
     story.settle(held, ok=False)
 
 
+def an_extension_is_sent_twice(story: Story) -> None:
+    """The answer of the first sending was lost; by the second, the lease had been settled."""
+    held = story.run(story.schedule())
+    story.say(ev.Extending(1_900, "worker", story.at, story.clock, "t", "k", held.token, story.clock + 900))
+    longer = replace(held, wake_at=story.clock + 900)
+    settling = story.settling(held)
+    story.get(longer)
+    story.told(1_900, ok=False)
+    story.told(settling)
+
+
 def extends_at_once(story: Story) -> None:
     held = story.run(story.schedule())
     calls = []
@@ -227,7 +238,7 @@ def extends_at_once(story: Story) -> None:
         lost_move, lost_lease, lost_lease_that_was_cancelled, lost_settle_that_is_sent_again,
         lost_settle_that_was_not_done, lost_redrive, lost_settle_that_begins_a_life, two_schedules_at_once,
         a_get_during_a_cancel, the_clock_is_set_back, the_clock_leaps_ahead, purged_before_it_is_asked_for,
-        a_slow_holder_is_refused, extends_at_once, kept_no_longer_and_not_yet_purged,
+        a_slow_holder_is_refused, an_extension_is_sent_twice, extends_at_once, kept_no_longer_and_not_yet_purged,
         kept_no_longer_until_the_clock_is_set_back,
     ],
 )  # fmt: skip

@@ -176,6 +176,7 @@ def gather(events: Iterable[Event]) -> Gathered:
     tasks, leasings = got.tasks, got.leasings
     asked: dict[int, tuple[int, Lost | ev.Leasing]] = {}
     unsure: list[tuple[int, Lost | ev.Leasing]] = []
+    maybe: list[tuple[int, Lost | ev.Leasing]] = []
     places: list[int] = []
     clocks: list[Millis] = []
     made, number = _MADE.get, 0
@@ -217,6 +218,8 @@ def gather(events: Iterable[Event]) -> Gathered:
                 what = SETTLED if event.ok else REFUSED
             elif type(ask) is ev.Extending:
                 what = EXTENDED if event.ok else REFUSED
+                if not event.ok:  # the answer of a second sending, by which the lease had ended, may hide a first
+                    maybe.append((place, ask))
             else:
                 raise _unasked(event, "settling or extending")
             if what == SETTLED:
@@ -287,13 +290,12 @@ def gather(events: Iterable[Event]) -> Gathered:
     got.events = number
     got.clocks = Clocks(places, clocks)
     unsure += asked.values()  # nobody answered, or it died before it could say so
-    unsure.sort(key=_place)
-    for place, lost in unsure:
+    got.unknown = len(unsure)
+    for place, lost in sorted(unsure + maybe, key=_place):
         if isinstance(lost, ev.Leasing):
             got.lost_leasings.add(lost.call)
         elif type(lost) is not ev.Asked or lost.asks is not _get:
             told(lost.topic, lost.key).lost.append((place, lost))
-    got.unknown = len(unsure)
     _end(got)
     return got
 
