@@ -32,7 +32,7 @@ from bide.testing.history.check import Violation, check
 from bide.testing.history.events import Died, End, Event, Fault, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
 from bide.testing.history.recording import RecordedClient, Recording
-from bide_proofs.harness.command import PATIENCE, parser_of, tell
+from bide_proofs.harness.command import PATIENCE, counts_of, parser_of, tell
 from bide_proofs.harness.stores import live_tasks
 from bide_proofs.torture.clock import SLACK
 
@@ -156,7 +156,7 @@ def main() -> int:
     report = {
         "runs": given.runs,
         "kills": sum(points.values()),
-        "wrong": {kind: len(cases) for kind, cases in wrong.items()},
+        "wrong": counts_of(wrong),
         "undecided": undecided,
         "points": dict(sorted(points.items())),
     }

@@ -1,4 +1,4 @@
-"""A clock for servers that can be set while they run, by libfaketime."""
+"""Clocks of processes that can be set while they run, by libfaketime."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from bide_proofs.servers.process import ServerMissing
 
 PACKAGES = "libfaketime"
+CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
+"""In the environment of a process whose clock can be set."""
 _NAME = "faketime/libfaketimeMT.so.1"
 
 
@@ -18,6 +20,25 @@ def library() -> Path:
         for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
             return found
     raise ServerMissing(f"libfaketime is not installed: scripts/services install, or apt-get install {PACKAGES}")
+
+
+def settable(file: Path, *libraries: str | Path) -> Mapping[str, str]:
+    """Variables for a process that goes by the clock in `file`. The monotonic clock stays the machine's."""
+    return {
+        "LD_PRELOAD": ":".join(map(str, libraries)),
+        CLOCK_FILE: str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def set_ahead(file: Path, seconds: float) -> None:
+    """Set the clock in `file` so far ahead of the machine's, or behind if that is negative: from the next look on."""
+    written = file.with_suffix(".new")
+    written.write_text(f"{seconds:+f}\n", encoding="ascii")
+    written.chmod(0o644)
+    os.replace(written, file)  # at no moment is there half of it
 
 
 class ServerClock:
@@ -38,26 +59,13 @@ class ServerClock:
         """Variables for a server that may read what is in `folder`."""
         file = folder / "clock"
         self._files.add(file)
-        _write(file, self.ahead)
+        set_ahead(file, self.ahead)
         # The library asks for memory while it is loaded, and jemalloc, which Redis uses, for the time when it is asked:
         # neither would come to an end, so memory is the C library's here.
-        return {
-            "LD_PRELOAD": f"{self._library}:libc.so.6",
-            "FAKETIME_TIMESTAMP_FILE": str(file),
-            "FAKETIME_NO_CACHE": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        return settable(file, self._library, "libc.so.6")
 
     def shift(self, seconds: float) -> None:
         """Set it so far ahead of the machine's, or behind if that is negative: from the next look at it on."""
         for file in self._files:
-            _write(file, seconds)
+            set_ahead(file, seconds)
         self.ahead = seconds
-
-
-def _write(file: Path, seconds: float) -> None:
-    written = file.with_suffix(".new")
-    written.write_text(f"{seconds:+f}\n", encoding="ascii")
-    written.chmod(0o644)
-    os.replace(written, file)  # at no moment is there half of it

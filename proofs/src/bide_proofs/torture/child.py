@@ -19,7 +19,8 @@ from bide.core.errors import StoreError, StoreMismatch
 from bide.testing.history.journal import Journal, Log
 from bide.testing.history.recording import Recording
 from bide_proofs.harness.child import Parent, run, spec_of
-from bide_proofs.torture.clock import CLOCK_FILE, SharedClock
+from bide_proofs.servers.clock import CLOCK_FILE
+from bide_proofs.torture.clock import SharedClock
 from bide_proofs.torture.topics import app_on
 
 _AGAIN = 0.2

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bide.core.instants import Millis
+from bide_proofs.servers.clock import library, set_ahead, settable
 
 _EVERY = 0.05
 _LOOKS = 5
 """Of which the quickest counts: one may be interrupted between its two clocks."""
 _SIZE = 8
-_NAME = "faketime/libfaketimeMT.so.1"
-CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
-"""In the environment of a process whose clock may be set wrong."""
 SLACK: Millis = 2
 """By how much the clock of a history may differ from the store's where nobody sets it: both round down."""
 
@@ -83,30 +80,17 @@ def _offset() -> tuple[int, int]:
     return after - before, now - (before + after) // 2
 
 
-def library() -> Path | None:
-    """libfaketime, if it is installed."""
-    for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
-        for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
-            return found
-    return None
-
-
 class WrongClock:
-    """A time of day that may be set wrong, for processes with this `environment`. The monotonic clock stays true."""
+    """A time of day that may be set wrong, for processes with this `environment`. The monotonic clock stays true.
 
-    def __init__(self, library: Path, path: Path) -> None:
-        self._file = path
-        self.environment: Mapping[str, str] = {
-            "LD_PRELOAD": str(library),
-            CLOCK_FILE: str(path),
-            "FAKETIME_NO_CACHE": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+    Raises ServerMissing without libfaketime.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.environment: Mapping[str, str] = settable(file, library())
         self.jump(0)
 
     def jump(self, seconds: float) -> None:
         """To so many seconds ahead of the machine's, or behind if that is negative: seen at the next look."""
-        written = self._file.with_suffix(".new")
-        written.write_text(f"{seconds:+f}\n", encoding="ascii")
-        os.replace(written, self._file)  # at no moment is there half of it
+        set_ahead(self._file, seconds)

@@ -20,8 +20,9 @@ from bide.testing.history.journal import Journal, Log, read_all
 from bide_proofs.harness.command import PATIENCE, WrongByKind, counts_of, percentiles
 from bide_proofs.harness.processes import ChildSpec, ProcessGroup
 from bide_proofs.harness.stores import LOOK, drained, refuse_unless_empty
+from bide_proofs.servers.process import ServerMissing
 from bide_proofs.torture.child import Spec
-from bide_proofs.torture.clock import SLACK, SharedClock, WrongClock, library
+from bide_proofs.torture.clock import SLACK, SharedClock, WrongClock
 from bide_proofs.torture.faults import CLIENT, CLOCKS, KILL, WORKER, FaultLog, Faults
 from bide_proofs.torture.figures import Figures
 from bide_proofs.torture.server import Server
@@ -217,10 +218,10 @@ def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mappi
     """The wrong clock of every second process, or why there is none."""
     if _is_file(server):
         return None, {CLOCKS: "the clock of each process is the store's: it is set for all of them, or for none"}
-    found = library()
-    if found is None:
+    try:
+        return WrongClock(folder / "wrong.clock"), {}
+    except ServerMissing:
         return None, {CLOCKS: "libfaketime is not installed"}
-    return WrongClock(found, folder / "wrong.clock"), {}
 
 
 def _is_file(server: Server) -> bool:
