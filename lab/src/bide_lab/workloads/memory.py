@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bide.cli.bench.plan import rounded, uncollected
-from bide.cli.bench.timers import OPERATIONS, Contestant
+from bide.cli.bench.timers import OPERATIONS, Contestant, timed_round
 from bide_lab.figures import Figures
 from bide_lab.journal import curve
 from bide_lab.processes import LabFault, Spec, Step, command, processor_seconds, resident, told_spec
@@ -113,7 +113,7 @@ def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
             more = items[size + number * batch : size + (number + 1) * batch]
             later = [present + source.randrange(1, _HOUR) for _ in more]
             present = ordered[(number + 1) * step - 1]
-            came, spent = _round(alike[0], more, later, source.sample(more, batch), present)
+            spent, came = timed_round(alike[0], more, later, source.sample(more, batch), present)
             fired += came
             if number and came:
                 for name, nanoseconds, count in zip(OPERATIONS, spent, (batch, batch, came), strict=True):
@@ -126,19 +126,6 @@ def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
         **{f"{name}_ns": rounded(median(values)) for name, values in taken.items()},
         "bytes": round(max(0, grown) / len(alike) / size, 1), "pause_ns": rounded(pause),
     }  # fmt: skip
-
-
-def _round(
-    one: Contestant, items: Sequence[int], times: Sequence[int], shuffled: Sequence[int], present: int
-) -> tuple[int, tuple[int, int, int]]:
-    """How many came due; nanoseconds of the inserts, of the cancels of the same, and of the advance."""
-    zero = time.perf_counter_ns()
-    one.insert(items, times)
-    inserted = time.perf_counter_ns()
-    one.cancel(shuffled)
-    cancelled = time.perf_counter_ns()
-    came = one.advance(present)
-    return came, (inserted - zero, cancelled - inserted, time.perf_counter_ns() - cancelled)
 
 
 def _longest(one: Contestant, present: int) -> tuple[int, int]:

@@ -147,13 +147,12 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
                 due = sum(1 for at in ordered[number * step : (number + 2) * step + 1000] if before < at <= now)
                 shuffled = source.sample(items, batch)
                 for name, contestant in contestants.items():
-                    times_taken = _round(contestant, items, times, shuffled, now)
-                    if times_taken[3] != due:
-                        faults.append(f"{name} at {size}: {times_taken[3]} items came due instead of {due}")
+                    spent, fired = timed_round(contestant, items, times, shuffled, now)
+                    if fired != due:
+                        faults.append(f"{name} at {size}: {fired} items came due instead of {due}")
                     if number and due:
-                        taken[name]["insert"].append(times_taken[0] / batch)
-                        taken[name]["cancel"].append(times_taken[1] / batch)
-                        taken[name]["advance"].append(times_taken[2] / due)
+                        for operation, nanoseconds, count in zip(OPERATIONS, spent, (batch, batch, due), strict=True):
+                            taken[name][operation].append(nanoseconds / count)
     finally:
         by_call_at.close()
         gc.unfreeze()
@@ -166,14 +165,14 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     )
 
 
-def _round(
+def timed_round(
     contestant: Contestant, items: Sequence[int], times: Sequence[int], shuffled: Sequence[int], now: int
-) -> tuple[int, int, int, int]:
-    """Nanoseconds for the inserts, the cancels and the advance; and how many came due."""
+) -> tuple[tuple[int, int, int], int]:
+    """Nanoseconds of each of OPERATIONS: the inserts, the cancels of the same, the advance; and how many came due."""
     zero = time.perf_counter_ns()
     contestant.insert(items, times)
     one = time.perf_counter_ns()
     contestant.cancel(shuffled)
     two = time.perf_counter_ns()
     fired = contestant.advance(now)
-    return one - zero, two - one, time.perf_counter_ns() - two, fired
+    return (one - zero, two - one, time.perf_counter_ns() - two), fired
