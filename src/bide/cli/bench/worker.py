@@ -56,7 +56,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
     pending: int = 0
     """Tasks to store first, due in an hour: for a store that lives in the worker's own process."""
     history: str = "on"
-    """The setting: "off" in a store of somebody else's."""
+    """The setting of the store: "off" where the benchmark does not own it."""
 
 
 class Timers(msgspec.Struct, frozen=True, kw_only=True, tag="timers"):
@@ -108,10 +108,11 @@ class Log:
 
         async def sleeping(task: Task[bytes]) -> None:
             await nothing(task)
-            self._note(_start(task.record, self._started_at[-1]))
+            if self._journal is not None:
+                self._note(_start(task.record, self._started_at[-1]))
             await asyncio.sleep(work.seconds)
 
-        return sleeping if work.seconds else nothing
+        return sleeping if work.seconds or self._journal is not None else nothing
 
     def observe(self, record: Record, settlement: Settlement) -> None:
         """For `app.worker(observe=...)`: the store has the outcome."""
@@ -146,8 +147,9 @@ class Log:
             file.writelines(msgspec.json.encode(entry) + b"\n" for entry in self.entries())
 
     def _note(self, entry: Start | Settled) -> None:
-        if self._journal is not None:
-            os.write(self._journal, msgspec.json.encode(entry) + b"\n")
+        """Write it to the journal at once."""
+        assert self._journal is not None
+        os.write(self._journal, msgspec.json.encode(entry) + b"\n")
 
 
 def _start(record: Record, at: int) -> Start:
