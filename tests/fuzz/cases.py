@@ -5,7 +5,7 @@ one changed) and noise. What is accepted has to be right, by a second, simpler r
 what is refused has to be refused by an error of bide's that says what would be accepted, or where the damage is.
 Another exception, a case that does not end, or a task that is silently gone is a bug.
 
-FUZZ=100 plays a hundred times as many cases, other ones each time; `make fuzz` does that.
+FUZZ=10 plays ten times as many cases, other ones each time; `make fuzz` does that.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _WARM_UP = 5
 _BATCH = 5_000
 _FLOOD = 100_000
 _TELLING = 1.0
-"""Seconds within which whoever listens has been told."""
+"""Seconds within which every listener has been told."""
 
 
 async def idle(plan: Plan) -> Report:

@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def history(self) -> str:
-        """ "on", the default, or "off" in a store of somebody else's, which is left as it was."""
+        """ "on", the default, or "off" where the benchmark does not own the store and leaves it as it was."""
         return "on" if self.place.owned else "off"
 
     def count(self, default: int) -> int:

@@ -57,7 +57,7 @@ class RedisServer(Server):
         self.namespace = namespace
 
     def size(self) -> int:
-        """Bytes of memory that the masters use, whoever stored something there."""
+        """Bytes of memory that the masters use, for other clients' data too."""
         return sum(int(info["used_memory"]) for info in self._info("memory"))
 
     def load(self) -> Load:

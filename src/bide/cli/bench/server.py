@@ -75,7 +75,7 @@ class Server(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove the whole part, whoever made it."""
+        """Remove the whole part, also one that an earlier run has left."""
 
     @abstractmethod
     def is_empty(self) -> bool:

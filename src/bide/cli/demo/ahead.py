@@ -18,7 +18,7 @@ from bide.engine.acting import acting_as
 
 AUDIENCE = 41_000
 SUMMER, GUESTS = "event-summer", 500
-"""The group that somebody has to move by an hour when the party begins later."""
+"""The reminders of one event: they move by an hour when the party begins later."""
 EVENTS = {SUMMER: (GUESTS, 3, 19), "event-chess": (40, 1, 18), "event-run": (90, 4, 7), "event-market": (180, 5, 21)}
 """By group: the guests, how many days ahead it is, and the hour at which it begins."""
 SUBSCRIBERS = 20_000
@@ -107,7 +107,7 @@ class Subscriptions(Story):
                 number += 1
 
     async def _one_more_week(self) -> None:
-        """Bo gives somebody a week for free."""
+        """Bo gives one subscriber a week for free."""
         found = await self.one_of("subscription.renew")
         if found is not None:
             with acting_as("bo"):
