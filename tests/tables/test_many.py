@@ -176,7 +176,10 @@ async def test_a_stop_lets_none_begin_that_waits_for_its_turn(place: Place) -> N
         await add(place, number, 1, now)
     async with app.worker() as worker:
         loops += worker.tables
-        await until(lambda: sum(bool(loop._running) for loop in loops) == MANY, "all to have begun or to wait")
+        await until(
+            lambda: begun and sum(bool(loop._running) for loop in loops) == MANY,
+            "one to have begun, and all others to wait",
+        )
     assert len(begun) == 1
     states = [await place.run(f"SELECT status FROM {place.table}_{number:02}") for number in range(8, 8 + MANY)]
     assert sorted(states) == [[(2,)]] * (MANY - 1) + [[(3,)]]
