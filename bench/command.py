@@ -69,7 +69,6 @@ class Figure:
 
     name: str
     value: float
-    unit: str = ""
     least: float | None = None
     most: float | None = None
 
@@ -100,7 +99,7 @@ class Found:
         return not self.faults and all(figure.met for figure in self.figures)
 
     def add(self, name: str, value: float, *, least: float | None = None, most: float | None = None) -> None:
-        self.figures.append(Figure(name, rounded(value), least=least, most=most))
+        self.figures.append(Figure(name, rounded(value), least, most))
 
     def check(self, what: str, count: int, example: str = "") -> None:
         """`count` must be 0."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from bide.cli.bench.workers import BenchFault
 from bide.core.errors import BideError
 
 _PROG = "bench/http.py"
-_NEED_WRK = ("single", "batch")
 
 
 def main(about: str | None) -> int:
@@ -29,6 +27,7 @@ def main(about: str | None) -> int:
     add("--rate", type=positive, default=200, help="long_poll, hanging: tasks a second (200)")
     add("--n", type=whole, default=20_000, help="webhooks: tasks (20000)")
     add("--polls", type=whole, default=1_000, help="idle_polls: long-polls (1000)")
+    add("--tasks", type=whole, default=1_000_000, help="console: so many wait (1000000)")
     add("--rounds", type=whole, default=1, help="each workload so often, in turns (1)")
     add("--uvloop", action="store_true", help="the service runs on uvloop")
     return run(_PROG, _measure(made.parse_args()))
@@ -40,14 +39,12 @@ async def _measure(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="bide-http-", ignore_cleanup_errors=True) as folder:
         plan = Plan(
             store=given.store, seconds=given.seconds, rate=given.rate, n=given.n, polls=given.polls,
-            uvloop=given.uvloop, folder=Path(folder), say=say,
+            tasks=given.tasks, uvloop=given.uvloop, folder=Path(folder),
         )  # fmt: skip
         for number in range(given.rounds):
             for name in given.only or list(WORKLOADS):
                 say(f"{name}: round {number + 1} of {given.rounds}")
                 try:
-                    if name in _NEED_WRK and shutil.which("wrk") is None:
-                        raise BenchFault("wrk is not installed; on Debian: apt-get install wrk")
                     found = await WORKLOADS[name](plan)
                 except (BenchFault, BideError) as fault:
                     found = Found(faults=[f"not measured: {fault}"])

@@ -28,6 +28,8 @@ class Instance(Child):
     """A running `bide serve`."""
 
     url: str
+    store: str
+    """The URL of the store that it serves."""
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def serving(
         words.append("--uvloop")
     env = environment() | {"BIDE_STORE": store}
     instance = await Instance.start("bide serve", *words, cwd=folder, env=env, errors=log, talks=False)
-    instance.url = f"http://127.0.0.1:{port}"
+    instance.url, instance.store = f"http://127.0.0.1:{port}", store
     try:
         await _until_ready(instance, log)
         yield instance

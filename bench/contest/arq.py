@@ -14,16 +14,13 @@ import os
 from typing import Any, ClassVar
 
 from bench.contest.client import LEASE, URL, Client, as_time
-from bench.contest.tasks import ended, pause, started
+from bench.contest.tasks import handle_async
 
 connections: Any = importlib.import_module("arq.connections")
 
 
 async def handle(context: dict[str, Any], payload: str) -> None:
-    started(payload)
-    if seconds := pause(payload):
-        await asyncio.sleep(seconds)
-        ended(payload)
+    await handle_async(payload)
 
 
 class WorkerSettings:

@@ -6,11 +6,10 @@ holds nothing while it runs need not be held back. What ended is deleted at once
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from bench.contest.client import URL, Client, Item, as_time
-from bench.contest.tasks import ended, pause, started
+from bench.contest.tasks import handle_async
 
 from bide import Bide, Task
 from bide.cli import main
@@ -20,11 +19,7 @@ app = Bide(URL, keep_done="0s", keep_cancelled="0s")
 
 @app.handler("bench.peers", concurrency=1000)
 async def handle(task: Task[bytes]) -> None:
-    payload = task.payload.decode()
-    started(payload)
-    if seconds := pause(payload):
-        await asyncio.sleep(seconds)
-        ended(payload)
+    await handle_async(task.payload.decode())
 
 
 class BideClient(Client):

@@ -6,9 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 from bench import command
 from bench.command import say, whole
 from bench.contest.contestants import BIDE, PEERS, Contestant
-from bench.contest.database import Database, database_in
 from bench.contest.environments import Environment, default_place, environment_of
 from bench.contest.figures import Figures, middle, ratio
 from bench.contest.report import show
-from bench.contest.server import Server, server_at
+from bench.contest.servers import Server, servers_of
 from bench.contest.stage import Player
 from bench.contest.workloads import COMPARED, WORKLOADS, Run
 
@@ -72,12 +69,6 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     add(
         "--loop", choices=["asyncio", "uvloop"], default="asyncio", help="of bide and of all peers on asyncio (asyncio)"
     )
-    add(
-        "--redis",
-        metavar="URL",
-        help="an empty database, which is emptied again and again; default: a server of our own",
-    )
-    add("--store", choices=["redis", "sqlite"], default="redis", help="of bide beside the peers on Redis (redis)")
     add("--venvs", metavar="DIR", type=Path, default=default_place(), help=f"({default_place()})")
     add("--json", action="store_true", help="one JSON object instead of tables")
     return made
@@ -96,42 +87,30 @@ def main(about: str | None) -> int:
 async def _contest(options: argparse.Namespace) -> int:
     names = options.peers or list(PEERS)
     workloads = options.workload or list(WORKLOADS)
-    with tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory:
-        async with AsyncExitStack() as started:
-            servers = await _servers({PEERS[name].server for name in names}, options.redis, Path(directory), started)
-            environments, absent = await _install(names, options.venvs)
-            outcomes = {
-                workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads
+    kinds = {PEERS[name].server for name in names}
+    with (
+        tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory,
+        servers_of(kinds, Path(directory)) as servers,
+    ):
+        environments, absent = await _install(names, options.venvs)
+        outcomes = {workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads}
+        about = {
+            "versions": {"bide": __version__, **{name: PEERS[name].version for name in names}},
+            "servers": {kind: server.version for kind, server in servers.items()}, **machine(),
+            "loop": options.loop, "n": options.n, "rounds": options.rounds,
+        }  # fmt: skip
+        try:
+            await _rounds(options, servers, Path(directory), environments, outcomes)
+        finally:  # also when it is interrupted: what was measured is not thrown away
+            measured = {
+                workload: {name: outcome.as_json(workload) for name, outcome in by_name.items()}
+                for workload, by_name in outcomes.items()
             }
-            about = {
-                "versions": {"bide": __version__, **{name: PEERS[name].version for name in names}},
-                "servers": {kind: server.version for kind, server in servers.items()}, **machine(),
-                "loop": options.loop, "store": options.store, "n": options.n, "rounds": options.rounds,
-            }  # fmt: skip
-            try:
-                await _rounds(options, servers, Path(directory), environments, outcomes)
-            finally:  # also when it is interrupted: what was measured is not thrown away
-                measured = {
-                    workload: {name: outcome.as_json(workload) for name, outcome in by_name.items()}
-                    for workload, by_name in outcomes.items()
-                }
-                if options.json:
-                    sys.stdout.write(json.dumps({**about, "workloads": measured}) + "\n")
-                else:
-                    show(about, measured)
+            if options.json:
+                sys.stdout.write(json.dumps({**about, "workloads": measured}) + "\n")
+            else:
+                show(about, measured)
     return 0 if any(outcome.theirs for by_name in outcomes.values() for outcome in by_name.values()) else 1
-
-
-async def _servers(
-    kinds: set[str], redis: str | None, directory: Path, started: AsyncExitStack
-) -> dict[str, Server | Database]:
-    """Those that somebody keeps his tasks in. Raises ServerFault."""
-    servers: dict[str, Server | Database] = {}
-    if "redis" in kinds:
-        servers["redis"] = await started.enter_async_context(server_at(redis, directory))
-    if "postgres" in kinds:
-        servers["postgres"] = await started.enter_async_context(database_in(directory))
-    return servers
 
 
 async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environment], dict[str, str]]:
@@ -150,7 +129,7 @@ async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environ
 
 async def _rounds(
     options: argparse.Namespace,
-    servers: Mapping[str, Server | Database],
+    servers: Mapping[str, Server],
     directory: Path,
     environments: Mapping[str, Environment],
     outcomes: Outcomes,
@@ -161,7 +140,7 @@ async def _rounds(
         server = servers[kind]
         player = Player(
             contestant=contestant, environment=environments[contestant.name], server=server, loop=options.loop,
-            url=_url(options.store, server, directory) if contestant is BIDE else server.url,
+            url=f"{server.url}?namespace={_NAMESPACE}" if contestant is BIDE and kind == "redis" else server.url,
         )  # fmt: skip
         run = Run(
             player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds, leads=leads
@@ -188,10 +167,3 @@ async def _rounds(
                     outcome.ours.append({})
                     outcome.fault = str(reason)
                     say(f"{workload}: bide: round {number + 1}: not measured: {reason}")
-
-
-def _url(store: str, server: Server | Database, directory: Path) -> str:
-    """Where bide's tasks of one run are: a place where nothing is yet."""
-    if store == "sqlite":
-        return f"sqlite:///{directory / str(time.time_ns())}.db"
-    return f"{server.url}?namespace={_NAMESPACE}" if server.kind == "redis" else server.url

@@ -24,8 +24,6 @@ class Contestant:
     """What it keeps its tasks in; or "postgres"."""
     setup: Sequence[str] = ()
     """The command line that makes its tables, where the server is one that has some."""
-    of: str = ""
-    """The contestant whose module and requirements these are, with other settings."""
     node: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     """Settings of its worker that it takes from the environment alone."""
@@ -46,13 +44,8 @@ class Contestant:
         return (*self.worker, *on_uvloop, *(self.sleepy if sleepy else ()))
 
     @property
-    def module(self) -> str:
-        """What its file in this folder is called."""
-        return self.of or self.name
-
-    @property
     def requirements(self) -> Path:
-        return ROOT / "bench" / f"requirements-{self.module}.txt"
+        return ROOT / "bench" / f"requirements-{self.name}.txt"
 
     @property
     def version(self) -> str:
@@ -89,17 +82,7 @@ def _python(
     )  # fmt: skip
 
 
-def _procrastinate(name: str, **variables: str) -> Contestant:
-    module = ("-P", "-m", "bench.contest.procrastinate")
-    return Contestant(
-        name=name, of="procrastinate", package="procrastinate", server="postgres", worker=module,
-        setup=(*module, "setup"), producer=("-P", "-m", "bench.contest.produce", "procrastinate"), uvloop=(),
-        variables=variables,
-    )  # fmt: skip
-
-
 _BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
-
 _GRAPHILE = str(ROOT / "bench" / "contest" / "graphile.cjs")
 
 BIDE = replace(
@@ -132,8 +115,10 @@ PEERS: Mapping[str, Contestant] = {
         Contestant(
             name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True
         ),
-        _procrastinate("procrastinate"),
-        _procrastinate("procrastinate-default", BENCH_POLLING="5"),
+        replace(
+            _python("procrastinate", "procrastinate", "bench.contest.procrastinate", uvloop=()),
+            server="postgres", setup=("-P", "-m", "bench.contest.procrastinate", "setup"),
+        ),
         Contestant(
             name="graphile", package="graphile-worker", server="postgres", worker=(_GRAPHILE, "work"),
             setup=(_GRAPHILE, "setup"), producer=(_GRAPHILE, "produce"), node=True,

@@ -8,23 +8,19 @@ many. It is fastest with 16 callers. `redelivery_timeout` is what others call a 
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from bench.contest.client import LEASE, URL, Client, Item, as_time, run
-from bench.contest.tasks import ended, pause, started
+from bench.contest.tasks import handle_async
 
 docket: Any = importlib.import_module("docket")  # it is in this contestant's own environment only
 
 
 async def handle(payload: str) -> None:
-    started(payload)
-    if seconds := pause(payload):
-        await asyncio.sleep(seconds)
-        ended(payload)
+    await handle_async(payload)
 
 
 def make_docket() -> Any:

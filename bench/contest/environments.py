@@ -37,7 +37,7 @@ async def environment_of(contestant: Contestant, place: Path) -> Environment:
         return Environment(interpreter=str(bide_python()))
     text = contestant.requirements.read_text(encoding="utf-8")
     fingerprint = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
-    directory = place / f"{contestant.module}-{fingerprint}"
+    directory = place / f"{contestant.name}-{fingerprint}"
     if contestant.node:
         return await _node(directory, text)
     return await _python(directory, contestant.requirements)

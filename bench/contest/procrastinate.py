@@ -1,37 +1,32 @@
 """procrastinate: a table, polled; a NOTIFY tells of new jobs, but of none that is due later.
 
-Settings: `fetch_job_polling_interval`, of which its lateness consists, at 10 ms instead of 5 s; the contestant
-`procrastinate-default` leaves it. `concurrency` 30 with as many connections; `delete_jobs` always, since nobody reads
-what was done. `batch_defer_async` is its call for many, which share one due time. It is fastest with 16 callers. After
-a crash nothing comes back by itself: its page on stalled jobs says to look for them and retry them, which for `crash`
-each worker does every second, by heartbeats a third of the lease apart.
+Settings: `fetch_job_polling_interval`, of which its lateness consists, at 10 ms instead of 5 s; `concurrency` 30 with
+as many connections; `delete_jobs` always, since nobody reads what was done. `batch_defer_async` is its call for many,
+which share one due time. It is fastest with 16 callers. After a crash nothing comes back by itself: its page on stalled
+jobs says to look for them and retry them, which for `crash` each worker does every second, by heartbeats a third of the
+lease apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from bench.contest.client import LEASE, URL, Client, Item, as_time, run
-from bench.contest.tasks import ended, pause, started
+from bench.contest.tasks import handle_async
 
 procrastinate: Any = importlib.import_module("procrastinate")
-_POLLING = float(os.environ.get("BENCH_POLLING", "0.01"))
 _CONCURRENCY = 30
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=URL, min_size=4, max_size=_CONCURRENCY))
 
 
 async def _handle(payload: str) -> None:
-    started(payload)
-    if seconds := pause(payload):
-        await asyncio.sleep(seconds)
-        ended(payload)
+    await handle_async(payload)
 
 
 handle = app.task(name="handle")(_handle)
@@ -80,7 +75,7 @@ async def work() -> None:
         recovering = None if LEASE is None else asyncio.create_task(_recover(LEASE))
         beats = {} if LEASE is None else {"update_heartbeat_interval": LEASE / 3, "stalled_worker_timeout": LEASE}
         await app.run_worker_async(
-            concurrency=_CONCURRENCY, fetch_job_polling_interval=_POLLING, delete_jobs="always", **beats
+            concurrency=_CONCURRENCY, fetch_job_polling_interval=0.01, delete_jobs="always", **beats
         )
         if recovering is not None:
             recovering.cancel()

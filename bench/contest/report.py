@@ -22,8 +22,8 @@ def show(about: Mapping[str, Any], measured: Mapping[str, Mapping[str, Mapping[s
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     servers = ", ".join(f"{_SERVERS[kind]} {version}" for kind, version in about["servers"].items())
     click.echo(
-        f"{versions}\n{servers}, bide on {about['store']} beside peers on Redis, Python {about['python']}, "
-        f"{about['loop']}, {about['cpus']} CPUs, N = {about['n']:,}, rounds: {about['rounds']}"
+        f"{versions}\n{servers}, Python {about['python']}, {about['loop']}, {about['cpus']} CPUs, "
+        f"N = {about['n']:,}, rounds: {about['rounds']}"
     )
     for workload, by_name in measured.items():
         present = {name: outcome for name, outcome in by_name.items() if "not_measured" not in outcome}

@@ -15,16 +15,13 @@ import os
 from typing import Any
 
 from bench.contest.client import LEASE, URL, Client
-from bench.contest.tasks import ended, pause, started
+from bench.contest.tasks import handle_async
 
 saq: Any = importlib.import_module("saq")
 
 
 async def handle(context: dict[str, Any], *, payload: str) -> None:
-    started(payload)
-    if seconds := pause(payload):
-        await asyncio.sleep(seconds)
-        ended(payload)
+    await handle_async(payload)
 
 
 queue = saq.Queue.from_url(URL, max_concurrent_ops=64)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contest.contestants import ROOT, Contestant
-from bench.contest.database import Database
 from bench.contest.environments import Environment, carry_out
-from bench.contest.server import Server
+from bench.contest.servers import Server
 
 from bide.cli.bench.workers import PATIENCE, BenchFault, Child
 
@@ -36,7 +35,7 @@ class Player:
     environment: Environment
     url: str
     """Where the tasks are."""
-    server: Server | Database
+    server: Server
     loop: str = "asyncio"
 
 
@@ -130,7 +129,7 @@ async def stage(
     player: Player, directory: Path, *, workers: int, lease: int | None = None, seconds: float = 0.0
 ) -> AsyncIterator[Stage]:
     """Set up on an empty database, and taken down whatever happens. Raises BenchFault."""
-    await player.server.empty()
+    player.server.empty()
     variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
     variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.contestant.loop(player.loop)}
     variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}

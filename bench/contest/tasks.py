@@ -5,6 +5,7 @@ Imported by every contestant's worker, in whatever virtual environment that live
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
@@ -26,18 +27,18 @@ def text(number: int, due: int) -> str:
     return f"{number:07d}:{due:013d}:".ljust(PAYLOAD, "x")
 
 
-def started(payload: str) -> None:
+def _started(payload: str) -> None:
     """The first line of a handler. Written at once, so that it survives `kill -9`; the same cost for everybody."""
     at = time.time_ns()
     os.write(_file(), f"start {payload[:7]} {payload[8:21]} {at}\n".encode())
 
 
-def pause(payload: str) -> float:
+def _pause(payload: str) -> float:
     """Seconds that the handler is to sleep; 0: it does nothing."""
     return _SECONDS if int(payload[:7]) != WARM_UP else 0.0
 
 
-def ended(payload: str) -> None:
+def _ended(payload: str) -> None:
     """The last line of a handler that sleeps; one that does nothing has ended when it has started."""
     at = time.time_ns()
     os.write(_file(), f"end {payload[:7]} {payload[8:21]} {at}\n".encode())
@@ -51,8 +52,16 @@ def _file() -> int:
 
 
 def handle(payload: str) -> None:
-    """What a handler does in a thread or a process."""
-    started(payload)
-    if seconds := pause(payload):
+    """The handler of a library that runs it in a thread."""
+    _started(payload)
+    if seconds := _pause(payload):
         time.sleep(seconds)
-        ended(payload)
+        _ended(payload)
+
+
+async def handle_async(payload: str) -> None:
+    """The same on an event loop."""
+    _started(payload)
+    if seconds := _pause(payload):
+        await asyncio.sleep(seconds)
+        _ended(payload)

@@ -120,7 +120,7 @@ async def crash(run: Run) -> Figures:
         await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
         seen = examine(run.crash, on.lines(), sleeping=True)
         undone = {text(number, due + (number - 1) * spread // run.crash) for number in seen.undone}
-        kept = await run.player.server.holds(undone)
+        kept = run.player.server.holds(undone)
     return {
         "unfired": len(seen.missing),
         "undone": len(undone),

@@ -34,10 +34,10 @@ def test_every_peer_has_a_module_pinned_requirements_and_a_say_about_its_setting
     on_redis = {"docket", "arq", "saq", "dramatiq", "celery", "huey", "bullmq"}
     assert {name for name, peer in peers.items() if peer.server == "redis"} == on_redis
     on_postgres = {name for name, peer in peers.items() if peer.server == "postgres"}
-    assert on_postgres == {"procrastinate", "procrastinate-default", "graphile"}
+    assert on_postgres == {"procrastinate", "graphile"}
     assert all(peers[name].setup for name in on_postgres)
     for peer in peers.values():
-        module = CONTEST / (f"{peer.module}.cjs" if peer.node else f"{peer.module}.py")
+        module = CONTEST / (f"{peer.name}.cjs" if peer.node else f"{peer.name}.py")
         assert "Settings" in module.read_text(encoding="utf-8")
         assert re.fullmatch(r"\d+(\.\d+)+", peer.version)
         entries = [line for line in peer.requirements.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
