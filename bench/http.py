@@ -20,8 +20,8 @@ Workloads, each on a service and an empty store of its own:
     hanging     200 tasks a second each to two receivers; the lateness at the first, while the second answers (without),
                 and while it takes 30 s for every answer (with)
     console     a million tasks of ten topics wait, 41,000 of them for one second: the time from the request of each
-                page to its last byte, of ten; the bytes that the first page of a browser needs; the processor time of
-                the service for an open overview, which asks for what is new every two seconds
+                page to its last byte, of ten; the processor time of the service for an open overview, which asks for
+                what is new every two seconds
 
 Everything is as it ships: no token, one process, `--webhook` defaults, 100 bytes of payload. Whatever was refused, was
 acknowledged and is not in the store, never came, or came twice, is shown as a fault, and the figures of that run do not

@@ -1,4 +1,4 @@
-"""The console measured: pages by the clock, an open page by the processor time that it takes, a view by its bytes."""
+"""The console measured: pages by the clock, and an open page by the processor time that it takes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ _AHEAD = 24 * 3_600_000
 _PAGE_MS = 300
 _TIMELINE_MS = 500
 _OVERVIEW_PERCENT = 1
-_FIRST_VIEW_BYTES = 200_000
 _TIMES = 10
 _EVERY = 2.0
 """Seconds between two looks of an open overview, as the page has it."""
-_REFERRED = re.compile(r'(?:href|src)="(/static/[^"]+)"')
 _CSRF = re.compile(r'x-csrf-token": "([^"]+)"')
 
 
@@ -140,37 +138,23 @@ async def _ask_often(
 async def open_overview(instance: Instance, found: Found, seconds: float) -> None:
     """Percent of one core that the service takes for an open overview, less what it takes while nobody looks."""
     await asyncio.sleep(5.0)
-    alone = await _cpu_percent(instance, seconds / 2, None)
+    alone = await instance.cpu_percent(seconds / 2)
     async with _browser(instance) as browser:
-        await _read(browser, "/")
-        looked = await _cpu_percent(instance, seconds, browser)
+        looking = asyncio.create_task(_look(browser))
+        looked = await instance.cpu_percent(seconds)
+        if looking.done():
+            looking.result()
+        looking.cancel()
     found.add("an open overview: cpu_percent", looked - alone, most=_OVERVIEW_PERCENT)
     found.add("without it: cpu_percent", alone)
 
 
-async def _cpu_percent(instance: Instance, seconds: float, browser: aiohttp.ClientSession | None) -> float:
-    used, began = instance.used(), time.monotonic()
-    while (left := began + seconds - time.monotonic()) > 0:
-        if browser is not None:
-            await _read(browser, "/overview/live", **{"hx-request": "true", "sec-fetch-site": "same-origin"})
-        await asyncio.sleep(min(_EVERY, left))
-    return 100 * (instance.used() - used) / (time.monotonic() - began)
-
-
-async def _read(browser: aiohttp.ClientSession, path: str, **headers: str) -> tuple[str, int]:
-    """The text, and its bytes with those of the headers. Raises BenchFault for another status than 200."""
-    async with browser.get(path, headers=headers) as reply:
-        said = await reply.read()
-        if reply.status != 200:
-            raise BenchFault(f"{path} answered {reply.status}")
-    head = sum(len(name) + len(value) + 4 for name, value in reply.raw_headers)
-    return said.decode(errors="replace"), len(said) + head
-
-
-async def first_view(instance: Instance, found: Found) -> None:
-    """Bytes of the first page and all that it refers to, for a browser with nothing in its cache."""
-    async with _browser(instance) as browser:
-        html, total = await _read(browser, "/")
-        for path in dict.fromkeys(_REFERRED.findall(html)):
-            total += (await _read(browser, path))[1]
-    found.add("first view: bytes", total, most=_FIRST_VIEW_BYTES)
+async def _look(browser: aiohttp.ClientSession) -> None:
+    """Ask for what is new for ever, as the open page does. Raises BenchFault."""
+    headers = {"hx-request": "true", "sec-fetch-site": "same-origin"}
+    while True:
+        async with browser.get("/overview/live", headers=headers) as reply:
+            if reply.status != 200:
+                raise BenchFault(f"the live part of the overview answered {reply.status}")
+            await reply.read()
+        await asyncio.sleep(_EVERY)

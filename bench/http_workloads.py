@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.command import Found, say
 from bench.http_actors import payload_of
-from bench.http_console import filled, first_view, open_overview, page_times
+from bench.http_console import filled, open_overview, page_times
 from bench.service import Actor, Instance, actor, serving, wrk
 
 from bide.app import Bide
@@ -160,10 +160,10 @@ async def idle_polls(plan: Plan) -> Found:
     found = Found()
     async with _service(plan) as instance:
         await asyncio.sleep(2)
-        alone = await _cpu_percent(instance, min(plan.seconds, 10))
+        alone = await instance.cpu_percent(min(plan.seconds, 10))
         async with actor("poll", url=instance.url, topic=TOPIC, polls=plan.polls) as polls:
             await asyncio.sleep(2)
-            with_polls = await _cpu_percent(instance, plan.seconds)
+            with_polls = await instance.cpu_percent(plan.seconds)
             seen = await polls.ask("report")
     found.check("long-polls that were refused or broken", seen["refused"], seen["example"])
     found.check("long-polls that found something", seen["count"])
@@ -171,13 +171,6 @@ async def idle_polls(plan: Plan) -> Found:
     found.add("cpu_percent_without", alone)
     found.add("renewed", seen["answered"])
     return found
-
-
-async def _cpu_percent(instance: Instance, seconds: float) -> float:
-    """Of one core."""
-    used, began = instance.used(), time.monotonic()
-    await asyncio.sleep(seconds)
-    return 100 * (instance.used() - used) / (time.monotonic() - began)
 
 
 def _config(plan: Plan, receivers: Mapping[str, str]) -> str:
@@ -272,12 +265,11 @@ async def _beside(plan: Plan, found: Found, hang: float) -> Mapping[str, Any]:
 
 
 async def console(plan: Plan) -> Found:
-    """Each page ten times at `tasks` tasks, what an open overview costs, and the bytes of a first view."""
+    """Each page ten times at `tasks` tasks, and what an open overview costs."""
     found = Found()
     async with _empty_store(plan) as store:
         peak = await filled(store, plan.tasks)
         async with serving(store, plan.folder, uvloop=plan.uvloop) as instance:
-            await first_view(instance, found)
             await page_times(instance, found, peak)
             await open_overview(instance, found, plan.seconds)
     return found

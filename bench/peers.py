@@ -9,7 +9,7 @@
 Peers on Redis: docket (pydocket), arq, SAQ, Dramatiq, Celery, Huey, and BullMQ if there is a node.js. On PostgreSQL:
 procrastinate with its fastest polling, and graphile (graphile-worker) if there is a node.js. Each is installed with
 pinned versions (`bench/requirements-NAME.txt`) into an environment of its own under `--venvs`, once; one that cannot be
-installed or fails is reported as "not measured" with the reason. bide runs from the project's `.venv`. Needs
+installed or fails is reported as "not measured" with the reason. bide runs in this one. Needs
 `redis-server` and PostgreSQL's programs, of which it starts servers of its own, as they come.
 
 Workloads:

@@ -31,6 +31,12 @@ class Instance(Child):
     store: str
     """The URL of the store that it serves."""
 
+    async def cpu_percent(self, seconds: float) -> float:
+        """How much of one core it takes while so many seconds pass."""
+        used, began = self.used(), time.monotonic()
+        await asyncio.sleep(seconds)
+        return 100 * (self.used() - used) / (time.monotonic() - began)
+
 
 @asynccontextmanager
 async def serving(

@@ -8,12 +8,10 @@ job. It has no call for many, and is fastest with 16 callers. After a crash a jo
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import os
 from typing import Any, ClassVar
 
-from bench.contest.client import LEASE, URL, Client, as_time
+from bench.contest.client import LEASE, URL, Client, as_time, choose_loop
 from bench.contest.tasks import handle_async
 
 connections: Any = importlib.import_module("arq.connections")
@@ -53,8 +51,4 @@ class ArqClient(Client):
 
 CLIENT = ArqClient
 
-if os.environ.get("BENCH_LOOP") == "uvloop":
-    import uvloop
-
-    # its worker asks the policy for a loop
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+choose_loop()

@@ -92,7 +92,7 @@ async def _contest(options: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="bide-peers-", ignore_cleanup_errors=True) as directory,
         servers_of(kinds, Path(directory)) as servers,
     ):
-        environments, absent = await _install(names, options.venvs)
+        environments, absent = _install(names, options.venvs)
         outcomes = {workload: {name: Outcome(reason=absent.get(name, "")) for name in names} for workload in workloads}
         about = {
             "versions": {"bide": __version__, **{name: PEERS[name].version for name in names}},
@@ -113,14 +113,14 @@ async def _contest(options: argparse.Namespace) -> int:
     return 0 if any(outcome.theirs for by_name in outcomes.values() for outcome in by_name.values()) else 1
 
 
-async def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environment], dict[str, str]]:
+def _install(names: Sequence[str], place: Path) -> tuple[dict[str, Environment], dict[str, str]]:
     """Environments by name, and why the others are absent."""
-    environments: dict[str, Environment] = {BIDE.name: await environment_of(BIDE, place)}
+    environments: dict[str, Environment] = {BIDE.name: environment_of(BIDE, place)}
     absent: dict[str, str] = {}
     for name in names:
         say(f"{name}: installing {PEERS[name].version}, unless it is there")
         try:
-            environments[name] = await environment_of(PEERS[name], place)
+            environments[name] = environment_of(PEERS[name], place)
         except BenchFault as reason:
             absent[name] = str(reason)
             say(f"{name}: not measured: {reason}")
@@ -134,17 +134,13 @@ async def _rounds(
     environments: Mapping[str, Environment],
     outcomes: Outcomes,
 ) -> None:
-    leads: dict[str, float] = {}
-
     async def play(contestant: Contestant, workload: str, kind: str) -> Figures:
         server = servers[kind]
         player = Player(
             contestant=contestant, environment=environments[contestant.name], server=server, loop=options.loop,
             url=f"{server.url}?namespace={_NAMESPACE}" if contestant is BIDE and kind == "redis" else server.url,
         )  # fmt: skip
-        run = Run(
-            player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds, leads=leads
-        )
+        run = Run(player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds)
         figures = await WORKLOADS[workload](run)
         say(f"{workload}: {contestant.name}: {', '.join(f'{key} {value}' for key, value in figures.items())}")
         return figures

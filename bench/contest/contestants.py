@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,9 +124,3 @@ PEERS: Mapping[str, Contestant] = {
         ),
     )
 }  # fmt: skip
-
-
-def bide_python() -> Path:
-    """The project's own interpreter, if there is one; otherwise this one."""
-    own = ROOT / ".venv" / "bin" / "python"
-    return own if own.exists() else Path(sys.executable)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.contest.contestants import BIDE, Contestant, bide_python, pins
+from bench.contest.contestants import BIDE, Contestant, pins
 
 from bide.cli.bench.workers import BenchFault
 
@@ -31,67 +31,47 @@ def default_place() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bide-peers"
 
 
-async def environment_of(contestant: Contestant, place: Path) -> Environment:
+def environment_of(contestant: Contestant, place: Path) -> Environment:
     """Make it, unless it is there. Raises BenchFault."""
     if contestant is BIDE:
-        return Environment(interpreter=str(bide_python()))
+        return Environment(interpreter=sys.executable)
     text = contestant.requirements.read_text(encoding="utf-8")
     fingerprint = hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:12]
     directory = place / f"{contestant.name}-{fingerprint}"
+    steps: list[Sequence[str]]
+    quietly: Sequence[str]
     if contestant.node:
-        return await _node(directory, text)
-    return await _python(directory, contestant.requirements)
-
-
-async def _python(directory: Path, requirements: Path) -> Environment:
-    python = directory / "bin" / "python"
+        node, npm = shutil.which("node"), shutil.which("npm")
+        if node is None or npm is None:
+            raise BenchFault("node and npm are not installed")
+        quietly = ("--no-save", "--ignore-scripts", "--no-audit", "--no-fund")
+        wanted = [f"{name}@{version}" for name, version in pins(text).items()]
+        steps = [(npm, "install", "--prefix", str(directory), *quietly, *wanted)]
+        made = Environment(interpreter=node, variables={"NODE_PATH": str(directory / "node_modules")})
+    else:
+        python = str(directory / "bin" / "python")
+        quietly = ("--quiet", "--no-input", "--disable-pip-version-check")
+        install = (python, "-m", "pip", "install", *quietly, "-r", str(contestant.requirements))
+        steps = [(sys.executable, "-m", "venv", str(directory)), install]
+        made = Environment(interpreter=python)
     if not (directory / _STAMP).exists():
-        _afresh(directory)
-        await carry_out("installing it", sys.executable, "-m", "venv", str(directory))
-        await carry_out(
-            "installing it",
-            *(str(python), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"),
-            *("-r", str(requirements)),
-        )
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for step in steps:
+            carry_out("installing it", *step)
         (directory / _STAMP).touch()
-    return Environment(interpreter=str(python))
+    return made
 
 
-async def _node(directory: Path, requirements: str) -> Environment:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        raise BenchFault("node and npm are not installed")
-    if not (directory / _STAMP).exists():
-        _afresh(directory)
-        wanted = [f"{name}@{version}" for name, version in pins(requirements).items()]
-        await carry_out(
-            "installing it",
-            *(npm, "install", "--prefix", str(directory), "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"),
-            *wanted,
-        )
-        (directory / _STAMP).touch()
-    return Environment(interpreter=node, variables={"NODE_PATH": str(directory / "node_modules")})
-
-
-def _afresh(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-
-
-async def carry_out(doing: str, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+def carry_out(doing: str, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     """A command to its end. Raises BenchFault with the last line that it wrote, where it fails or takes too long."""
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, env=env,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), _PATIENCE)
-    except TimeoutError:
+        ended = subprocess.run(
+            command, cwd=cwd, env=env, timeout=_PATIENCE, check=False, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
         raise BenchFault(f"{doing} took more than {_PATIENCE:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = said.decode(errors="replace").strip().splitlines() or ["nothing was said"]
+    if ended.returncode:
+        lines = ended.stdout.strip().splitlines() or ["nothing was said"]
         raise BenchFault(f"{doing} failed: {lines[-1]}")

@@ -35,9 +35,9 @@ def examine(count: int, lines: Iterable[str], *, sleeping: bool = False) -> Seen
     starts, ends = list[Start](), list[Settled]()
     for kind, number, due, at in map(str.split, lines):
         if kind == "start":
-            starts.append(Start(number, 0, int(due), int(at)))
+            starts.append(Start(number, int(due), int(at)))
         if kind == "end" or not sleeping:
-            ends.append(Settled(number, 0, int(at)))
+            ends.append(Settled(number, int(at)))
     expected = {start.key: start.planned_at * NANOSECONDS for start in starts}
     everything = frozenset(range(1, count + 1))
     return Seen(

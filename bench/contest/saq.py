@@ -9,12 +9,10 @@ a job is swept when its `timeout` is over; for `crash` that is the lease, and th
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import os
 from typing import Any
 
-from bench.contest.client import LEASE, URL, Client
+from bench.contest.client import LEASE, URL, Client, choose_loop
 from bench.contest.tasks import handle_async
 
 saq: Any = importlib.import_module("saq")
@@ -57,8 +55,4 @@ class SaqClient(Client):
 
 CLIENT = SaqClient
 
-if os.environ.get("BENCH_LOOP") == "uvloop":
-    import uvloop
-
-    # its command makes a loop by the policy
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+choose_loop()

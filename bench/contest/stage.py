@@ -137,7 +137,7 @@ async def stage(
         variables["BENCH_LEASE"] = str(lease)
     interpreter, errors = player.environment.interpreter, directory / f"{time.time_ns()}"
     if player.server.kind == "postgres":
-        await carry_out("making its tables", interpreter, *player.contestant.setup, cwd=directory, env=variables)
+        carry_out("making its tables", interpreter, *player.contestant.setup, cwd=directory, env=variables)
     crew: list[Worker] = []
     producer: Producer | None = None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contest.figures import Figures, Seen, examine
@@ -17,12 +17,13 @@ from bide.cli.bench.worker import percentile
 from bide.cli.bench.workers import BenchFault
 
 _HOUR = 3_600_000
+_AHEAD = 2_000
+_CRASHED = 500
 LEASE = 10
 """Seconds that a dead worker's tasks wait, for everybody who lets it be set: what bide has by default."""
 _CRASH_SECONDS = 0.05
 """How long a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
 _CRASH_BOUND = 60.0
-_LONGEST_LEAD = 64.0
 _SETTLING = 500_000_000
 """Nanoseconds before a burst in which nothing is scheduled any more."""
 _SLOWEST = 100
@@ -35,13 +36,9 @@ class Run:
 
     player: Player
     directory: Path
-    count: int = 5_000
-    rate: float = 200.0
-    seconds: float = 10.0
-    ahead: int = 2_000
-    crash: int = 500
-    leads: dict[str, float] = field(default_factory=dict)
-    """Seconds that each contestant needs to schedule a burst, as found so far: kept over the rounds."""
+    count: int
+    rate: float
+    seconds: float
 
 
 async def schedule(run: Run) -> Figures:
@@ -59,14 +56,15 @@ async def schedule(run: Run) -> Figures:
 
 async def burst(run: Run) -> Figures:
     """`count` tasks due at one instant (a whole second, which is as fine as some can say), one worker."""
-    name = run.player.contestant.name
-    lead = run.leads.get(name, 2.0 + run.count / 5_000)
-    while (played := await _burst(run, lead)) is None:
-        lead *= 2
-        if lead > _LONGEST_LEAD:
-            raise BenchFault(f"{run.count} tasks could not be scheduled within {_LONGEST_LEAD:.0f} s")
-    run.leads[name] = lead
-    due, seen = played
+    async with stage(run.player, run.directory, workers=1) as on:
+        due = (_now() + 3_000 + run.count) // 1000 * 1000  # the slowest schedule 3,000 a second
+        way = "bulk" if on.producer.bulk else "concurrent"
+        answer = await on.producer.order(way, count=run.count, due=due, spread=0)
+        if answer["ended"] > due * 1_000_000 - _SETTLING:
+            raise BenchFault(f"{run.count} tasks could not be scheduled before they were due")
+        await asyncio.sleep(due / 1000 - time.time())
+        await on.wait(run.count, within=30 + run.count / _SLOWEST)
+        seen = examine(run.count, on.lines())
     found, done = seen.found, run.count - len(seen.missing)
     return {
         "completed_per_s": rounded(done / ((found.last_start - due * 1_000_000) / 1e9)) if done else 0.0,
@@ -77,25 +75,12 @@ async def burst(run: Run) -> Figures:
     }
 
 
-async def _burst(run: Run, lead: float) -> tuple[int, Seen] | None:
-    """When they were due, and what became of them; None if `lead` seconds were too few to schedule them."""
-    async with stage(run.player, run.directory, workers=1) as on:
-        due = (_now() + int(lead * 1000)) // 1000 * 1000 + 1000
-        way = "bulk" if on.producer.bulk else "concurrent"
-        answer = await on.producer.order(way, count=run.count, due=due, spread=0)
-        if answer["ended"] > due * 1_000_000 - _SETTLING:
-            return None
-        await asyncio.sleep(due / 1000 - time.time())
-        await on.wait(run.count, within=30 + run.count / _SLOWEST)
-        return due, examine(run.count, on.lines())
-
-
 async def lateness(run: Run) -> Figures:
-    """`rate` tasks a second for some seconds, each due `ahead` after it is scheduled, one worker."""
+    """`rate` tasks a second for some seconds, each due two seconds after it is scheduled, one worker."""
     count = int(run.rate * run.seconds)
     async with stage(run.player, run.directory, workers=1) as on:
-        await on.producer.order("pace", count=count, rate=run.rate, ahead=run.ahead)
-        await on.wait(count, within=30 + run.ahead / 1000)
+        await on.producer.order("pace", count=count, rate=run.rate, ahead=_AHEAD)
+        await on.wait(count, within=30 + _AHEAD / 1000)
         seen = examine(count, on.lines())
     late = seen.found.lateness
     return {
@@ -112,14 +97,14 @@ async def crash(run: Run) -> Figures:
         begun = _now()
         way = "bulk" if on.producer.bulk else "concurrent"
         due, spread = begun + 3_000, 3_000
-        answer = await on.producer.order(way, count=run.crash, due=due, spread=spread)
+        answer = await on.producer.order(way, count=_CRASHED, due=due, spread=spread)
         if answer["ended"] > due * 1_000_000:
-            raise BenchFault(f"{run.crash} tasks could not be scheduled within 3 s")
+            raise BenchFault(f"{_CRASHED} tasks could not be scheduled within 3 s")
         await asyncio.sleep((begun + 4_000) / 1000 - time.time())
         await on.workers[0].kill_at_work(within=2.0)
-        await on.wait(run.crash, within=2 + _CRASH_BOUND, ended=True)
-        seen = examine(run.crash, on.lines(), sleeping=True)
-        undone = {text(number, due + (number - 1) * spread // run.crash) for number in seen.undone}
+        await on.wait(_CRASHED, within=2 + _CRASH_BOUND, ended=True)
+        seen = examine(_CRASHED, on.lines(), sleeping=True)
+        undone = {text(number, due + (number - 1) * spread // _CRASHED) for number in seen.undone}
         kept = run.player.server.holds(undone)
     return {
         "unfired": len(seen.missing),

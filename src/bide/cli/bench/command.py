@@ -15,14 +15,14 @@ import msgspec
 from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide.cli.bench.pending import idle, scale
 from bide.cli.bench.place import place_of
-from bide.cli.bench.plan import Plan, Progress, Report, machine, silent
+from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, silent
 from bide.cli.bench.timers import timers
 from bide.cli.bench.verbs import change, churn, schedule
 from bide.cli.bench.worker import loop_factory
 from bide.cli.bench.workers import BenchFault
 from bide.core.errors import MissingExtra
 
-WORKLOADS: Mapping[str, Callable[[Plan], Coroutine[Any, Any, Report]]] = {
+WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
     workload.__name__: workload
     for workload in (schedule, lateness, burst, throughput, change, idle, scale, crash, timers, churn)
 }
@@ -91,8 +91,9 @@ def _run(name: str, plan: Plan) -> Report:
     if name == "timers":  # bare data structures, and the loop that they are compared with is asyncio's
         factory, plan = None, replace(plan, loop="asyncio")
     try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(WORKLOADS[name](plan))
+        with asyncio.Runner(loop_factory=factory) as runner, limit_of(plan) as limit:
+            report = runner.run(WORKLOADS[name](plan, limit))
+            return replace(report, fields={**report.fields, **limit.fields(report.fields)})
     except BenchFault as fault:
         raise click.ClickException(str(fault)) from None
 

@@ -10,21 +10,21 @@ from dataclasses import replace
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import Plan, Report, limit_of, random_keys, rounded
-from bide.cli.bench.worker import PAYLOAD, Log, Start, Timers, Work, paced, percentile
+from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, paced, percentile
 from bide.cli.bench.workers import (
     NANOSECONDS,
     BenchFault,
     Child,
     Findings,
     ProcessGroup,
+    Stage,
     Workers,
     child,
     examine,
     fill,
     stage,
     wait_settled,
-    workers_of,
 )
 from bide.core.answers import Answer
 from bide.core.instants import as_datetime, duration
@@ -41,37 +41,36 @@ _FLOOD = Work(topic="bench.flood", seconds=3600.0, concurrency=1)
 """It has one worker, and that one is busy for an hour: due tasks with no free worker."""
 
 
-async def throughput(plan: Plan) -> Report:
+async def throughput(plan: Plan, limit: Limit) -> Report:
     """N tasks that are due already, P worker processes, from their start to the last acknowledged settle."""
     count, work = plan.count(300_000), Work(topic="bench.throughput")
-    with limit_of(plan) as limit:
-        async with stage(plan, work) as (app, log):
-            keys = await fill(app, work.topic, count, plan=plan, limit=limit, delay="0s")
-            async with workers_of(plan, app, log, [work]) as workers:
-                began = await workers.go()
-                found = await _finish(workers, plan, dict.fromkeys(keys, 0))
-        figures = {"completed_per_s": _rate(count, found, began)}
-        return Report(fields={**figures, **_counted(found), **limit.fields(figures)}, faults=found.faults())
+    async with stage(plan, work) as on:
+        keys = await fill(on.app, work.topic, count, plan=plan, limit=limit, delay="0s")
+        async with on.workers() as workers:
+            began = await workers.go()
+            found = await _finish(workers, plan, dict.fromkeys(keys, 0))
+    fields = {"completed_per_s": _rate(count, found, began), **_counted(found)}
+    return Report(fields=fields, faults=found.faults())
 
 
-async def burst(plan: Plan) -> Report:
+async def burst(plan: Plan, limit: Limit) -> Report:
     """N tasks due at one instant: when the first and the last of them begin, and when all are settled."""
     count, work = plan.count(100_000), Work(topic="bench.burst")
-    with limit_of(plan) as limit:
-        async with stage(plan, work) as (app, log), workers_of(plan, app, log, [work]) as workers:
-            await workers.go()
-            due = time.time_ns() // 1_000_000 + 2_000 + count // 8
-            keys = await fill(app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
-            if time.time_ns() // 1_000_000 >= due:
-                raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
-            await asyncio.sleep(due / 1000 - time.time())
-            found = await _finish(workers, plan, dict.fromkeys(keys, due * NANOSECONDS))
-        figures = {
-            "first_ms": rounded(found.first_start / NANOSECONDS - due),
-            "last_ms": rounded(found.last_start / NANOSECONDS - due),
-            "completed_per_s": _rate(count, found, due * NANOSECONDS),
-        }
-        return Report(fields={**figures, **_counted(found), **limit.fields(figures)}, faults=found.faults())
+    async with stage(plan, work) as on, on.workers() as workers:
+        await workers.go()
+        due = time.time_ns() // 1_000_000 + 2_000 + count // 8
+        keys = await fill(on.app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
+        if time.time_ns() // 1_000_000 >= due:
+            raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
+        await asyncio.sleep(due / 1000 - time.time())
+        found = await _finish(workers, plan, dict.fromkeys(keys, due * NANOSECONDS))
+    fields = {
+        "first_ms": rounded(found.first_start / NANOSECONDS - due),
+        "last_ms": rounded(found.last_start / NANOSECONDS - due),
+        "completed_per_s": _rate(count, found, due * NANOSECONDS),
+        **_counted(found),
+    }
+    return Report(fields=fields, faults=found.faults())
 
 
 async def _finish(workers: Workers, plan: Plan, expected: Mapping[str, int]) -> Findings:
@@ -89,48 +88,45 @@ def _counted(found: Findings) -> dict[str, int]:
     return {"lost": found.lost, "duplicated": found.duplicated}
 
 
-async def crash(plan: Plan) -> Report:
+async def crash(plan: Plan, limit: Limit) -> Report:
     """5000 tasks due over three seconds, two workers, and `kill -9` for one of them in the middle."""
     if not plan.place.shared:
         raise BenchFault("crash: memory: ends with its process, so that nothing can be recovered; give another store")
     count, lease = plan.count(5_000), Settings().lease
     # what was done is remembered, for a worker may die between an acknowledged settle and writing it down
     work = Work(topic="bench.crash", seconds=0.05, keep_done=120_000)
-    with limit_of(plan) as limit:
-        limit.measure(5)
-        two = replace(plan, processes=2)
-        async with stage(plan, work) as (app, log), workers_of(two, app, log, [work], journal=True) as workers:
-            assert isinstance(workers, ProcessGroup)
-            await workers.go()
-            begun = time.time_ns() // 1_000_000
-            expected = {f"task-{number}": begun + 3_000 + number * 3_000 // count for number in range(count)}
-            await app.schedule_many(
-                [app.new(work.topic, PAYLOAD, key=key, at=as_datetime(due)) for key, due in expected.items()]
-            )
-            await asyncio.sleep(begun / 1000 + 4.0 - time.time())
-            workers.members[0].kill()
-            live = await _live_after(app, work.topic, 13 + lease / 1000, workers, plan, count)
-            await workers.stop()
-            entries = workers.log()
-            found = examine({key: at * NANOSECONDS for key, at in expected.items()}, entries)
-            lost = found.lost
-            if lost:
-                acknowledged = {entry.key for entry in entries if not isinstance(entry, Start)}
-                records = await app.get_many([(work.topic, key) for key in expected if key not in acknowledged])
-                lost = sum(1 for task in records if task is None or task.state != "done")
-        recovered = max(found.lateness, default=0.0)
-        fields = {
-            "lost": lost,
-            "duplicated": found.duplicated,
-            "redelivered": found.redelivered,
-            "recovered_ms": rounded(recovered),
-        }
-        faults = found.faults(crash=True)
-        if recovered > lease + 1000:
-            faults.append(f"recovered only after {recovered:.0f} ms")
-        if live:
-            faults.append(f"{live} tasks were still live at the end")
-        return Report(fields={**fields, **limit.fields({})}, faults=faults)
+    async with stage(replace(plan, processes=2), work, journal=True) as on, on.workers() as workers:
+        assert isinstance(workers, ProcessGroup)
+        await workers.go()
+        begun = time.time_ns() // 1_000_000
+        expected = {f"task-{number}": begun + 3_000 + number * 3_000 // count for number in range(count)}
+        await on.app.schedule_many(
+            [on.app.new(work.topic, PAYLOAD, key=key, at=as_datetime(due)) for key, due in expected.items()]
+        )
+        await asyncio.sleep(begun / 1000 + 4.0 - time.time())
+        workers.members[0].kill()
+        live = await _live_after(on.app, work.topic, 13 + lease / 1000, workers, plan, count)
+        await workers.stop()
+        entries = workers.log()
+        found = examine({key: at * NANOSECONDS for key, at in expected.items()}, entries)
+        lost = found.lost
+        if lost:
+            acknowledged = {entry.key for entry in entries if not isinstance(entry, Start)}
+            records = await on.app.get_many([(work.topic, key) for key in expected if key not in acknowledged])
+            lost = sum(1 for task in records if task is None or task.state != "done")
+    recovered = max(found.lateness, default=0.0)
+    fields = {
+        "lost": lost,
+        "duplicated": found.duplicated,
+        "redelivered": found.redelivered,
+        "recovered_ms": rounded(recovered),
+    }
+    faults = found.faults(crash=True)
+    if recovered > lease + 1000:
+        faults.append(f"recovered only after {recovered:.0f} ms")
+    if live:
+        faults.append(f"{live} tasks were still live at the end")
+    return Report(fields=fields, faults=faults)
 
 
 async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, plan: Plan, count: int) -> int:
@@ -145,39 +141,36 @@ async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, p
     return live
 
 
-async def lateness(plan: Plan) -> Report:
+async def lateness(plan: Plan, limit: Limit) -> Report:
     """R tasks a second, scheduled by this process and worked on by another, among what waits already."""
     ways = list(AHEAD) if plan.ahead == "all" else [plan.ahead]
     fields: dict[str, Any] = {}
     faults: list[str] = []
-    with limit_of(plan) as limit:
-        limit.measure(5)
-        async with stage(plan, _LATE, _FLOOD) as (app, log):
-            await fill(app, _LATE.topic, plan.pending, plan=plan, delay="1h")
-            await fill(app, _FLOOD.topic, plan.flood, plan=plan, delay="0s")
-            if plan.pending or plan.flood:
-                plan.place.flush()
-            for way in ways:
-                suffix = f"_{way}" if plan.ahead == "all" and way != "2s" else ""
-                found, call_at = await _late(plan, app, log, way)
-                fields |= {f"{name}{suffix}": value for name, value in _figures(found, call_at).items()}
-                faults += found.faults()
-        limit.measure(5)
-        return Report(fields={**fields, **limit.fields({})}, faults=faults)
+    async with stage(plan, _LATE, _FLOOD) as on:
+        await fill(on.app, _LATE.topic, plan.pending, plan=plan, delay="1h")
+        await fill(on.app, _FLOOD.topic, plan.flood, plan=plan, delay="0s")
+        if plan.pending or plan.flood:
+            plan.place.flush()
+        for way in ways:
+            suffix = f"_{way}" if plan.ahead == "all" and way != "2s" else ""
+            found, call_at = await _late(plan, on, way)
+            fields |= {f"{name}{suffix}": value for name, value in _figures(found, call_at).items()}
+            faults += found.faults()
+    return Report(fields=fields, faults=faults)
 
 
-async def _late(plan: Plan, app: Bide, log: Log, way: str) -> tuple[Findings, list[float]]:
+async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]:
     """One stretch of tasks, all scheduled so far ahead; and how late `loop.call_at` was beside it."""
     count = plan.count(round(plan.rate * _SECONDS))
     ahead = duration(AHEAD[way] or "0s")
-    keys = await fill(app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
+    keys = await fill(on.app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
     timers = Timers(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
-    async with workers_of(plan, app, log, (_LATE, _FLOOD)) as workers, _beside(timers) as call_at:
+    async with on.workers() as workers, _beside(timers) as call_at:
         await workers.go()
         await asyncio.sleep(0.5)
         before = workers.settled
         call_at.tell("go")
-        expected = await _schedule(plan, app, keys, way, ahead)
+        expected = await _schedule(plan, on.app, keys, way, ahead)
         await wait_settled(workers, before + count, plan=plan, within=ahead / 1000 + 20, what=f"ahead {way}")
         late = sorted(await call_at.said("late"))
         await workers.stop()

@@ -14,8 +14,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median_grouped
@@ -23,15 +23,15 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.plan import Plan, Report, limit_of, rounded
-from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch
+from bide.cli.bench.plan import Limit, Plan, Report, rounded
+from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch, resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
-from bide.cli.bench.workers import clear, fill, stage, worker_process
+from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
-from bide.ports import Listening, Notifies
+from bide.ports import Notifies
 from bide.settings import Settings
 from bide.wiring import store_maker
 
@@ -51,7 +51,7 @@ _TELLING = 1.0
 """Seconds within which every listener has been told."""
 
 
-async def idle(plan: Plan) -> Report:
+async def idle(plan: Plan, limit: Limit) -> Report:
     """N tasks due in an hour and one worker process, with nobody else connected.
 
     For `memory:` the tasks are in the worker's own process. The CPU time is the process's own count, of all its
@@ -63,18 +63,17 @@ async def idle(plan: Plan) -> Report:
     be seen on this machine, `server_cpu_pct` is null.
     """
     count, work, place = plan.count(100_000), Work(topic="bench.idle"), plan.place
-    with limit_of(plan) as limit, tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
-        limit.measure(5)
+    with tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
         spec = Spec(
             store=place.url, works=(work,), log=f"{directory}/worker.log", loop=plan.loop, history=plan.history,
             pending=0 if place.shared else count,
         )  # fmt: skip
         if place.shared:
-            async with stage(plan) as (app, _):
-                await fill(app, work.topic, count, plan=plan, delay="1h")
+            async with stage(plan) as on:
+                await fill(on.app, work.topic, count, plan=plan, delay="1h")
                 if not place.owned:  # the end of the stage removes the tasks
-                    return Report(fields={**await _watch(plan, spec), **limit.fields({})})
-        return Report(fields={**await _watch(plan, spec), **limit.fields({})})
+                    return Report(fields=await _watch(plan, spec))
+        return Report(fields=await _watch(plan, spec))
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
@@ -87,7 +86,7 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
         await asyncio.sleep(SETTLING)
         before, load_before = await worker.ask("usage"), server.load() if server else None
         await _pass_time(plan, "watching an idle worker")
-        load_after, resident = server.load() if server else None, _resident_megabytes(worker.pid)
+        load_after, resident = server.load() if server else None, resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
     finally:
         await worker.stop()
@@ -101,7 +100,7 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
         "server_cpu_pct": None if server_cpu is None else rounded(server_cpu),
-        "worker_rss_mb": rounded(resident),
+        "worker_rss_mb": rounded(resident / 2**20),
         "calls_per_s": rounded(calls),
     }
 
@@ -127,47 +126,23 @@ async def _pass_time(plan: Plan, what: str) -> None:
         await asyncio.sleep(SECONDS / 10)
 
 
-def _resident_megabytes(pid: int) -> float:
-    """0 where the system does not tell."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
-async def scale(plan: Plan) -> Report:
+async def scale(plan: Plan, limit: Limit) -> Report:
     """At each size, 10^3 and upward to N (10^6), and once more with a flood of a topic that nobody works on."""
     sizes = plan.sizes()
     most, flood = sizes[-1], min(_FLOOD, max(1, sizes[-1] // 10))
     costs: dict[str, dict[str, float]] = {name: {} for name in OPERATIONS}
-    url = _unflushed(plan.place.url)
-    app = Bide(
-        url,
-        settings=Settings(store=url, sqlite_synchronous="normal", history=plan.history, keep_done=0, keep_cancelled=0),
-    )
-    with limit_of(plan) as limit:
-        limit.measure(5)
-        async with app:
-            growing = _Growing(app, plan)
-            if not plan.place.owned:
-                await clear(app)
-            listening = await growing.listen()
-            try:
-                for size in sizes:
-                    await growing.grow(size)
-                    for name, microseconds in (await growing.measure(size)).items():
-                        costs[name][str(size)] = microseconds
-                await growing.flood(flood)
-                for name, microseconds in (await growing.measure(most)).items():
-                    costs[name][f"{most}+{flood}_due"] = microseconds
-            finally:
-                if listening is not None:
-                    await listening.close()
-                if not plan.place.owned:
-                    await clear(app)
-        growth = {name: rounded(list(each.values())[-1] / next(iter(each.values()))) for name, each in costs.items()}
-        return Report(fields={"us": costs, "growth": growth, **limit.fields({})}, faults=growing.faults)
+    async with stage(plan, url=_unflushed(plan.place.url), sqlite_synchronous="normal") as on:
+        growing = _Growing(on.app, plan)
+        async with growing.listening():
+            for size in sizes:
+                await growing.grow(size)
+                for name, microseconds in (await growing.measure(size)).items():
+                    costs[name][str(size)] = microseconds
+            await growing.flood(flood)
+            for name, microseconds in (await growing.measure(most)).items():
+                costs[name][f"{most}+{flood}_due"] = microseconds
+    growth = {name: rounded(list(each.values())[-1] / next(iter(each.values()))) for name, each in costs.items()}
+    return Report(fields={"us": costs, "growth": growth}, faults=growing.faults)
 
 
 def _unflushed(url: str) -> str:
@@ -192,11 +167,17 @@ class _Growing:
         self._heard = asyncio.Event()
         self.faults: list[str] = []
 
-    async def listen(self) -> Listening | None:
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
         """As a worker does before it leases: a store on a server may not look again for what nobody told it."""
         if self._server is None or not isinstance(self._store, Notifies):
-            return None
-        return await self._store.listen([LEASED], lambda topic, wake: self._heard.set())
+            yield
+            return
+        listening = await self._store.listen([LEASED], lambda topic, wake: self._heard.set())
+        try:
+            yield
+        finally:
+            await listening.close()
 
     async def grow(self, size: int) -> None:
         for first in range(self._size, size, _BATCH):

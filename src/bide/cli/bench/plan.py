@@ -18,6 +18,8 @@ from bide.cli.bench.place import Place
 from bide.cli.bench.server import Raw
 
 BATCH = 1000
+_ALONE = 10
+"""Batches of the raw limit where a workload lays none between its own."""
 _COUNTED = ("lost", "duplicated", "early", "left_behind")
 """Figures that must be 0, by the beginnings of their names."""
 
@@ -98,13 +100,16 @@ class Limit:
             self._raw.store(keys)
             self._rounds.append((BATCH, time.perf_counter() - began))
 
-    def fields(self, figures: Mapping[str, float]) -> dict[str, Any]:
-        """`limit_per_s`, and the ratio to it of every rate among `figures`."""
+    def fields(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """`limit_per_s`, and the ratio to it of every rate of tasks among `figures`."""
         if self._raw is None:
             return {}
+        if not self._rounds:  # of a workload whose figures are no rates
+            self.measure(_ALONE)
         limit = per_second(self._rounds)
-        rates = {name.removesuffix("_per_s"): rate for name, rate in figures.items() if name.endswith("_per_s")}
-        return {"limit_per_s": limit, **{f"ratio_{name}": rounded(rate / limit) for name, rate in rates.items()}}
+        rates = [name for name in figures if name.endswith("_per_s") and name != "calls_per_s"]
+        ratios = {f"ratio_{name.removesuffix('_per_s')}": rounded(figures[name] / limit) for name in rates}
+        return {"limit_per_s": limit, **ratios}
 
 
 def machine() -> dict[str, Any]:

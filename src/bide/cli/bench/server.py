@@ -170,6 +170,14 @@ def spent(place: Path) -> float:
     return int((place / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 
+def resident_bytes(place: Path) -> int:
+    """The memory of a process that is in use; 0 where the system does not tell."""
+    try:
+        return int((place / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def started_at(place: Path) -> float:
     """The start time in seconds since the epoch, exact to some hundredths. Raises OSError."""
     up = float((_PROC / "uptime").read_text(encoding="ascii").split()[0])

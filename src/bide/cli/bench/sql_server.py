@@ -10,11 +10,11 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from threading import Thread
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -40,9 +40,8 @@ class Session:
 
     def __init__(self, kind: type[SqlServer], address: Any) -> None:
         self._kind = kind
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="bench server", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "bench server")
+        self._runner = asyncio.Runner()
         try:
             self._connection = self.do(kind.connect(address))
         except BaseException:
@@ -51,7 +50,7 @@ class Session:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop of the thread, and wait for it; the caller may be on a loop of its own."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._thread.submit(self._runner.run, work).result()
 
     def rows(self, statement: str, *arguments: Any) -> Sequence[Any]:
         """The rows of one statement."""
@@ -77,9 +76,8 @@ class Session:
             self._end()
 
     def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()
 
 
 class SqlServer(Server):

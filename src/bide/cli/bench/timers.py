@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from bide.cli.bench.plan import Plan, Report, limit_of, rounded, uncollected
+from bide.cli.bench.plan import Limit, Plan, Report, rounded, uncollected
 from bide.cli.bench.server import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
@@ -98,24 +98,22 @@ class CallAt:
         self._fired += 1
 
 
-async def timers(plan: Plan) -> Report:
+async def timers(plan: Plan, limit: Limit) -> Report:
     """At 10^3, 10^4, 10^5 and 10^6 (or up to N) items."""
     sizes = plan.sizes()
     if sizes[-1] < 2:
         raise BadInput("--n", sizes[-1], "2 items at least: one to warm up, and one to measure")
     nanoseconds: dict[str, dict[str, dict[str, float]]] = {}
-    with limit_of(plan) as limit:
-        limit.measure(5)
-        faults: list[str] = []
-        for number, size in enumerate(sizes):
-            plan.progress("timers", number, len(sizes))
-            # in a thread, since one loop cannot run inside another
-            found, wrong = await asyncio.to_thread(_at_size, size)
-            faults += wrong
-            for name, costs in found.items():
-                for operation, cost in costs.items():
-                    nanoseconds.setdefault(name, {}).setdefault(operation, {})[str(size)] = cost
-        return Report(fields={"ns": nanoseconds, **limit.fields({})}, faults=faults)
+    faults: list[str] = []
+    for number, size in enumerate(sizes):
+        plan.progress("timers", number, len(sizes))
+        # in a thread, since one loop cannot run inside another
+        found, wrong = await asyncio.to_thread(_at_size, size)
+        faults += wrong
+        for name, costs in found.items():
+            for operation, cost in costs.items():
+                nanoseconds.setdefault(name, {}).setdefault(operation, {})[str(size)] = cost
+    return Report(fields={"ns": nanoseconds}, faults=faults)
 
 
 def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:

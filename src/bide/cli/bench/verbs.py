@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import BATCH, Plan, Report, in_batches, limit_of, per_second, random_keys, rounded
-from bide.cli.bench.server import HOUR
+from bide.cli.bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
+from bide.cli.bench.server import HOUR, resident_bytes
 from bide.cli.bench.worker import PAYLOAD, Work
-from bide.cli.bench.workers import Workers, fill, stage, wait_settled, workers_of
+from bide.cli.bench.workers import Workers, fill, stage, wait_settled
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime
@@ -82,7 +81,7 @@ async def _one_by_one(calls: Sequence[Call], faults: list[str]) -> Timed:
     return done, time.perf_counter() - began
 
 
-async def schedule(plan: Plan) -> Report:
+async def schedule(plan: Plan, limit: Limit) -> Report:
     """N tasks in each of the three ways, in rounds that take turns with each other and with the raw limit."""
     topic, count, place = "bench.schedule", plan.count(300_000), plan.place
     rounds = max(1, min(20, count // BATCH))
@@ -90,42 +89,42 @@ async def schedule(plan: Plan) -> Report:
     timed: dict[str, list[Timed]] = {name: [] for name in ("single", "concurrent", "bulk")}
     stored: list[str] = []
     faults: list[str] = []
-    before, grown, resident = place.size(), Growth(place.size), Growth(resident_bytes)
-    with limit_of(plan) as limit:
-        async with stage(plan) as (app, _):
+    before, grown, resident = place.size(), Growth(place.size), Growth(partial(resident_bytes, Path("/proc/self")))
+    async with stage(plan) as on:
+        app = on.app
 
-            async def many(keys: Sequence[str]) -> Sequence[Answer]:
-                return await app.schedule_many([app.new(topic, PAYLOAD, key=key, delay="1h") for key in keys])
+        async def many(keys: Sequence[str]) -> Sequence[Answer]:
+            return await app.schedule_many([app.new(topic, PAYLOAD, key=key, delay="1h") for key in keys])
 
-            def calls(keys: Sequence[str]) -> list[Call]:
-                return [partial(app.schedule, topic, PAYLOAD, key=key, delay="1h") for key in keys]
+        def calls(keys: Sequence[str]) -> list[Call]:
+            return [partial(app.schedule, topic, PAYLOAD, key=key, delay="1h") for key in keys]
 
-            for number in range(rounds):
-                plan.progress("scheduling", number, rounds)
-                limit.measure(max(1, size // BATCH))
-                keys = random_keys(3 * size)
-                with grown.counted(), resident.counted():
-                    timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
-                limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
-                with grown.counted():
-                    timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
-                    timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
-                stored += keys[: 2 * size + timed["single"][-1][0]]
-            plan.progress("checking", rounds, rounds)
-            missing = 0
-            for some in in_batches(stored):
-                found = await app.get_many([(topic, key) for key in some])
-                missing += sum(task is None or task.payload_bytes != PAYLOAD for task in found)
-            if missing:
-                faults.append(f"{missing} acknowledged tasks are not in the store")
-            of_file = place.size() - before
-        if place.owned:  # only after the close has everything been written to its place
-            of_file = place.size() - before
-        per_task = resident.bytes / (size * rounds)
-        if place.shared:
-            per_task = (of_file if place.server is None else grown.bytes) / len(stored)
-        figures = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
-        return Report(fields={**figures, "bytes_per_task": round(per_task), **limit.fields(figures)}, faults=faults)
+        for number in range(rounds):
+            plan.progress("scheduling", number, rounds)
+            limit.measure(max(1, size // BATCH))
+            keys = random_keys(3 * size)
+            with grown.counted(), resident.counted():
+                timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
+            limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
+            with grown.counted():
+                timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
+                timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
+            stored += keys[: 2 * size + timed["single"][-1][0]]
+        plan.progress("checking", rounds, rounds)
+        missing = 0
+        for some in in_batches(stored):
+            found = await app.get_many([(topic, key) for key in some])
+            missing += sum(task is None or task.payload_bytes != PAYLOAD for task in found)
+        if missing:
+            faults.append(f"{missing} acknowledged tasks are not in the store")
+        of_file = place.size() - before
+    if place.owned:  # only after the close has everything been written to its place
+        of_file = place.size() - before
+    per_task = resident.bytes / (size * rounds)
+    if place.shared:
+        per_task = (of_file if place.server is None else grown.bytes) / len(stored)
+    figures = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
+    return Report(fields={**figures, "bytes_per_task": round(per_task)}, faults=faults)
 
 
 class Growth:
@@ -142,48 +141,39 @@ class Growth:
         self.bytes += self._size() - before
 
 
-def resident_bytes() -> int:
-    """The memory of this process that is in use; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-async def change(plan: Plan) -> Report:
+async def change(plan: Plan, limit: Limit) -> Report:
     """Of N pending, move half and cancel half by single calls, then the same in bulk, then shift a group."""
     topic, count, faults = "bench.change", plan.count(20_000), list[str]()
-    with limit_of(plan) as limit:
-        async with stage(plan) as (app, _):
-            keys = await fill(app, topic, count, plan=plan, delay="1h")
-            half = count // 2
-            moved, cancelled = ([Ref(topic, key) for key in some] for some in (keys[:half], keys[half:]))
-            base = time.time_ns() // 1_000_000 + 2 * HOUR
-            timed: dict[str, list[Timed]] = {name: [] for name in ("move", "cancel", "bulk_move", "bulk_cancel")}
-            rounds = max(1, min(10, half // BATCH))
-            parts = [slice(half * number // rounds, half * (number + 1) // rounds) for number in range(rounds)]
-            moves = [(ref, as_datetime(base + number)) for number, ref in enumerate(moved)]
-            for part in parts:
-                plan.progress("moving and cancelling", part.start, half)
-                limit.measure()
-                calls: list[Call] = [partial(app.reschedule, *ref, at=at) for ref, at in moves[part]]
-                timed["move"].append(await _in_a_crowd(calls, faults))
-                calls = [partial(app.cancel, *ref) for ref in cancelled[part]]
-                timed["cancel"].append(await _in_a_crowd(calls, faults))
-            faults += await _misplaced(app, moved, base)
-            moves = [(ref, as_datetime(base + HOUR + number)) for number, ref in enumerate(moved)]
-            for part in parts:
-                plan.progress("moving in bulk", part.start, half)
-                limit.measure()
-                timed["bulk_move"].append(await _in_bulk(app.reschedule_many, moves[part], faults))
-            faults += await _misplaced(app, moved, base + HOUR)
-            for part in parts:
-                timed["bulk_cancel"].append(await _in_bulk(app.cancel_many, moved[part], faults))
-            shift_ms = await _shift(app, topic, faults)
-            left_behind = len([task async for task in app.find(topic=topic)])
-        rates = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
-        figures = {**rates, "shift_ms": shift_ms, "left_behind": left_behind}
-        return Report(fields={**figures, **limit.fields(figures)}, faults=faults)
+    async with stage(plan) as on:
+        app = on.app
+        keys = await fill(app, topic, count, plan=plan, delay="1h")
+        half = count // 2
+        moved, cancelled = ([Ref(topic, key) for key in some] for some in (keys[:half], keys[half:]))
+        base = time.time_ns() // 1_000_000 + 2 * HOUR
+        timed: dict[str, list[Timed]] = {name: [] for name in ("move", "cancel", "bulk_move", "bulk_cancel")}
+        rounds = max(1, min(10, half // BATCH))
+        parts = [slice(half * number // rounds, half * (number + 1) // rounds) for number in range(rounds)]
+        moves = [(ref, as_datetime(base + number)) for number, ref in enumerate(moved)]
+        for part in parts:
+            plan.progress("moving and cancelling", part.start, half)
+            limit.measure()
+            calls: list[Call] = [partial(app.reschedule, *ref, at=at) for ref, at in moves[part]]
+            timed["move"].append(await _in_a_crowd(calls, faults))
+            calls = [partial(app.cancel, *ref) for ref in cancelled[part]]
+            timed["cancel"].append(await _in_a_crowd(calls, faults))
+        faults += await _misplaced(app, moved, base)
+        moves = [(ref, as_datetime(base + HOUR + number)) for number, ref in enumerate(moved)]
+        for part in parts:
+            plan.progress("moving in bulk", part.start, half)
+            limit.measure()
+            timed["bulk_move"].append(await _in_bulk(app.reschedule_many, moves[part], faults))
+        faults += await _misplaced(app, moved, base + HOUR)
+        for part in parts:
+            timed["bulk_cancel"].append(await _in_bulk(app.cancel_many, moved[part], faults))
+        shift_ms = await _shift(app, topic, faults)
+        left_behind = len([task async for task in app.find(topic=topic)])
+    rates = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
+    return Report(fields={**rates, "shift_ms": shift_ms, "left_behind": left_behind}, faults=faults)
 
 
 async def _shift(app: Bide, topic: str, faults: list[str]) -> float:
@@ -208,7 +198,7 @@ async def _misplaced(app: Bide, refs: Sequence[Ref], first: int) -> list[str]:
     return [f"{wrong} tasks do not wake when their move said"] if wrong else []
 
 
-async def churn(plan: Plan) -> Report:
+async def churn(plan: Plan, limit: Limit) -> Report:
     """R tasks a second for some time, N others waiting all along: what long use does to a store.
 
     Of each ten tasks that are scheduled five are due within seconds, and five in an hour or two, beside the N that wait
@@ -219,29 +209,27 @@ async def churn(plan: Plan) -> Report:
     trip included), how late handlers began, and how large the store is; the end is compared with the first of them.
     With a snapshot each line is of one phase: before it is held, while it is, and after it, when vacuum catches up.
     """
-    with limit_of(plan) as limit:
-        limit.measure(5)
-        work = Work(topic="bench.churn")
-        async with stage(plan, work, counted=True) as (app, log):
-            waiting = await fill(app, work.topic, plan.count(100_000), plan=plan, delay="90m")
-            async with workers_of(plan, app, log, [work], counted=True) as workers:
-                await workers.go()
-                run = _Churn(plan, app, workers, work.topic, waiting)
-                await run.go()
-                await wait_settled(workers, run.ahead, plan=plan, within=SOON[1] / 1000 + 30, what="the last")
-                early = sum(int(one["early"]) for one in await workers.figures())
-                await workers.stop()
-                accepted = workers.settled
-            left = len([True async for _ in app.find(topic=work.topic)])
-        fields = {
-            "course": run.course(),
-            "growth": run.growth(),
-            "lost": max(0, run.ahead - accepted),
-            "duplicated": max(0, accepted - run.ahead),
-            "early": early,
-            "left_behind": abs(left - len(run.waiting)),
-        }
-        return Report(fields={**fields, **limit.fields({})}, faults=run.faults)
+    work = Work(topic="bench.churn")
+    async with stage(plan, work, counted=True) as on:
+        waiting = await fill(on.app, work.topic, plan.count(100_000), plan=plan, delay="90m")
+        async with on.workers() as workers:
+            await workers.go()
+            run = _Churn(plan, on.app, workers, work.topic, waiting)
+            await run.go()
+            await wait_settled(workers, run.ahead, plan=plan, within=SOON[1] / 1000 + 30, what="the last")
+            early = sum(int(one["early"]) for one in await workers.figures())
+            await workers.stop()
+            accepted = workers.settled
+        left = len([True async for _ in on.app.find(topic=work.topic)])
+    fields = {
+        "course": run.course(),
+        "growth": run.growth(),
+        "lost": max(0, run.ahead - accepted),
+        "duplicated": max(0, accepted - run.ahead),
+        "early": early,
+        "left_behind": abs(left - len(run.waiting)),
+    }
+    return Report(fields=fields, faults=run.faults)
 
 
 class _Churn:

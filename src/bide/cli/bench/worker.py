@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from bide.app import Bide
-from bide.core.records import Leased, Record, Settlement
+from bide.core.records import Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -72,7 +72,6 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start", gc=False)
     """A handler began."""
 
     key: str
-    token: int
     planned_at: int
     """The `wake_at` that it was leased for, in milliseconds."""
     at: int
@@ -83,7 +82,6 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", gc=Fa
     """The store has accepted an outcome."""
 
     key: str
-    token: int
     at: int
 
 
@@ -92,7 +90,9 @@ class Log:
 
     def __init__(self, journal: str = "") -> None:
         self.calls = 0
-        """Of the store, where they are counted."""
+        """Of the store."""
+        self.leases: list[float] = []
+        """Milliseconds of those that gave something out."""
         self._started: list[Record] = []
         self._started_at: list[int] = []
         self._settled: list[Record] = []
@@ -119,7 +119,7 @@ class Log:
         self._settled_at.append(time.time_ns())
         self._settled.append(record)
         if self._journal is not None:
-            self._note(Settled(record.key, record.token, self._settled_at[-1]))
+            self._note(Settled(record.key, self._settled_at[-1]))
 
     @property
     def number(self) -> int:
@@ -135,7 +135,7 @@ class Log:
         settles = zip(self._settled, self._settled_at, strict=True)
         return [
             *(_start(record, at) for record, at in starts),
-            *(Settled(record.key, record.token, at) for record, at in settles),
+            *(Settled(record.key, at) for record, at in settles),
         ]
 
     def write(self, path: str) -> None:
@@ -153,7 +153,7 @@ class Log:
 
 
 def _start(record: Record, at: int) -> Start:
-    return Start(record.key, record.token, record.planned_at, at)
+    return Start(record.key, record.planned_at, at)
 
 
 def read_log(path: str) -> list[Start | Settled]:
@@ -169,7 +169,6 @@ class Count(Log):
         super().__init__()
         self._begun = self._accepted = self._early = 0
         self._late: list[float] = []
-        self._leases: list[float] = []
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
         async def counting(task: Task[bytes]) -> None:
@@ -187,25 +186,13 @@ class Count(Log):
     def number(self) -> int:
         return self._accepted
 
-    def timed(self, lease: Callable[..., Awaitable[Leased]]) -> Callable[..., Awaitable[Leased]]:
-        """`lease`, each that gives something out timed."""
-
-        async def call(*args: Any, **kwargs: Any) -> Leased:
-            began = time.perf_counter_ns()
-            leased = await lease(*args, **kwargs)
-            if leased.tasks:
-                self._leases.append((time.perf_counter_ns() - began) / 1_000_000)
-            return leased
-
-        return call
-
     def figures(self) -> dict[str, Any]:
         """Percentiles are null where there was nothing."""
         said: dict[str, Any] = {"started": self._begun, "accepted": self._accepted, "early": self._early}
-        for name, times in (("lease", sorted(self._leases)), ("late", sorted(self._late))):
+        for name, times in (("lease", sorted(self.leases)), ("late", sorted(self._late))):
             for part in (50, 99):
                 said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None
-        self._late, self._leases = [], []
+        self._late, self.leases = [], []
         return said
 
     def write(self, path: str) -> None:
@@ -221,15 +208,13 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-def make_app(spec: Spec, log: Log, *, counts_calls: bool = False) -> Bide:
+def make_app(spec: Spec, log: Log, **given: Any) -> Bide:
     """An app with the shipped defaults, whatever the environment says, except that it forgets at once what ended."""
-    settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0)
+    settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0, **given)
     store = store_maker(spec.store, settings)()
-    if isinstance(log, Count):
-        setattr(store, "lease", log.timed(store.lease))  # noqa: B010 - a store's method, for this run alone
-    for name in _OPERATIONS if counts_calls else ():
+    for name in _OPERATIONS:
         if hasattr(store, name):
-            setattr(store, name, _counted(getattr(store, name), log))
+            setattr(store, name, _watched(name, getattr(store, name), log))
     app = Bide(store, settings=settings)
     for work in spec.works:
         keep_done = timedelta(milliseconds=work.keep_done)
@@ -237,12 +222,21 @@ def make_app(spec: Spec, log: Log, *, counts_calls: bool = False) -> Bide:
     return app
 
 
-def _counted(operation: Callable[..., Awaitable[Any]], log: Log) -> Callable[..., Awaitable[Any]]:
+def _watched(name: str, operation: Callable[..., Awaitable[Any]], log: Log) -> Callable[..., Awaitable[Any]]:
+    """The operation of a store, counted; and timed where it is a lease that gives something out."""
+
     def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
         log.calls += 1
         return operation(*args, **kwargs)
 
-    return call
+    async def lease(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter_ns()
+        leased = await call(*args, **kwargs)
+        if leased.tasks:
+            log.leases.append((time.perf_counter_ns() - began) / 1_000_000)
+        return leased
+
+    return lease if name == "lease" else call
 
 
 def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -304,7 +298,7 @@ class Reporter:
 
 async def _work(spec: Spec) -> None:
     log = Count() if spec.counted else Log(spec.log if spec.journal else "")
-    app, told = make_app(spec, log, counts_calls=True), words()
+    app, told = make_app(spec, log), words()
     async with app:
         for first in range(0, spec.pending, 1000):
             count = min(1000, spec.pending - first)

@@ -246,46 +246,53 @@ async def wait_settled(workers: Workers, count: int, *, plan: Plan, within: floa
     await asyncio.sleep(_LINGER)
 
 
+class Stage:
+    """An open app on the plan's store, which schedules, and the specification of the workers on it."""
+
+    def __init__(self, plan: Plan, spec: Spec, **settings: Any) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._log = Count() if spec.counted else Log()
+        self.app = make_app(spec, self._log, **settings)
+
+    @asynccontextmanager
+    async def workers(self) -> AsyncIterator[Workers]:
+        """The plan's workers, ready to go."""
+        if not self._plan.place.shared:
+            local = LocalWorker(self.app, self._log)
+            try:
+                yield local
+            finally:
+                await local.stop()
+            return
+        with tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
+            group = ProcessGroup()
+            try:
+                for number in range(self._plan.processes):
+                    await group.add(msgspec.structs.replace(self._spec, log=f"{directory}/worker-{number}.log"))
+                yield group
+            finally:
+                await group.stop()
+
+
 @asynccontextmanager
-async def stage(plan: Plan, *works: Work, counted: bool = False) -> AsyncIterator[tuple[Bide, Log]]:
-    """An open app on the plan's store, with handlers for `works`; at the end its tasks are removed."""
-    log = Count() if counted else Log()
-    app = make_app(Spec(store=plan.place.url, works=works, history=plan.history), log)
-    async with app:
+async def stage(
+    plan: Plan, *works: Work, url: str = "", journal: bool = False, counted: bool = False, **settings: Any
+) -> AsyncIterator[Stage]:
+    """With handlers for `works` in the app and in its workers; tasks that are left at the end are removed."""
+    spec = Spec(
+        store=url or plan.place.url, works=works, journal=journal, counted=counted, loop=plan.loop,
+        history=plan.history,
+    )  # fmt: skip
+    on = Stage(plan, spec, **settings)
+    async with on.app:
         if not plan.place.owned:
-            await clear(app)
+            await clear(on.app)
         try:
-            yield app, log
+            yield on
         finally:
             if not plan.place.owned:
-                await clear(app)
-
-
-@asynccontextmanager
-async def workers_of(
-    plan: Plan, app: Bide, log: Log, works: Sequence[Work], *, journal: bool = False, counted: bool = False
-) -> AsyncIterator[Workers]:
-    """The plan's workers on `works`, ready to go."""
-    if not plan.place.shared:
-        local = LocalWorker(app, log)
-        try:
-            yield local
-        finally:
-            await local.stop()
-        return
-    with tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
-        group = ProcessGroup()
-        try:
-            for number in range(plan.processes):
-                await group.add(
-                    Spec(
-                        store=plan.place.url, works=tuple(works), log=f"{directory}/worker-{number}.log",
-                        journal=journal, counted=counted, loop=plan.loop, history=plan.history,
-                    )
-                )  # fmt: skip
-            yield group
-        finally:
-            await group.stop()
+                await clear(on.app)
 
 
 async def fill(app: Bide, topic: str, count: int, *, plan: Plan, limit: Limit | None = None, **when: Any) -> list[str]:
