@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import pause, until
 
 from bide import Bide, Dead, Task
-from bide.cli.format import length_words, local_words, relative_words
+from bide.cli.output import length_words, local_words, relative_words
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

@@ -1,25 +1,35 @@
-"""`bide move`, `fire`, `cancel` and `shift`: what waits is changed, and the answer says what happened."""
+"""`bide move`, `fire`, `cancel`, `shift`, `redrive`, `pause` and `resume`: the answer says what has changed."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options
-from bide.cli.exits import Exit
-from bide.cli.format import answer_words, summary_words
-from bide.cli.output import print_json
-from bide.cli.pause import pauses_about
+from bide.cli.exits import Exit, PartlyDone
+from bide.cli.output import (
+    answer_words,
+    pause_shape,
+    paused_words,
+    pauses_about,
+    print_json,
+    printable,
+    progress_bar,
+    totals_words,
+)
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, PartlyFailed
+from bide.core.errors import BadInput, BideError, PartlyFailed
+from bide.core.names import check_topic
 from bide.core.pause import Pause
-from bide.core.records import Topic
+from bide.core.records import Ref, Result, State, Topic
 from bide.service.schemas import answer_shape
 
-if_token = click.option(
+_if_token = click.option(
     "--if-token",
     metavar="TOKEN",
     type=WholeNumber(0, 2**63 - 1),
@@ -27,6 +37,7 @@ if_token = click.option(
 )
 _SHOWN = 20
 """Lines that a person is shown of a whole group's answers."""
+_PAGE = 500
 
 
 @click.command()
@@ -34,23 +45,46 @@ _SHOWN = 20
 @click.argument("key")
 @click.option("--delay", metavar="LENGTH", help='How long from now: "15m", "1h30m", "2d".')
 @click.option("--at", metavar="INSTANT", help='Or when: "2030-01-31T08:00:00+01:00"; the offset is needed.')
-@if_token
+@_if_token
 @shared_options()
 @click.pass_obj
 def move(context: Context, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None) -> Exit:
     """Give a waiting task another time: `moved`, or `under_way` when it is being delivered and nothing changed."""
-    return one(context, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
+    return _one(context, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("key")
-@if_token
+@_if_token
 @shared_options()
 @click.pass_obj
 def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
     """Let a waiting task happen now: `moved`, or `under_way` when it is happening already."""
-    return one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
+    return _one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
+
+
+class _Given(NamedTuple):
+    """The arguments of a command for one task, by TOPIC KEY, or for many, by an option."""
+
+    topic: str | None
+    key: str | None
+    only: str | None
+    if_token: int | None
+
+    def check_many(self, option: str, beside: str) -> None:
+        """Raises BadInput for what does not go with the option for many."""
+        field, value = ("TOPIC", self.topic) if self.topic is not None else ("--if-token", self.if_token)
+        if value is not None:
+            raise BadInput(field, value, f"nothing beside {option} but {beside}")
+
+    def one(self, option: str, whole: str, done: str) -> Ref:
+        """The one task. Raises BadInput unless it is named, and nothing that is for many is given."""
+        if self.only is not None:
+            raise BadInput("--topic", self.only, f"together with {option} only; a single task is {done} by TOPIC KEY")
+        if self.topic is None or self.key is None:
+            raise BadInput("KEY" if self.topic else "TOPIC, KEY", None, f"which task: TOPIC KEY, or {whole}")
+        return Ref(self.topic, self.key)
 
 
 @click.command()
@@ -58,7 +92,7 @@ def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
 @click.argument("key", required=False)
 @click.option("--group", help="Cancel every live task of this group instead.")
 @click.option("--topic", "only", metavar="TOPIC", help="With --group: only those of this topic.")
-@if_token
+@_if_token
 @shared_options()
 @click.pass_obj
 def cancel(
@@ -74,16 +108,12 @@ def cancel(
     `cancelled` means that no delivery starts afterwards; `cancelled_while_leased` that one is running, and no other
     follows.
     """
+    given = _Given(topic, key, only, if_token)
     if group is not None:
-        if topic is not None or if_token is not None:
-            field, value = ("TOPIC", topic) if topic is not None else ("--if-token", if_token)
-            raise BadInput(field, value, "nothing beside --group but --topic")
+        given.check_many("--group", "--topic")
         return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
-    if only is not None:
-        raise BadInput("--topic", only, "together with --group only; a single task is cancelled by TOPIC KEY")
-    if topic is None or key is None:
-        raise BadInput("KEY" if topic else "TOPIC, KEY", None, "which task: TOPIC KEY, or --group GROUP")
-    return one(context, topic, key, lambda app: app.cancel(topic, key, if_token=if_token))
+    ref = given.one("--group", "--group GROUP", "cancelled")
+    return _one(context, *ref, lambda app: app.cancel(*ref, if_token=if_token))
 
 
 @click.command()
@@ -97,16 +127,42 @@ def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
     return _group(context, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
 
 
-def one(context: Context, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
+@click.command()
+@click.argument("topic", required=False)
+@click.argument("key", required=False)
+@click.option("--all-dead", is_flag=True, help="Send every dead task again instead.")
+@click.option("--topic", "only", metavar="TOPIC", help="With --all-dead: only those of this topic.")
+@click.option("--delay", metavar="LENGTH", default="0s", show_default=True, help="How long from now.")
+@click.option("--yes", is_flag=True, help="With --all-dead: do not ask.")
+@_if_token
+@shared_options()
+@click.pass_obj
+def redrive(
+    context: Context,
+    topic: str | None,
+    key: str | None,
+    all_dead: bool,
+    only: str | None,
+    delay: str,
+    yes: bool,
+    if_token: int | None,
+) -> Exit:
+    """Send a dead task again, as a new life: TOPIC KEY, or --all-dead."""
+    given = _Given(topic, key, only, if_token)
+    if all_dead:
+        given.check_many("--all-dead", "--topic, --delay and --yes")
+        return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
+    ref = given.one("--all-dead", "--all-dead", "redriven")
+    return _one(context, *ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
+
+
+def _one(context: Context, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
     """Do `verb` to one task, and print what is answered."""
 
     async def work(app: Bide) -> Exit:
         answer = await verb(app)
         paused = await pauses_about(app, [answer])
-        if context.json:
-            print_json(answer_shape(answer, paused=paused))
-        else:
-            click.echo(answer_words(answer, topic, key, paused=paused))
+        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, key, paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
     return context.open(work)
@@ -142,7 +198,120 @@ def _group(
             click.echo(answer_words(answer, topic or "", "", paused=paused))
         if len(answers) > _SHOWN:
             click.echo(f"... and {len(answers) - _SHOWN:,} more")
-        click.echo(f"group {group}: {summary_words(answers)}")
+        totals = Counter(answer.result for answer in answers)
+        words = ", ".join(f"{result.value} {count:,}" for result, count in totals.most_common())
+        click.echo(f"group {group}: {words}")
     if failed is not None:
         raise failed
     return Exit.DONE if answers and all(answer.ok for answer in answers) else Exit.NOT_DONE
+
+
+async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: str, yes: bool) -> Exit:
+    """Page by page. What dies again while this runs is left alone, or a broken handler would keep it going for ever."""
+    begun = app.clock.now()
+    counts = (await app.tally()).counts
+    dead = [count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)]
+    number, exact = sum(count.number for count in dead), all(count.exact for count in dead)
+    if not number:
+        if not context.json:
+            click.echo("nothing is dead" + ("" if topic is None else f" in topic {topic}"))
+        return Exit.DONE
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("--yes", None, "--yes where nobody can be asked")
+        if not click.confirm(f"Send {'' if exact else 'at least '}{number:,} dead tasks again?", err=True):
+            return Exit.NOT_DONE
+    totals: Counter[Result] = Counter()
+    with progress_bar("redriving", number if exact else None) as progress:
+        page: list[Ref] = []
+
+        async def send() -> None:
+            for answer in await app.redrive_many(page, delay=delay):
+                totals[answer.result] += 1
+                if context.json:
+                    print_json(answer_shape(answer))
+            progress(len(page))
+            page.clear()
+
+        try:
+            async for task in app.find(state="dead", topic=topic, page=_PAGE):
+                if (task.record.finished_at or 0) <= begun:
+                    page.append(task.record.ref)
+                if len(page) == _PAGE:
+                    await send()
+            if page:
+                await send()
+        except BideError as error:
+            done = totals.total()
+            if isinstance(error, PartlyFailed):
+                done += sum(isinstance(one, Answer) for one in error.answers)
+            if not done:
+                raise
+            raise PartlyDone(f"{error}. {done:,} tasks were sent; the same command goes on with the rest") from error
+    if not context.json:
+        click.echo(totals_words(totals))
+    return Exit.DONE if set(totals) <= {Result.REDRIVEN} else Exit.NOT_DONE
+
+
+@click.command()
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
+@shared_options()
+@click.pass_obj
+def pause(context: Context, topics: tuple[str, ...]) -> Exit:
+    """Hold the tasks of each TOPIC back until it is resumed; without one, list what is paused.
+
+    New tasks are taken as ever, and what runs goes on. Workers, webhooks and consumers heed it within two seconds. It
+    survives every restart.
+    """
+    _check(topics)
+
+    async def work(app: Bide) -> Exit:
+        changed = {topic: await app.pause(topic) for topic in topics}
+        found = await app.paused()
+        if not topics:
+            _list(context, found)
+        for topic in topics:
+            words = "paused" if changed[topic] else "paused already"
+            _tell(context, topic, found.get(topic), words, changed=changed[topic])
+        return Exit.DONE
+
+    return context.open(work, make=bool(topics))
+
+
+@click.command()
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@shared_options()
+@click.pass_obj
+def resume(context: Context, topics: tuple[str, ...]) -> Exit:
+    """Let the tasks of each TOPIC go out again: what is overdue at once, as fast as its workers are."""
+    _check(topics)
+
+    async def work(app: Bide) -> Exit:
+        for topic in topics:
+            changed = await app.resume(topic)
+            _tell(context, topic, None, "resumed" if changed else "was not paused", changed=changed)
+        return Exit.DONE
+
+    return context.open(work)
+
+
+def _check(topics: tuple[str, ...]) -> None:
+    """All before any is done."""
+    for topic in topics:
+        check_topic(topic, "TOPIC")
+
+
+def _list(context: Context, found: Mapping[Topic, Pause]) -> None:
+    for topic, pause in found.items():
+        context.say(pause_shape(pause), f"{printable(topic)}: {paused_words(pause)}")
+    if not found and not context.json:
+        click.echo(f"nothing is paused in {context.shown_store}")
+
+
+def _tell(context: Context, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:
+    shape = {"since": None, "who": None} if pause is None else pause_shape(pause)
+    since = "" if pause is None or changed else f": {paused_words(pause)}"
+    context.say(
+        {**shape, "topic": topic, "paused": pause is not None, "changed": changed},
+        f"{printable(topic)}: {words}{since}",
+    )

@@ -8,12 +8,14 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from bide.app import Bide
+from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.names import LONGEST_NAME
 from bide.settings import Settings
@@ -53,6 +55,13 @@ class Context:
                 return await work(app)
 
         return asyncio.run(within())
+
+    def say(self, shape: object, words: str) -> None:
+        """One line: the shape as JSON, or the words for a person."""
+        if self.json:
+            print_json(shape)
+        else:
+            click.echo(words)
 
     @property
     def shown_store(self) -> str:
@@ -104,6 +113,22 @@ def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decora
         return command
 
     return decorate
+
+
+class NamedCommands(click.Group):
+    """A group that answers an unknown subcommand with the nearest one and with all there are."""
+
+    noun = "command"
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            closest = get_close_matches(args[0], names, n=1)
+            meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
+            raise click.UsageError(f"{self.noun}: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4 only

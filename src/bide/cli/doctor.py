@@ -18,9 +18,7 @@ from bide._version import __version__
 from bide.app import Bide
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.format import length_words, relative_words
-from bide.cli.output import print_json
-from bide.cli.pause import paused_words
+from bide.cli.output import count_words, length_words, paused_words, relative_words
 from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
@@ -50,7 +48,7 @@ class Note(NamedTuple):
     advice: str = ""
 
 
-_MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.ERROR: ("error", "red")}
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 @click.command()
@@ -66,13 +64,9 @@ def doctor(context: Context) -> Exit:
     def tell(note: Note) -> None:
         nonlocal errors
         errors += note.level is Level.ERROR
-        if context.json:
-            print_json({"level": note.level.value, "what": note.what, "advice": note.advice})
-        else:
-            word, colour = _MARKS[note.level]
-            click.echo(f"{click.style(f'{word:8}', fg=colour)}{note.what}")
-            if note.advice:
-                click.echo(f"{'':8}{click.style(note.advice, dim=True)}")
+        advice = f"\n{'':8}{click.style(note.advice, dim=True)}" if note.advice else ""
+        words = f"{click.style(f'{note.level.value:8}', fg=_COLOURS[note.level])}{note.what}{advice}"
+        context.say({"level": note.level.value, "what": note.what, "advice": note.advice}, words)
 
     for note in check_around():
         tell(note)
@@ -181,9 +175,7 @@ async def _workers(app: Bide) -> list[Note]:
     since = await oldest_due(app, due, now)
     for topic, count in sorted(due.items()):
         oldest = since.get(topic, now)
-        words = (
-            f"topic {topic}: {count.number:,}{'' if count.exact else '+'} due, the oldest {relative_words(oldest, now)}"
-        )
+        words = f"topic {topic}: {count_words(count)} due, the oldest {relative_words(oldest, now)}"
         if topic in paused:
             advice = f"they wait for: bide resume {topic}"
             notes.append(Note(Level.WARNING, f"{words}, held back: it is {paused_words(paused[topic])}", advice))
@@ -201,7 +193,7 @@ async def _dead(app: Bide) -> list[Note]:
     dead = {topic: count for (topic, state), count in sorted(counts.items()) if state is State.DEAD and count.number}
     if not dead:
         return [Note(Level.OK, "no dead tasks")]
-    words = ", ".join(f"{topic} {count.number:,}{'' if count.exact else '+'}" for topic, count in dead.items())
+    words = ", ".join(f"{topic} {count_words(count)}" for topic, count in dead.items())
     advice = "why: bide ls --state dead; when that is mended: bide redrive --all-dead"
     return [Note(Level.WARNING, f"dead tasks: {words}", advice)]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import assert_never
+from typing import Self
 
 from bide.core.errors import (
     BadInput,
@@ -19,63 +20,46 @@ from bide.core.errors import (
 
 
 class Exit(IntEnum):
-    """The exit codes. A number once given keeps its meaning."""
+    """The exit codes, each with the conclusion that a script may draw. A number once given keeps its meaning."""
 
-    DONE = 0
-    NOT_DONE = 1
-    BAD_INPUT = 2
-    UNAVAILABLE = 3
-    DAMAGED = 4
-    SETUP = 5
-    UNKNOWN = 6
-    PARTLY = 7
-    DEFECT = 70
-    INTERRUPTED = 130
+    meaning: str
 
-    @property
-    def meaning(self) -> str:
-        """The conclusion that a script may draw."""
-        match self:
-            case Exit.DONE:
-                return "done as asked"
-            case Exit.NOT_DONE:
-                return "not done, and the answer says why: not found, finished, under way, refused, stale token"
-            case Exit.BAD_INPUT:
-                return "wrong usage or bad input; nothing was done"
-            case Exit.UNAVAILABLE:
-                return "the store is locked, away or full; nothing was done, and trying again is safe"
-            case Exit.DAMAGED:
-                return "the store is damaged, is not a bide store, or is of another version"
-            case Exit.SETUP:
-                return "the program is put together wrongly: a missing package, an app that cannot be loaded"
-            case Exit.UNKNOWN:
-                return "the answer was lost: it was done once or not at all; look before you try again"
-            case Exit.PARTLY:
-                return "a part is done, or may be, and the message says which; the rest is not"
-            case Exit.DEFECT:
-                return "a defect in bide or in the loaded app; --debug shows where"
-            case Exit.INTERRUPTED:
-                return "interrupted (Ctrl-C) before the end"
-            case _:
-                assert_never(self)
+    def __new__(cls, code: int, meaning: str) -> Self:
+        one = int.__new__(cls, code)
+        one._value_ = code
+        one.meaning = meaning
+        return one
+
+    DONE = 0, "done as asked"
+    NOT_DONE = 1, "not done, and the answer says why: not found, finished, under way, refused, stale token"
+    BAD_INPUT = 2, "wrong usage or bad input; nothing was done"
+    UNAVAILABLE = 3, "the store is locked, away or full; nothing was done, and trying again is safe"
+    DAMAGED = 4, "the store is damaged, is not a bide store, or is of another version"
+    SETUP = 5, "the program is put together wrongly: a missing package, an app that cannot be loaded"
+    UNKNOWN = 6, "the answer was lost: it was done once or not at all; look before you try again"
+    PARTLY = 7, "a part is done, or may be, and the message says which; the rest is not"
+    DEFECT = 70, "a defect in bide or in the loaded app; --debug shows where"
+    INTERRUPTED = 130, "interrupted (Ctrl-C) before the end"
 
 
 class PartlyDone(BideError):
     """A command ended in the middle; the message says how far it came."""
 
 
+_EXITS: Mapping[type[BideError], Exit] = {
+    BadInput: Exit.BAD_INPUT,
+    StoreCorrupt: Exit.DAMAGED,
+    StoreMismatch: Exit.DAMAGED,
+    PartlyDone: Exit.PARTLY,
+    PartlyFailed: Exit.PARTLY,
+    OutcomeUnknown: Exit.UNKNOWN,
+    StoreError: Exit.UNAVAILABLE,
+    SetupError: Exit.SETUP,
+    LeaseLost: Exit.NOT_DONE,
+}
+"""By the kind of error, each before those that it is a special case of."""
+
+
 def exit_of(error: BideError) -> Exit:
     """The code of a command that ends with `error`."""
-    if isinstance(error, BadInput):
-        return Exit.BAD_INPUT
-    if isinstance(error, StoreCorrupt | StoreMismatch):
-        return Exit.DAMAGED
-    if isinstance(error, PartlyDone | PartlyFailed):
-        return Exit.PARTLY
-    if isinstance(error, OutcomeUnknown):
-        return Exit.UNKNOWN
-    if isinstance(error, StoreError):
-        return Exit.UNAVAILABLE
-    if isinstance(error, SetupError):
-        return Exit.SETUP
-    return Exit.NOT_DONE if isinstance(error, LeaseLost) else Exit.DEFECT
+    return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.DEFECT)

@@ -10,17 +10,16 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from bide import extensions
 from bide._version import __version__
-from bide.cli.context import Context, shared_options
+from bide.cli.context import Context, NamedCommands, shared_options
 from bide.cli.exits import Exit, exit_of
+from bide.cli.output import Output, take_streams
 from bide.cli.stopping import end_at_once, on_signals
-from bide.cli.streams import Output, take_streams
 from bide.core.errors import BideError, SetupError
 
 if TYPE_CHECKING:
@@ -37,15 +36,15 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "fire": ("bide.cli.change:fire", "Let a waiting task happen now."),
         "cancel": ("bide.cli.change:cancel", "It shall not happen: one task, or a whole group."),
         "shift": ("bide.cli.change:shift", "Move the waiting tasks of a group, all by the same length."),
-        "redrive": ("bide.cli.redrive:redrive", "Send dead tasks again."),
-        "pause": ("bide.cli.pause:pause", "Hold the tasks of topics back, and keep taking new ones."),
-        "resume": ("bide.cli.pause:resume", "Let the tasks of paused topics go out again."),
+        "redrive": ("bide.cli.change:redrive", "Send dead tasks again."),
+        "pause": ("bide.cli.change:pause", "Hold the tasks of topics back, and keep taking new ones."),
+        "resume": ("bide.cli.change:resume", "Let the tasks of paused topics go out again."),
     },
     "Look": {
         "top": ("bide.cli.top:top", "All at a glance, kept fresh: pending, due, lateness, who works."),
         "ls": ("bide.cli.queries:ls", "List tasks."),
         "show": ("bide.cli.queries:show", "Everything about one task: payload, and who did what to it."),
-        "tally": ("bide.cli.tally:tally", "Count tasks by topic and state; what is due now, what is due when."),
+        "tally": ("bide.cli.queries:tally", "Count tasks by topic and state; what is due now, what is due when."),
         "events": ("bide.cli.queries:events", "What was out of the ordinary: failures, deaths, changes by people."),
     },
     "Run": {
@@ -68,7 +67,7 @@ def added() -> dict[str, EntryPoint]:
     return {name: one for name, one in extensions.installed(extensions.COMMANDS).items() if name not in _WHERE}
 
 
-class Commands(click.Group):
+class Commands(NamedCommands):
     """A group that loads its commands when they are asked for."""
 
     _output: Output | None = None
@@ -93,14 +92,8 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _WHERE and not args[0].startswith("-"):
-            if args[0] in _OURS_ELSEWHERE and args[0] not in added():
-                raise SetupError(f"bide {args[0]} is not installed: {_OURS_ELSEWHERE[args[0]]}")
-            names = self.list_commands(ctx)
-            if args[0] not in names:
-                closest = get_close_matches(args[0], names, n=1)
-                meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
-                raise click.UsageError(f"command: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
+        if args and args[0] in _OURS_ELSEWHERE and args[0] not in added():
+            raise SetupError(f"bide {args[0]} is not installed: {_OURS_ELSEWHERE[args[0]]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,7 +8,6 @@ import click
 
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.ports import HasSchema
 from bide.wiring import store_maker
@@ -39,7 +38,8 @@ async def _migrate(context: Context, store: HasSchema, *, check: bool, as_sql: b
     if missing is None:
         return _by_itself(context)
     if as_sql:
-        _print(missing, as_json=context.json)
+        script = ";\n\n".join(["BEGIN", *missing, "COMMIT"]) + ";"  # runs in one transaction, or not at all
+        context.say({"statements": missing}, script if missing else "-- up to date: nothing to run")
         return Exit.DONE
     before, wanted = await store.schema_version()
     if missing and not check:
@@ -49,13 +49,12 @@ async def _migrate(context: Context, store: HasSchema, *, check: bool, as_sql: b
         found = before
     up_to_date = found >= wanted
     where = context.shown_store
-    if context.json:
-        print_json({"store": where, "before": before, "found": found, "wanted": wanted, "up_to_date": up_to_date})
-    elif up_to_date:
-        click.echo(f"{where}: {_words(before, found)}")
-    else:
+    words = _words(before, found)
+    if not up_to_date:
         there = f"its schema is version {found}" if found else "there is no schema"
-        click.echo(f"{where}: {there}, this bide works with version {wanted}; run `bide migrate`")
+        words = f"{there}, this bide works with version {wanted}; run `bide migrate`"
+    shape = {"store": where, "before": before, "found": found, "wanted": wanted, "up_to_date": up_to_date}
+    context.say(shape, f"{where}: {words}")
     return Exit.DONE if up_to_date else Exit.NOT_DONE
 
 
@@ -65,21 +64,11 @@ def _words(before: int, found: int) -> str:
     return f"the schema was made, at version {found}" if before == 0 else f"brought from version {before} to {found}"
 
 
-def _print(missing: list[str], *, as_json: bool) -> None:
-    """As a script that runs in one transaction, or not at all."""
-    if as_json:
-        print_json({"statements": missing})
-    elif missing:
-        click.echo(";\n\n".join(["BEGIN", *missing, "COMMIT"]) + ";")
-    else:
-        click.echo("-- up to date: nothing to run")
-
-
 def _by_itself(context: Context) -> Exit:
     """Nothing was opened, and nothing made."""
     where = context.shown_store
-    if context.json:
-        print_json({"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True})
-    else:
-        click.echo(f"{where}: makes what it needs when it is opened, and brings it up to date; nothing to be done here")
+    context.say(
+        {"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True},
+        f"{where}: makes what it needs when it is opened, and brings it up to date; nothing to be done here",
+    )
     return Exit.DONE

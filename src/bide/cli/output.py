@@ -1,16 +1,177 @@
-"""Printing: JSON on stdout, and a progress bar on stderr where a person watches."""
+"""The output of commands: tasks, times and answers in words, JSON, a progress bar, and streams that nothing fails."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TextIO
 
 import click
+import msgspec
 
+from bide.app import Bide
+from bide.core.answers import Answer
+from bide.core.errors import BideError
+from bide.core.instants import Millis, as_datetime, instant_text
+from bide.core.pause import Pause
+from bide.core.records import Count, Record, Result, State, Topic
 from bide.service.schemas import one_line
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+WORDS: dict[Result, str] = {
+    Result.CREATED: "created",
+    Result.REPLACED: "replaced what was there",
+    Result.KEPT: "kept what was there",
+    Result.REFUSED: "refused",
+    Result.MOVED: "moved",
+    Result.UNDER_WAY: "under way: nothing changed",
+    Result.CANCELLED: "cancelled",
+    Result.CANCELLED_WHILE_LEASED: "cancelled while it was being delivered: no retry follows",
+    Result.REDRIVEN: "redriven",
+    Result.NOT_FOUND: "not found: never there, or finished and forgotten",
+    Result.FINISHED: "finished already",
+    Result.STALE_TOKEN: "stale token: it has changed since you looked, so nothing was done",
+}
+
+
+def current_millis() -> Millis:
+    return time.time_ns() // 1_000_000
+
+
+def length_words(millis: Millis) -> str:
+    """The two largest units of a length: "14m 3s", "2d 4h", "4.2s"; a person needs no more."""
+    millis = abs(millis)
+    if millis < 1_000:
+        return f"{millis}ms"
+    if millis < 10_000:
+        return f"{millis // 100 / 10:g}s"
+    millis += 500  # to the nearest second: what was asked for in 15m is not "in 14m 59s"
+    parts: list[tuple[int, str]] = []
+    for unit, size in _UNITS:
+        count, millis = divmod(millis, size)
+        if count or parts:
+            parts.append((count, unit))
+        if len(parts) == 2:
+            break
+    return " ".join(f"{count}{unit}" for count, unit in parts if count)
+
+
+def relative_words(at: Millis, now: Millis) -> str:
+    """ "in 14m 3s", "3s ago", "now"."""
+    if abs(at - now) < 50:
+        return "now"
+    return f"in {length_words(at - now)}" if at > now else f"{length_words(now - at)} ago"
+
+
+def local_words(at: Millis) -> str:
+    """The local date and time, with its zone."""
+    return _local(at).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def moment_words(at: Millis, now: Millis) -> str:
+    """Both: "in 14m 3s (2030-01-31 08:00:00 CET)"."""
+    return f"{relative_words(at, now)} ({local_words(at)})"
+
+
+def state_words(record: Record, now: Millis) -> str:
+    """The state; of what waits, whether it is due; of what is leased, whether its holder is lost."""
+    if record.state is State.WAITING and record.wake_at <= now:
+        return "due"
+    if record.state is State.LEASED and record.wake_at <= now:
+        return "leased, lost"
+    return record.state.value
+
+
+def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topic] = ()) -> str:
+    """One line: what happened, to which task, and when it is due now; of a topic that is `paused`, that it waits."""
+    words, record, now = WORDS[answer.result], answer.record, current_millis()
+    if record is None:
+        return f"{topic}/{key}: {words}"
+    line = f"{record.topic}/{record.key}: {words}"
+    if answer.result is Result.FINISHED:
+        return f"{line}, {record.state.value}" + (
+            "" if record.finished_at is None else f" {relative_words(record.finished_at, now)}"
+        )
+    if answer.result is Result.REFUSED and record.deadline is not None:
+        line += f", its deadline is {moment_words(record.deadline, now)}"
+    if answer.past is not None and answer.past >= timedelta(seconds=1):
+        line += f", due {moment_words(record.due_at, now)}, so now"
+    elif record.state is State.WAITING:
+        line += f", due {moment_words(record.wake_at, now)}"
+    elif record.state is State.LEASED:
+        line += f", being delivered by {record.holder}"
+    if answer.was is not None and answer.was != record.wake_at:
+        line += f"; before: {moment_words(answer.was, now)}"
+    if record.topic in paused and record.state.live:
+        line += f"; the topic is paused, so it waits for: bide resume {record.topic}"
+    return line
+
+
+def totals_words(totals: Counter[Result]) -> str:
+    """ "3 moved, 1 under_way"."""
+    return ", ".join(f"{count:,} {result.value}" for result, count in totals.most_common())
+
+
+def count_words(count: Count) -> str:
+    """ "12", or "10,000+" where counting stopped."""
+    return f"{count.number:,}{'' if count.exact else '+'}"
+
+
+def paused_words(pause: Pause) -> str:
+    """ "paused 3m ago (2030-01-31 08:00:00 CET) by anna@shop"."""
+    by = "" if pause.who is None else f" by {printable(pause.who)}"
+    return f"paused {moment_words(pause.since, current_millis())}{by}"
+
+
+def pause_shape(pause: Pause) -> dict[str, Any]:
+    """A pause as JSON."""
+    return {"topic": pause.topic, "since": instant_text(pause.since), "who": pause.who}
+
+
+async def pauses_about(app: Bide, answers: Iterable[Answer]) -> Mapping[Topic, Pause]:
+    """The pauses, if any of these tasks is live and so may have to wait for it. One call, or none.
+
+    The verb itself is done: where this cannot be told (a service of an older version), the answer goes without it.
+    """
+    if not any(answer.record is not None and answer.record.state.live for answer in answers):
+        return {}
+    try:
+        return await app.paused()
+    except BideError as error:
+        click.echo(f"bide: note: what is paused cannot be told: {' '.join(str(error).split())}", err=True)
+        return {}
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey: a payload or an error may hold anything."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
+def _local(at: Millis) -> datetime:
+    moment = as_datetime(at)
+    try:
+        return moment.astimezone()
+    except (OverflowError, OSError, ValueError):  # year 9999 east of Greenwich
+        return moment
+
+
+def pretty_payload(payload: bytes) -> str | None:
+    """The payload as indented JSON; None when it is not JSON."""
+    try:
+        msgspec.json.decode(payload)
+        return msgspec.json.format(payload, indent=2).decode()
+    except (ValueError, RecursionError):
+        return None
 
 
 def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:
@@ -34,3 +195,41 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(what, total=total)
         yield lambda done: progress.advance(bar, done)
+
+
+class Output(io.FileIO):
+    """Standard output or error. What cannot be written is dropped: who changes something goes on to the end."""
+
+    ends = False
+    """True if that is an error all the same: to write is all that the command does."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.ends:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1 and error.errno != errno.EPIPE:
+                print(f"bide: the output cannot be written, and is left out: {error}", file=sys.stderr)
+            return super().write(data)
+
+
+def take_streams() -> Output:
+    """Replace this process's streams; the standard output."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket or a database would be taken for one
+        os.set_inheritable(free, True)
+    os.close(free)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stderr, _ = _stream(2, sys.stderr)
+    sys.stdout, output = _stream(1, sys.stdout)
+    return output
+
+
+def _stream(number: int, before: TextIO | None) -> tuple[TextIO, Output]:
+    raw = Output(number, "wb", closefd=False)
+    text = io.TextIOWrapper(
+        io.BufferedWriter(raw), before.encoding if before else None, "backslashreplace",
+        line_buffering=number == 2 or raw.isatty(),
+    )  # fmt: skip
+    return text, raw

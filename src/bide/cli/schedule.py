@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import click
 import msgspec
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options
-from bide.cli.exits import Exit
-from bide.cli.format import answer_words
-from bide.cli.output import print_json
-from bide.cli.pause import pauses_about
-from bide.core.errors import BadInput, BadPayload
-from bide.core.records import OnConflict
+from bide.cli.exits import Exit, PartlyDone
+from bide.cli.output import answer_words, pauses_about, print_json, progress_bar, totals_words
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, BadPayload, BideError, OutcomeUnknown, PartlyFailed
+from bide.core.records import NewTask, OnConflict, Result
 from bide.core.retry import PRESETS
 from bide.service.schemas import answer_shape
 
 _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard input; with --bytes anything"
+_PAGE = 1_000
+"""Lines of one transaction: large enough to cost one fsync per thousand, small enough to show progress."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A task as a line of the file says it."""
+
+    topic: str | None = None
+    key: str | None = None
+    group: str | None = None
+    delay: str | None = None
+    at: str | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"")
+    payload_base64: bytes | None = None
+    on_conflict: str = "replace"
+    retry: str | None = None
+    deadline: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class _Listed(_Line, forbid_unknown_fields=True):
+    """Or as `bide ls --json` prints it, with the time at which it wakes."""
+
+    wake_at: str | None = None
+    id: object = None
+    state: object = None
+    due_at: object = None
+    attempt: object = None
+    token: object = None
+    error: object = None
+    created_at: object = None
+    finished_at: object = None
+
+
+_decoder = msgspec.json.Decoder(_Listed)
 
 
 @click.command()
@@ -69,13 +109,17 @@ def schedule(
     "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
     """
     if many is not None:
-        return _schedule_many(context, many, topic, first or 1, {"payload": payload, "--key": key, "--at": at,
-            "--delay": delay, "--group": group, "--deadline": deadline, "--retry": retry})  # fmt: skip
+        alone = {"payload": payload, "--key": key, "--at": at, "--delay": delay, "--group": group,
+                 "--deadline": deadline, "--retry": retry}  # fmt: skip
+        for option, value in alone.items():
+            if value is not None:
+                raise BadInput(option, value, "nothing beside --many: each line says it for itself")
+        return _schedule_lines(context, many, topic, first or 1)
     if first is not None:
         raise BadInput("--from", first, "together with --many only")
     if topic is None:
         raise BadInput("TOPIC", None, "the kind of the task, such as order.close")
-    data = read_payload(payload, raw=raw)
+    data = _read_payload(payload, raw=raw)
 
     async def work(app: Bide) -> Exit:
         answer = await app.schedule(
@@ -83,16 +127,13 @@ def schedule(
             deadline=deadline,
         )  # fmt: skip
         paused = await pauses_about(app, [answer])
-        if context.json:
-            print_json(answer_shape(answer, paused=paused))
-        else:
-            click.echo(answer_words(answer, topic, key or "", paused=paused))
+        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, key or "", paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
     return context.open(work, make=True)
 
 
-def read_payload(given: str | None, *, raw: bool) -> bytes:
+def _read_payload(given: str | None, *, raw: bool) -> bytes:
     """The bytes that PAYLOAD stands for; JSON is checked and made compact, its numbers left as written."""
     if given is None:
         return b"" if raw else b"null"
@@ -114,10 +155,100 @@ def read_payload(given: str | None, *, raw: bool) -> bytes:
         raise BadPayload("payload", data[:60].decode(errors="replace"), f"{_PAYLOAD_ACCEPTED} ({error})") from None
 
 
-def _schedule_many(context: Context, path: str, topic: str | None, first: int, alone: dict[str, object]) -> Exit:
-    for option, value in alone.items():
-        if value is not None:
-            raise BadInput(option, value, "nothing beside --many: each line says it for itself")
-    from bide.cli.bulk import schedule_lines  # with progress bars, which a single schedule can do without
+def _schedule_lines(context: Context, path: str, topic: str | None, first: int) -> Exit:
+    """Schedule every line of the file at `path` ("-" is standard input) from the line `first` on, as far as it goes."""
 
-    return schedule_lines(context, path, topic, first)
+    async def work(app: Bide) -> Exit:
+        totals: Counter[Result] = Counter()
+        all_ok = True
+        with _opened(path) as (file, size), progress_bar("scheduling", size) as progress:
+            lines = ((number, line) for number, line in enumerate(file, 1) if number >= first and line.strip())
+            for page in _pages(lines):
+                with _said_how_far(page[0][0], page[-1][0], totals.total()):
+                    answers = await app.schedule_many(_read(app, page, topic))
+                for answer in answers:
+                    totals[answer.result] += 1
+                    all_ok = all_ok and answer.ok
+                    if context.json:
+                        print_json(answer_shape(answer))
+                progress(sum(len(line) for _, line in page))
+        if not context.json:
+            click.echo(
+                f"{totals.total():,} tasks: {totals_words(totals)}" if totals else "no tasks: the file has no lines"
+            )
+        return Exit.DONE if all_ok else Exit.NOT_DONE
+
+    # Not noted line by line: the event log is capped, and a large file would push everything else out of it.
+    return context.open(work, noted=False, make=True)
+
+
+@contextmanager
+def _said_how_far(first: int, last: int, before: int) -> Iterator[None]:
+    """Raises PartlyDone with the lines that are done for certain, where some are, or may be, and the rest failed."""
+    try:
+        yield
+    except (BideError, asyncio.CancelledError) as error:
+        done = f"{before:,} tasks from the lines before are scheduled" if before else "Nothing is scheduled for certain"
+        again = f"with keys, --from {first} repeats them without harm"
+        if isinstance(error, PartlyFailed):
+            some = sum(isinstance(answer, Answer) for answer in error.answers)
+            how = f"{done}, and {some:,} of lines {first} to {last}; {again}"
+        elif isinstance(error, OutcomeUnknown | asyncio.CancelledError):
+            how = f"{done}; those of lines {first} to {last} may be; {again}"
+        else:
+            how = f"{done}, and none from line {first} on: go on with --from {first}"
+        if isinstance(error, asyncio.CancelledError):
+            click.echo(f"bide: {how}", err=True)
+        elif before or isinstance(error, PartlyFailed | OutcomeUnknown):
+            raise PartlyDone(f"{error}. {how}") from error
+        raise
+
+
+def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None) -> list[NewTask]:
+    tasks = []
+    for number, text in page:
+        try:
+            tasks.append(_task(app, _decoder.decode(text), topic))
+        except BadInput as error:
+            raise BadInput(f"line {number}, {error.field}", error.value, error.accepted) from None
+        except (ValueError, RecursionError) as error:
+            shown = text.decode(errors="replace").strip()
+            accepted = f"a JSON object with the fields {', '.join(_Line.__struct_fields__)} ({error})"
+            raise BadInput(f"line {number}", shown, accepted) from None
+    return tasks
+
+
+def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
+    name = line.topic or topic
+    if name is None:
+        raise BadInput("topic", None, "a topic in the line, or TOPIC on the command line for all of them")
+    given: Any = bytes(line.payload) or b"null"
+    if line.payload_base64 is not None:
+        if bytes(line.payload):
+            raise BadInput("payload, payload_base64", "both", "one of the two")
+        given = line.payload_base64
+    at = line.wake_at if line.at is None and line.delay is None else line.at
+    return app.new(
+        name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
+        retry=line.retry, deadline=line.deadline, headers=line.headers,
+    )  # fmt: skip
+
+
+def _pages(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    rest = iter(lines)
+    while page := list(itertools.islice(rest, _PAGE)):
+        yield page
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[IO[bytes], int | None]]:
+    """The file and its size in bytes; None for a pipe, whose size nobody knows."""
+    if path == "-":
+        yield sys.stdin.buffer, None
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(Path(path).open("rb"))
+        except (OSError, ValueError) as error:
+            raise BadInput("--many", path, f"the path of a readable file, or - for standard input ({error})") from None
+        yield file, Path(path).stat().st_size or None

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bide.cli.format import (
+from bide.cli.output import (
     current_millis,
     length_words,
     local_words,

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, shared_options, without_password
+from bide.cli.context import Context, NamedCommands, shared_options, without_password
 from bide.cli.exits import Exit
-from bide.cli.format import moment_words, printable
-from bide.cli.output import print_json
+from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
 from bide.service.access import Token, Tokens, check_id, verbs_of
 from bide.service.authz import ALL_VERBS, Verb, check_pattern
 
-_COMMANDS = ("add", "ls", "revoke")
+
+class _TokenCommands(NamedCommands):
+    noun = "token"
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            closest = get_close_matches(args[0], _COMMANDS, n=1)
-            meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
-            raise click.UsageError(f"token: {args[0]!r} is not accepted; {meant}{', '.join(_COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=_Commands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
+@click.group(cls=_TokenCommands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
 @shared_options()
 def token() -> None:
     """Make, list and revoke the tokens with which callers of `bide serve` show who they are.
@@ -76,10 +62,8 @@ def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, 
         )  # fmt: skip
 
     made, text = context.open(work, make=True)
-    if context.json:
-        print_json({**_shape(made), "token": text})
-    else:
-        click.echo(text)
+    context.say({**_shape(made), "token": text}, text)
+    if not context.json:
         click.echo(
             f"bide: note: token {made.id} of {printable(made.name)}, who may {_verbs_words(made)} on "
             f"{printable(', '.join(made.topics))}; it is shown this once",
@@ -125,10 +109,7 @@ def revoke(context: Context, id: str) -> Exit:
         return revoked, len(await tokens.all())
 
     revoked, left = context.open(work)
-    if context.json:
-        print_json({"id": id, "revoked": revoked})
-    else:
-        click.echo(f"token {id}: {'revoked' if revoked else 'not found'}")
+    context.say({"id": id, "revoked": revoked}, f"token {id}: {'revoked' if revoked else 'not found'}")
     if revoked and not left:
         click.echo("bide: note: no token is left; a service on loopback alone lets everybody in again", err=True)
     return Exit.DONE if revoked else Exit.NOT_DONE

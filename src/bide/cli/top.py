@@ -18,8 +18,7 @@ from rich.text import Text
 from bide.app import Bide
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.format import length_words, local_words, printable
-from bide.cli.output import print_json
+from bide.cli.output import count_words, length_words, local_words, print_json, printable
 from bide.cli.tables import STYLES, console
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
@@ -27,6 +26,7 @@ from bide.core.records import Count
 from bide.engine.overview import Figure, Holder, OfTopic, Overview
 from bide.engine.overview_looks import Overviews
 from bide.engine.throughput import Flow
+from bide.service.schemas import paused_shape
 
 if TYPE_CHECKING:
     from bide.service.health import Check
@@ -152,13 +152,13 @@ def _figures(seen: Overview, width: int) -> list[Text]:
     flow, oldest = seen.minute, seen.oldest_due
     p50, p99 = (None, None) if flow is None else (flow.past.lateness(0.5), flow.past.lateness(0.99))
     cells: list[tuple[str, str, str, str]] = [
-        ("pending", _number(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
+        ("pending", count_words(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
         (
-            "due now", _number(seen.due.count), STYLES["due"] if seen.due.count.number else "dim",
+            "due now", *_counted(seen.due.count, "due"),
             "" if oldest is None else f"≤{length_words(max(seen.at - oldest[1], 0))}",
         ),
-        ("leased", _number(seen.leased), STYLES["leased"] if seen.leased.number else "dim", ""),
-        ("dead", _number(seen.dead), STYLES["dead"] if seen.dead.number else "dim", ""),
+        ("leased", *_counted(seen.leased, "leased"), ""),
+        ("dead", *_counted(seen.dead, "dead"), ""),
         (
             "late p99", "–" if p99 is None else length_words(p99), _grade(p99),
             "" if p50 is None else f"p50 {length_words(p50)}",
@@ -199,7 +199,7 @@ def _warnings(seen: Overview, width: int) -> list[Text]:
 
 
 def _names(topics: Sequence[OfTopic]) -> str:
-    return ", ".join(f"{printable(one.topic)} {_number(one.due.count)}" for one in topics[:10])
+    return ", ".join(f"{printable(one.topic)} {count_words(one.due.count)}" for one in topics[:10])
 
 
 def _health(checks: Sequence[Check], width: int) -> Text:
@@ -223,9 +223,8 @@ def _topic(one: OfTopic) -> list[Text]:
     if one.pause is not None:
         name.append(" paused", "yellow")
     return [
-        name, Text(_number(one.due.count), STYLES["due"] if one.due.count.number else "dim"),
-        Text(_number(one.pending.count)), Text(_number(one.leased), STYLES["leased"] if one.leased.number else "dim"),
-        Text(_number(one.dead), STYLES["dead"] if one.dead.number else "dim"),
+        name, Text(*_counted(one.due.count, "due")), Text(count_words(one.pending.count)),
+        Text(*_counted(one.leased, "leased")), Text(*_counted(one.dead, "dead")),
         Text("–" if one.workers is None else f"{one.workers:,}", "red" if one.workers == 0 else ""),
     ]  # fmt: skip
 
@@ -292,8 +291,9 @@ def _cell(text: Text, width: int, *, right: bool = False) -> Text:
     return Text.assemble(pad, cell) if right else Text.assemble(cell, pad)
 
 
-def _number(count: Count) -> str:
-    return f"{count.number:,}{'' if count.exact else '+'}"
+def _counted(count: Count, state: str) -> tuple[str, str]:
+    """The number, and the style of what is in this state; dim for none."""
+    return count_words(count), STYLES[state] if count.number else "dim"
 
 
 def _rate(flow: Flow, number: int) -> str:
@@ -336,7 +336,7 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
                 "due": _figure_shape(one.due),
                 "leased": _count_shape(one.leased),
                 "dead": _count_shape(one.dead),
-                "paused": None if one.pause is None else {"since": instant_text(one.pause.since), "who": one.pause.who},
+                "paused": None if one.pause is None else paused_shape(one.pause),
                 "workers": one.workers,
             }
             for one in seen.topics

@@ -1,4 +1,4 @@
-"""Tasks that lie far ahead: a mass message tomorrow, reminders of events, and subscriptions that renew themselves."""
+"""Tasks that lie far ahead: a mass message, reminders of events, posts of an editor, subscriptions that renew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ SUMMER, GUESTS = "event-summer", 500
 EVENTS = {SUMMER: (GUESTS, 3, 19), "event-chess": (40, 1, 18), "event-run": (90, 4, 7), "event-market": (180, 5, 21)}
 """By group: the guests, how many days ahead it is, and the hour at which it begins."""
 SUBSCRIBERS = 20_000
-_DAYS = 30
+_RENEWED_AFTER = 30
+"""Days."""
+_SUBJECTS = ("Morning news", "Price list", "Recipe of the day", "Harbour report", "Match preview", "Interview")
+_PUBLISHED_AT = (8, 12, 18, 21)
+_PLANNED_DAYS = 6
+_TOMORROW_AT_8 = 12
+"""Posts that all go out at once."""
 
 
 class Customer(msgspec.Struct):
@@ -83,13 +89,63 @@ class Reminders(Story):
             yield self.remind.new(Customer(guest, group), key=key, group=group, at=told, on_conflict="keep")
 
 
+class Post(msgspec.Struct):
+    title: str
+    author: str = "anna"
+
+
+class Posts(Story):
+    """Scheduled publishing: posts that go out tomorrow at 08:00 and at other hours; Anna, the editor, thinks again."""
+
+    def define(self, app: Bide) -> None:
+        @app.handler("post.publish")
+        async def publish(task: Task[Post]) -> None:
+            """The page is public now."""
+
+        self.publish = publish
+
+    async def play(self) -> None:
+        tomorrow = self.at(1, 8)
+        await self.fill(f"posts:{tomorrow.date()}", self._of_the_next_days, until=tomorrow)
+        await self.now_and_then(25, self._think_again)
+
+    def _of_the_next_days(self) -> Iterator[NewTask]:
+        for day in range(1, _PLANNED_DAYS):
+            for hour in _PUBLISHED_AT:
+                count = _TOMORROW_AT_8 if (day, hour) == (1, 8) else self.chance.randrange(1, 4)
+                yield from (self._post(self.at(day, hour), place) for place in range(count))
+
+    def _post(self, at: datetime, place: int) -> NewTask:
+        subject = _SUBJECTS[place % len(_SUBJECTS)]
+        key = f"{at:%m-%d-%H%M}-{subject.lower().replace(' ', '-')}-{place}"
+        return self.publish.new(Post(f"{subject}, {at:%A}"), key=key, at=at, on_conflict="keep")
+
+    async def _think_again(self) -> None:
+        """Publish now, another time, or not at all; and one more post is written."""
+        post = await self.one_of("post.publish")
+        if post is None:
+            return
+        with acting_as("anna"):
+            thought = self.chance.random()
+            if thought < 0.6:
+                hours = self.chance.randint(1, 3)
+                await self.app.reschedule(*post.record.ref, at=post.due_at + timedelta(hours=hours))
+            elif thought < 0.8:
+                await self.app.fire_now(*post.record.ref)
+            else:
+                await self.app.cancel(*post.record.ref)
+        [number] = await self.notebook.numbers()
+        at = self.waking_hours(self.chance.randrange(1, _PLANNED_DAYS))
+        await self.publish.schedule(Post(f"{self.chance.choice(_SUBJECTS)} {number}"), key=f"draft-{number}", at=at)
+
+
 class Subscriptions(Story):
     """Each renews itself every 30 days, at a time of day at which people subscribe."""
 
     def define(self, app: Bide) -> None:
         @app.handler("subscription.renew")
         async def renew(task: Task[Customer]) -> Done:
-            return Done(again_in=f"{_DAYS}d")
+            return Done(again_in=f"{_RENEWED_AFTER}d")
 
         self.renew = renew
 
@@ -99,8 +155,8 @@ class Subscriptions(Story):
 
     def _all(self) -> Iterator[NewTask]:
         number = 0
-        for day in range(_DAYS):
-            a_day = SUBSCRIBERS * (day + 1) // _DAYS - number
+        for day in range(_RENEWED_AFTER):
+            a_day = SUBSCRIBERS * (day + 1) // _RENEWED_AFTER - number
             for at in sorted(self.waking_hours(day + 1) for _ in range(a_day)):  # in order: an index grows at its end
                 customer = Customer(number, self.chance.choice(("month", "family", "student")))
                 yield self.renew.new(customer, key=f"customer-{number:05}", at=at, on_conflict="keep")

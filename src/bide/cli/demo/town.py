@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from bide.app import Bide
-from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Reminders, Subscriptions
+from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Subscriptions
 from bide.cli.demo.orders import SALE, Orders
 from bide.cli.demo.payments import TOPIC, Payments
-from bide.cli.demo.people import Meals, Posts
 from bide.cli.demo.story import Notebook, Story, millis_of
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
@@ -33,7 +32,7 @@ class Town:
         payments = Payments(app, self._notebook)
         self.orders = Orders(app, self._notebook, payments)
         self.coupons = Coupons(app, self._notebook)
-        others = (Reminders, Posts, Meals, Subscriptions)
+        others = (Reminders, Posts, Subscriptions)
         self.stories: list[Story] = [
             self.orders, payments, self.coupons, *(story(app, self._notebook) for story in others)
         ]  # fmt: skip
