@@ -23,9 +23,10 @@ from bide.cli.output import (
     printable,
 )
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
 from bide.core.pause import Pause
 from bide.core.records import Count, Record, Result, State, Tally, Topic
+from bide.engine.arguments import due_of
 from bide.engine.story import Attempt, Story, story
 from bide.service.schemas import detail_shape, event_shape, task_shape
 
@@ -141,9 +142,9 @@ def show(context: Context, topic: str, key: str) -> Exit:
     async def work(app: Bide) -> Exit:
         task = await app.get(topic, key)
         events = await app.events(topic, key)
-        told = await story(app, topic, key)
-        last = None if told is None else told.last
-        why = [] if told is None else _reasons(told, (await app.paused()).get(topic))
+        life = await story(app, topic, key)
+        last = None if life is None else life.last
+        why = [] if life is None else _reasons(life, (await app.paused()).get(topic))
         if context.json:
             shape = {
                 "task": None if task is None else task_shape(task.record, alone=True),
@@ -167,13 +168,13 @@ def show(context: Context, topic: str, key: str) -> Exit:
     return context.open(work)
 
 
-def _reasons(told: Story, pause: Pause | None) -> list[str]:
+def _reasons(life: Story, pause: Pause | None) -> list[str]:
     """Why it was late, in the console's sentences."""
     from bide.service.console.i18n import Phrases
     from bide.service.console.lateness import reasons
 
     zone = datetime.now().astimezone().tzinfo or UTC
-    return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), told, pause)]
+    return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), life, pause)]
 
 
 def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
@@ -211,11 +212,7 @@ def events(context: Context, topic: str | None, key: str | None, limit: int) -> 
 
 def _instant_or_length(text: str) -> int:
     try:
-        return current_millis() + duration(text)
-    except BadInput:
-        pass
-    try:
-        return instant(text)
+        return due_of(text).resolve(current_millis())
     except BadInput as error:
         accepted = f'a length from now such as "15m", or {error.accepted}'
         raise BadInput("--before", text, accepted) from None

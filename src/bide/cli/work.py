@@ -94,11 +94,11 @@ def work(
 
 
 async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: socket.socket | None) -> None:
-    told = asyncio.Event()
+    draining = asyncio.Event()
 
     def drain(why: str) -> None:
         _log.info("%s: draining, at most %s; a second one ends at once", why, duration_text(app.settings.grace))
-        told.set()
+        draining.set()
 
     async with app:
         longest = stopping.begin(drain, app.settings.grace)
@@ -106,15 +106,16 @@ async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: so
             if line is not None:
                 with suppress(OSError):
                     line.send(f"{longest}\n".encode())
-            await told.wait()
+            await draining.wait()
 
 
-def _observe(record: Record, told: Settlement) -> None:
+def _observe(record: Record, settlement: Settlement) -> None:
     """One line for each task that died. What failed by an exception, the worker itself logs."""
-    if told.verdict is Verdict.DEAD:
-        _log.error("%s/%s is dead, attempt %d was the last: %s", record.topic, record.key, record.attempt, told.why)
-    elif told.verdict is Verdict.RETRY:
-        _log.debug("%s/%s failed, will be tried again: %s", record.topic, record.key, told.why)
+    task, why = f"{record.topic}/{record.key}", settlement.why
+    if settlement.verdict is Verdict.DEAD:
+        _log.error("%s is dead, attempt %d was the last: %s", task, record.attempt, why)
+    elif settlement.verdict is Verdict.RETRY:
+        _log.debug("%s failed, will be tried again: %s", task, why)
 
 
 def _line_to_supervisor(stopping: Stopping) -> socket.socket:
@@ -206,15 +207,15 @@ class Supervisor:
         """Seconds that a process takes at most to drain, as the first one says."""
         self._ends_by: float | None = None
         """When all have to have ended; None as long as they shall work."""
-        self._hear: socket.socket
+        self._wakes: socket.socket
         self._code: int = Exit.DONE
 
     def run(self) -> int:
         """Until all processes have ended: after a signal, or since one cannot even start."""
-        self._hear, tell = socket.socketpair()
-        self._hear.setblocking(False)
-        tell.setblocking(False)
-        signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+        self._wakes, written = socket.socketpair()
+        self._wakes.setblocking(False)
+        written.setblocking(False)
+        signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         on_signals(lambda number, frame: self._signals.append(number))  # and `_obey` does the rest
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # that it arrives is all: it ends the sleep
         while True:
@@ -231,9 +232,9 @@ class Supervisor:
         ahead = [place.not_before for place in self._places if self._is_free(place)]
         until = min(ahead, default=math.inf) if self._ends_by is None else self._ends_by
         lines = [place.line for place in self._places[:1] if place.line is not None and not self._ready]
-        select.select([self._hear, *lines], [], [], None if until == math.inf else max(0.0, until - time.monotonic()))
+        select.select([self._wakes, *lines], [], [], None if until == math.inf else max(0.0, until - time.monotonic()))
         with suppress(BlockingIOError):
-            self._hear.recv(4096)
+            self._wakes.recv(4096)
 
     def _reap(self) -> None:
         """Take the exit codes of all children. Process 1 is also given those that handlers have left behind."""
@@ -276,7 +277,7 @@ class Supervisor:
             pid, code, place.process = place.process.pid, place.process.returncode, None
             self._ended(place, pid, code)
         elif not self._ready and place.line is not None:
-            self._hear_of(place, place.line)
+            self._note_ready(place, place.line)
 
     def _start(self, place: _Place) -> None:
         place.started = time.monotonic()
@@ -300,7 +301,7 @@ class Supervisor:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         _supervisor_log.info("process %d started", place.process.pid)
 
-    def _hear_of(self, place: _Place, line: socket.socket) -> None:
+    def _note_ready(self, place: _Place, line: socket.socket) -> None:
         with suppress(BlockingIOError):
             if said := line.recv(64):
                 self._longest = float(said)
