@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.worker import percentile, say, words
+from bide.cli.bench.worker import percentile, send, words
 
 PAYLOAD = 100
 """Bytes, as everywhere."""
@@ -241,12 +241,12 @@ ROLES: Mapping[str, type[Poll] | type[Receive]] = {"poll": Poll, "receive": Rece
 
 async def _play(role: str, given: Mapping[str, Any]) -> None:
     one = ROLES[role](**given)
-    say(began=await one.begin())
+    send(began=await one.begin())
     try:
         async for word in words():
             if word == "stop":
                 return
-            say(**{word: one.count if word == "count" else one.report()})
+            send(**{word: one.count if word == "count" else one.report()})
     finally:
         await one.end()
 

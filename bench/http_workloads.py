@@ -71,7 +71,7 @@ async def _service(plan: Plan, config: str = "", *, patience: float = 30.0) -> A
 
 
 async def _stored(store: str) -> int:
-    """How many tasks there are, by looking at each: a tally stops counting at ten thousand."""
+    """The number of tasks, by reading each: a tally stops counting at ten thousand."""
     say("looking whether everything that was acknowledged is in the store")
     async with Bide(store) as app:
         return len([True async for _ in app.find(topic=TOPIC, page=1_000)])

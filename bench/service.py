@@ -32,7 +32,7 @@ class Instance(Child):
     """The URL of the store that it serves."""
 
     async def cpu_percent(self, seconds: float) -> float:
-        """How much of one core it takes while so many seconds pass."""
+        """Percent of one core that it takes while so many seconds pass."""
         used, began = self.used(), time.monotonic()
         await asyncio.sleep(seconds)
         return 100 * (self.used() - used) / (time.monotonic() - began)
@@ -104,7 +104,7 @@ async def actor(role: str, **given: Any) -> AsyncIterator[Actor]:
     command = (sys.executable, "-m", "bench.http_actors", role, msgspec.json.encode(given).decode())
     one = await Actor.start(f"the process that is to {role}", *command, cwd=ROOT)
     try:
-        one.began = await one.said("began")
+        one.began = await one.receive("began")
         yield one
     finally:
         await one.stop()

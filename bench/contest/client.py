@@ -27,9 +27,9 @@ class Client(ABC):
     """An asyncio library's way to schedule."""
 
     callers = 256
-    """How many schedule at the same time."""
+    """Coroutines or threads that schedule at the same time."""
     bulk = False
-    """Whether it has a call for many."""
+    """True if it has a call for many."""
 
     async def open(self) -> None:  # noqa: B027  # most have nothing to do here
         """Connect."""

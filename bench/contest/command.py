@@ -36,16 +36,13 @@ class Outcome:
     theirs: list[Figures] = field(default_factory=list)
     ours: list[Figures] = field(default_factory=list)
     reason: str = ""
-    """Why it was not measured."""
-    fault: str = ""
-    """Why bide was not measured beside it."""
+    """The reason that it was not measured."""
 
     def as_json(self, workload: str) -> dict[str, Any]:
         if self.reason or not self.theirs:  # no figure of a peer that failed once
             return {"not_measured": self.reason or "there was no round"}
         names = list(self.theirs[0])
         return {
-            **({"bide_not_measured": self.fault} if self.fault else {}),
             "peer": {name: middle(self.theirs, name) for name in names},
             "bide": {name: middle(self.ours, name) for name in names},
             "ratio": {name: ratio(self.ours, self.theirs, name) for name in COMPARED[workload]},
@@ -156,10 +153,5 @@ async def _rounds(
                     outcome.reason = str(reason)
                     say(f"{workload}: {name}: round {number + 1}: not measured: {reason}")
                     continue
+                outcome.ours.append(await play(BIDE, workload, PEERS[name].server))
                 outcome.theirs.append(theirs)
-                try:
-                    outcome.ours.append(await play(BIDE, workload, PEERS[name].server))
-                except BenchFault as reason:
-                    outcome.ours.append({})
-                    outcome.fault = str(reason)
-                    say(f"{workload}: bide: round {number + 1}: not measured: {reason}")

@@ -1,4 +1,4 @@
-"""Who takes part, what each is installed from, and how its worker is started: as its documentation starts it."""
+"""The contestants: the package of each, and the command line of its worker, as its documentation has it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Contestant:
 
     name: str
     package: str
-    """What it is called where it is installed from; its version is in the requirements."""
+    """Its name where it is installed from; its version is in the requirements."""
     worker: Sequence[str]
     producer: Sequence[str]
     server: str = "redis"
-    """What it keeps its tasks in; or "postgres"."""
+    """The server that keeps its tasks: "redis" or "postgres"."""
     setup: Sequence[str] = ()
     """The command line that makes its tables, where the server is one that has some."""
     node: bool = False
@@ -28,10 +28,10 @@ class Contestant:
     """Settings of its worker that it takes from the environment alone."""
 
     uvloop: Sequence[str] | None = None
-    """What its worker is told besides to run on uvloop; None: it does not run on asyncio."""
+    """Further arguments of its worker on uvloop; None: it does not run on asyncio."""
 
     sleepy: Sequence[str] = ()
-    """What its worker is told besides where handlers sleep."""
+    """Further arguments of its worker where handlers sleep."""
 
     def loop(self, wanted: str) -> str:
         """The event loop that it runs on where `wanted` is asked for."""

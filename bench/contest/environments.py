@@ -1,4 +1,4 @@
-"""Where each contestant is installed: an environment of its own, made once for each content of its requirements."""
+"""The environment of each contestant, made once for each content of its requirements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STAMP = ".installed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """How its processes are run."""
+    """The interpreter and the variables of its processes."""
 
     interpreter: str
     variables: dict[str, str] = field(default_factory=dict)

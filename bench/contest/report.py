@@ -32,8 +32,6 @@ def show(about: Mapping[str, Any], measured: Mapping[str, Mapping[str, Mapping[s
         for name, outcome in by_name.items():
             if "not_measured" in outcome:
                 click.echo(f"{workload}: {name}: not measured: {outcome['not_measured']}")
-            if "bide_not_measured" in outcome:
-                click.echo(f"{workload}: bide beside {name}: not measured: {outcome['bide_not_measured']}")
 
 
 def _beside(present: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
@@ -56,7 +54,7 @@ def _crash(present: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     yield "", *names
     for name, outcome in present.items():
         yield name, *(number(outcome["peer"].get(figure)) for figure in names)
-    beside = [outcome["bide"] for outcome in present.values() if "bide_not_measured" not in outcome]
+    beside = [outcome["bide"] for outcome in present.values()]
     worst = [max((run[figure] or 0 for run in beside), default=None) for figure in names]
     yield f"bide, worst of {len(beside)}", *map(number, worst)
 

@@ -19,7 +19,7 @@ from bide_proofs.servers.redis import RedisServer
 
 _DATABASE = "bench"
 _AS_IT_COMES = {"fsync": "on", "shared_buffers": "128MB", "deadlock_timeout": "1s"}
-"""What the tests' servers of PostgreSQL have otherwise."""
+"""Settings of PostgreSQL that the servers of the tests have otherwise."""
 _ENCODED = re.compile(rb"[A-Za-z0-9+/]{80,}={0,2}")
 _READ = {
     b"string": ("GET",),

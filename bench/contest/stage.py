@@ -34,7 +34,7 @@ class Player:
     contestant: Contestant
     environment: Environment
     url: str
-    """Where the tasks are."""
+    """The URL that its library is given."""
     server: Server
     loop: str = "asyncio"
 
@@ -46,8 +46,8 @@ class Producer(Child):
 
     async def order(self, do: str, **what: Any) -> dict[str, Any]:
         """See produce.py. Raises BenchFault."""
-        self.tell(json.dumps({"do": do, **what}))
-        return await self.hear(within=_ORDER)
+        self.send(json.dumps({"do": do, **what}))
+        return await self.receive_any(within=_ORDER)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ async def stage(
             *("the process that schedules", interpreter, *player.contestant.producer), cwd=directory, env=variables,
             errors=Path(f"{errors}.err"),
         )  # fmt: skip
-        producer.bulk = (await producer.hear())["bulk"]
+        producer.bulk = (await producer.receive_any())["bulk"]
         await _warm_up(producer, crew)
         yield Stage(producer=producer, workers=crew)
     finally:

@@ -1,4 +1,4 @@
-"""What a task carries, and what a worker writes down about it.
+"""The payload of a task, and the lines that a worker writes about it.
 
 Imported by every contestant's worker, in whatever virtual environment that lives: the standard library alone.
 """

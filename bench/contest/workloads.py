@@ -22,7 +22,7 @@ _CRASHED = 500
 LEASE = 10
 """Seconds that a dead worker's tasks wait, for everybody who lets it be set: what bide has by default."""
 _CRASH_SECONDS = 0.05
-"""How long a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
+"""Seconds that a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
 _CRASH_BOUND = 60.0
 _SETTLING = 500_000_000
 """Nanoseconds before a burst in which nothing is scheduled any more."""
@@ -32,7 +32,7 @@ _SLOWEST = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What to do, and where. `count` tasks for `schedule` and `burst`."""
+    """The orders of one run, and its place. `count` tasks for `schedule` and `burst`."""
 
     player: Player
     directory: Path

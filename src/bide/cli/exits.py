@@ -1,4 +1,4 @@
-"""How a command ends, as a number that scripts can use: one table, shown by `--help` and in docs/cli.md."""
+"""The exit codes of commands, for scripts: one table, shown by `--help` and in docs/cli.md."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool
 async def _say_what_else(
     app: Bide, context: Context, topic: str | None, state: str, group: str | None, *, nothing: bool
 ) -> None:
-    """That there is no task, and which topics have a name like this one; how many are dead, beside those that live."""
+    """Say that there is no task, and name topics that are spelled like this one; or say that some are dead."""
     asks_dead = state == _LIVE and group is None
     if not asks_dead and (topic is None or not nothing):
         counts: Mapping[tuple[str, State], Count] = {}
@@ -169,7 +169,7 @@ def show(context: Context, topic: str, key: str) -> Exit:
 
 
 def _reasons(life: Story, pause: Pause | None) -> list[str]:
-    """Why it was late, in the console's sentences."""
+    """The reasons for its lateness, in the console's sentences."""
     from bide.service.console.i18n import Phrases
     from bide.service.console.lateness import reasons
 
@@ -243,7 +243,7 @@ def tally(context: Context, topic: str | None, ahead: str | None, step: str | No
 
 
 def _edges(ahead: str | None, step: str | None) -> list[Millis]:
-    """How far from now each step of the forecast ends."""
+    """Milliseconds from now to the end of each step of the forecast."""
     if ahead is None:
         if step is not None:
             raise BadInput("--step", step, "together with --ahead only")

@@ -1,4 +1,4 @@
-"""How signals stop what runs until it is told to: the first one drains, a second one ends at once.
+"""Signals stop a process that serves or works: the first one drains, a second one ends it at once.
 
 The table in docs/deploy.md says it for every process and moment. A handler may run between any two instructions of
 the main thread, so it only takes note and hands over to the loop.
@@ -37,7 +37,7 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 class Stopping:
-    """Told by signals, or by a supervisor: ends the process while nothing has begun, then drains, then ends at once."""
+    """A signal, or the supervisor, ends the process while nothing has begun; then it drains, a second one ends it."""
 
     def __init__(self, *, only_drains: bool = False) -> None:
         self._only_drains = only_drains

@@ -36,7 +36,7 @@ LONGEST_PAUSE = 30.0
 HEALTHY_AFTER = 30.0
 """Seconds of life after which a death counts as the first again."""
 _HOPELESS = frozenset({Exit.BAD_INPUT, Exit.DAMAGED, Exit.SETUP})
-"""How a process ends that would end the same way again."""
+"""Exit codes of a process that would end the same way again."""
 _SLACK = 2.0
 """Seconds after the longest drain of a process until it is killed: it ends itself, unless it is frozen."""
 
@@ -206,7 +206,7 @@ class Supervisor:
         self._longest = 30.0 + SETTLING
         """Seconds that a process takes at most to drain, as the first one says."""
         self._ends_by: float | None = None
-        """When all have to have ended; None as long as they shall work."""
+        """The time by which all have to have ended; None as long as they shall work."""
         self._wakes: socket.socket
         self._code: int = Exit.DONE
 

@@ -130,7 +130,7 @@ async def crash(plan: Plan, limit: Limit) -> Report:
 
 
 async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, plan: Plan, count: int) -> int:
-    """How many tasks wait or are leased after so long; 0 as soon as there is none."""
+    """The number of tasks that wait or are leased after so long; 0 as soon as there is none."""
     ends, live = time.monotonic() + seconds, count
     while live and time.monotonic() < ends:
         plan.progress("settled", workers.settled, count)
@@ -169,10 +169,10 @@ async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]
         await workers.go()
         await asyncio.sleep(0.5)
         before = workers.settled
-        call_at.tell("go")
+        call_at.send("go")
         expected = await _schedule(plan, on.app, keys, way, ahead)
         await wait_settled(workers, before + count, plan=plan, within=ahead / 1000 + 20, what=f"ahead {way}")
-        late = sorted(await call_at.said("late"))
+        late = sorted(await call_at.receive("late"))
         await workers.stop()
         return examine(expected, workers.log()), late
 

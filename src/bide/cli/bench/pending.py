@@ -14,7 +14,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.plan import Limit, Plan, Report, rounded
+from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
 from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch, resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
@@ -47,8 +47,8 @@ _WARM_UP = 5
 """Of each operation before those that count: a connection is made for the first."""
 _BATCH = 5_000
 _FLOOD = 100_000
-_TELLING = 1.0
-"""Seconds within which every listener has been told."""
+_NOTIFYING = 1.0
+"""Seconds within which a notification has reached every listener."""
 
 
 async def idle(plan: Plan, limit: Limit) -> Report:
@@ -81,8 +81,8 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     alone = await _alone(plan, server) if server else (None, 0.0)
     worker = await worker_process(spec)
     try:
-        worker.tell("go")
-        await worker.said("working")
+        worker.send("go")
+        await worker.receive("working")
         await asyncio.sleep(SETTLING)
         before, load_before = await worker.ask("usage"), server.load() if server else None
         await _pass_time(plan, "watching an idle worker")
@@ -164,44 +164,42 @@ class _Growing:
         self._watch: Watch = Stopwatch() if server is None else server.watch()
         self._size = 0
         self._random = random.Random(1)
-        self._heard = asyncio.Event()
+        self._notified = asyncio.Event()
         self.faults: list[str] = []
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """As a worker does before it leases: a store on a server may not look again for what nobody told it."""
+        """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
         if self._server is None or not isinstance(self._store, Notifies):
             yield
             return
-        listening = await self._store.listen([LEASED], lambda topic, wake: self._heard.set())
+        listening = await self._store.listen([LEASED], lambda topic, wake: self._notified.set())
         try:
             yield
         finally:
             await listening.close()
 
     async def grow(self, size: int) -> None:
-        for first in range(self._size, size, _BATCH):
-            self._plan.progress(f"filling to {size}", first, size)
-            numbers = range(first, min(first + _BATCH, size))
-            tasks = [self._task(TOPIC, key_of(number), self._some_time()) for number in numbers]
-            await self._store.add(tasks, now=_now())
+        await self._add(TOPIC, range(self._size, size), self._some_time)
         self._size = size
 
     async def flood(self, count: int) -> None:
-        for first in range(0, count, _BATCH):
-            self._plan.progress("flooding", first, count)
-            numbers = range(first, min(first + _BATCH, count))
-            await self._store.add([self._task(FLOOD, key_of(number), _now()) for number in numbers], now=_now())
+        await self._add(FLOOD, range(count), _now)
+
+    async def _add(self, topic: str, numbers: range, due: Callable[[], Millis]) -> None:
+        for some in in_batches(numbers, _BATCH):
+            self._plan.progress(f"filling {topic}", some[0], numbers.stop)
+            await self._store.add([self._task(topic, key_of(number), due()) for number in some], now=_now())
 
     async def measure(self, size: int) -> dict[str, float]:
         """Microseconds of each operation, the median over all repetitions; operations take turns."""
         store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
-        self._heard.clear()
+        self._notified.clear()
         await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
         if self._server is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._heard.wait(), _TELLING)
-            await asyncio.sleep(_TELLING / 10)  # the rest of what it was told
+                await asyncio.wait_for(self._notified.wait(), _NOTIFYING)
+            await asyncio.sleep(_NOTIFYING / 10)  # the rest of the notifications
         held: list[Settlement] = []
         until = _now() + HOUR
         for number in range(times):
@@ -237,7 +235,7 @@ class _Growing:
         return NewTask(topic, key, new_id(), At(due), PAYLOAD)
 
     async def _ask(self, times: list[float], until: Millis) -> Leased:
-        """Ask for the next wake. A store on a server may remember what it was told, so a fresh one is asked."""
+        """Ask for the next wake. A store on a server may know it from notifications, so a fresh one is asked."""
         asking = {TOPIC: 0}
         if self._server is None or not self._server.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: a store of its own or a part of one that is there, and its raw limit."""
+"""The place of a benchmark: a store of its own or a part of one that is there, and its raw limit."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _COUNTED = ("lost", "duplicated", "early", "left_behind")
 
 
 Progress = Callable[[str, int, int], None]
-"""Told how far a long run is: what it does, how much is done, and how much there is."""
+"""Called with the progress of a long run: its activity, the part that is done, and the whole."""
 
 
 def silent(*figures: Any) -> None:
@@ -38,7 +38,7 @@ class Plan:
 
     place: Place
     n: int | None = None
-    """How many tasks; None is the workload's own default."""
+    """The number of tasks; None is the workload's own default."""
     rate: float = 200.0
     processes: int = 1
     ahead: str = "2s"
@@ -50,7 +50,7 @@ class Plan:
     snapshot: bool = False
     progress: Progress = silent
     tell: Callable[[Mapping[str, Any]], None] = silent
-    """Told each line of figures of a run that lasts minutes."""
+    """Called with each line of figures of a run that lasts minutes."""
 
     @property
     def history(self) -> str:
@@ -113,7 +113,7 @@ class Limit:
 
 
 def machine() -> dict[str, Any]:
-    """Where figures were measured, beside the store and the loop."""
+    """The machine of the figures, for each line of them."""
     return {"version": __version__, "python": platform.python_version(), "cpus": os.cpu_count() or 1}
 
 

@@ -24,7 +24,7 @@ _TRIES = 200
 _REFRESH = 1.0
 """Seconds after which a watch asks again who serves the store, or how long a round trip takes."""
 _AT_FIRST = 40
-"""How often it asks every time: a store connects when it first uses something."""
+"""Operations before each of which it asks: a store connects when it first uses something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Load:
     cpu: float | None
     """Seconds of processor time; None where nothing tells."""
     requests: int
-    """How often it was asked something; each kind of server says what counts as once."""
+    """Requests that it has served; each kind of server counts its own unit."""
 
 
 class Raw(Protocol):

@@ -103,7 +103,7 @@ class SqlServer(Server):
     @staticmethod
     @abstractmethod
     def errors() -> tuple[type[Exception], ...]:
-        """Those of its driver."""
+        """The errors of its driver."""
 
     @staticmethod
     @abstractmethod
@@ -221,8 +221,8 @@ class PostgresServer(SqlServer):
     async def connect(address: Any) -> Any:
         import asyncpg
 
-        told = {"application_name": "bide bench"}
-        return await asyncpg.connect(address.dsn, timeout=_PATIENCE, server_settings=told)
+        named = {"application_name": "bide bench"}
+        return await asyncpg.connect(address.dsn, timeout=_PATIENCE, server_settings=named)
 
     @staticmethod
     async def ask(connection: Any, statement: str, *arguments: Any) -> Sequence[Any]:

@@ -34,7 +34,7 @@ _MOST = 10_000
 
 Call = Callable[[], Coroutine[Any, Any, Answer]]
 Timed = tuple[int, float]
-"""How many, in how many seconds."""
+"""A number of calls, and their seconds."""
 
 
 def _note(answers: Sequence[Answer], faults: list[str]) -> None:
@@ -239,7 +239,7 @@ class _Churn:
         self.waiting = waiting
         """Keys of what is far off."""
         self.ahead = 0
-        """How many are to be completed, of those so far."""
+        """Tasks so far that are to be completed."""
         self.faults: list[str] = []
         self._plan = plan
         self._app = app
@@ -247,7 +247,7 @@ class _Churn:
         self._topic = topic
         self._random = random.Random(1)
         self._scheduled = 0
-        self._told = (0.0, 0, 0)
+        self._last_line = (0.0, 0, 0)
         """Seconds, scheduled and completed until the last line."""
         self._lines: list[Mapping[str, Any]] = []
 
@@ -261,14 +261,14 @@ class _Churn:
                 plan.progress("churning", round(passed), round(seconds))
                 inside = plan.snapshot and seconds / 3 <= passed < seconds * 2 / 3
                 if inside != holds:
-                    if passed - self._told[0] > every / 2:
+                    if passed - self._last_line[0] > every / 2:
                         await self._tell(passed, snapshot=holds)
                     held.close()
                     holds = inside
                     if inside:
                         held.enter_context(self._snapshot())
                 await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
-                if passed - self._told[0] >= every and seconds - passed > every / 2:
+                if passed - self._last_line[0] >= every and seconds - passed > every / 2:
                     await self._tell(passed, snapshot=holds)
                 await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
             await self._tell(seconds, snapshot=holds)
@@ -311,7 +311,7 @@ class _Churn:
     async def _tell(self, passed: float, *, snapshot: bool) -> None:
         """One line."""
         said = await self._workers.figures()
-        (before, scheduled, completed), now = self._told, sum(int(one["accepted"]) for one in said)
+        (before, scheduled, completed), now = self._last_line, sum(int(one["accepted"]) for one in said)
         lasted = max(passed - before, _TICK)
         line: dict[str, Any] = {
             "seconds": rounded(passed),
@@ -322,7 +322,7 @@ class _Churn:
             worst = max((one[name] for one in said if one[name] is not None), default=None)
             line[name] = None if worst is None else rounded(worst)
         line |= {"snapshot": snapshot, **self._plan.place.health()}
-        self._told = passed, self._scheduled, now
+        self._last_line = passed, self._scheduled, now
         self._lines.append(line)
         self._plan.tell(line)
 

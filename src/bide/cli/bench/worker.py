@@ -35,7 +35,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     seconds: float = 0.0
-    """How long it sleeps; 0: it does nothing."""
+    """Seconds that it sleeps; 0: it does nothing."""
     concurrency: int | None = None
     keep_done: int = 0
     """Milliseconds for which a done task is remembered."""
@@ -273,7 +273,7 @@ async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
         yield number
 
 
-def say(**what: Any) -> None:
+def send(**what: Any) -> None:
     """One line of JSON to the parent."""
     os.write(1, msgspec.json.encode(what) + b"\n")
 
@@ -293,34 +293,34 @@ class Reporter:
 
     def _report(self) -> None:
         self._due = False
-        say(settled=self._log.number)
+        send(settled=self._log.number)
 
 
 async def _work(spec: Spec) -> None:
     log = Count() if spec.counted else Log(spec.log if spec.journal else "")
-    app, told = make_app(spec, log), words()
+    app, orders = make_app(spec, log), words()
     async with app:
         for first in range(0, spec.pending, 1000):
             count = min(1000, spec.pending - first)
             await app.schedule_many([app.new(spec.works[0].topic, PAYLOAD, delay="1h") for _ in range(count)])
-        say(ready=True)
-        if await anext(told) == "go":
+        send(ready=True)
+        if await anext(orders) == "go":
             async with app.worker(observe=Reporter(log).observe) as worker:
-                say(working=True)
-                while await anext(told) != "stop":
+                send(working=True)
+                while await anext(orders) != "stop":
                     usage = {"calls": log.calls, "cpu": time.process_time_ns(), "at": time.monotonic_ns()}
-                    say(usage={**usage, **log.figures()})
+                    send(usage={**usage, **log.figures()})
                 await worker.stop(grace=0)
-    await told.aclose()
+    await orders.aclose()
     log.write(spec.log)
-    say(settled=log.number)
+    send(settled=log.number)
 
 
 async def _set_timers(spec: Timers) -> None:
     """The floor under every figure of `lateness`: milliseconds between when each timer was due and when it ran."""
-    loop, told, late = asyncio.get_running_loop(), words(), list[float]()
-    say(ready=True)
-    if await anext(told) != "go":
+    loop, orders, late = asyncio.get_running_loop(), words(), list[float]()
+    send(ready=True)
+    if await anext(orders) != "go":
         return
     done = loop.create_future()
 
@@ -333,8 +333,8 @@ async def _set_timers(spec: Timers) -> None:
         due = loop.time() + spec.ahead / 1000
         loop.call_at(due, fired, due)
     await done
-    say(late=late)
-    await told.aclose()
+    send(late=late)
+    await orders.aclose()
 
 
 def main() -> None:

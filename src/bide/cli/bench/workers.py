@@ -56,7 +56,7 @@ class Child:
         self._what = what
         self._process = process
         self._errors = errors
-        self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(), name=f"reads {what}")
 
     @classmethod
@@ -86,33 +86,33 @@ class Child:
         """Seconds of processor time so far, of all its threads, in steps of 10 ms. Raises OSError."""
         return stat(Path("/proc") / str(self.pid)).used
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(word.encode() + b"\n")
 
     async def ask(self, word: str, *, within: float = PATIENCE) -> Any:
         """The answer to `word`. Raises BenchFault."""
-        self.tell(word)
-        return await self.said(word, within=within)
+        self.send(word)
+        return await self.receive(word, within=within)
 
-    async def said(self, word: str, *, within: float = PATIENCE) -> Any:
+    async def receive(self, word: str, *, within: float = PATIENCE) -> Any:
         """The value that it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
-        while word not in (said := await self.hear(within=within)):
+        while word not in (message := await self.receive_any(within=within)):
             pass
-        return said[word]
+        return message[word]
 
-    async def hear(self, *, within: float = PATIENCE) -> dict[str, Any]:
+    async def receive_any(self, *, within: float = PATIENCE) -> dict[str, Any]:
         """The next object that it writes. Raises BenchFault."""
         try:
-            said = await asyncio.wait_for(self._said.get(), within)
+            message = await asyncio.wait_for(self._messages.get(), within)
         except TimeoutError:
             raise BenchFault(f"{self._what} said nothing for {within:.0f} s") from None
-        if said is None:
+        if message is None:
             raise self.ended()
-        return said
+        return message
 
     def ended(self) -> BenchFault:
-        """That it has ended, with the last line that it wrote."""
+        """The error for one that has ended, with the last line that it wrote."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n") if self._errors else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "what it wrote is above")
         return BenchFault(f"{self._what} ended by itself: {last}")
@@ -141,12 +141,12 @@ class Child:
     async def _read(self) -> None:
         if self._process.stdout is not None:
             async for line in self._process.stdout:
-                said: dict[str, Any] = msgspec.json.decode(line)
-                if "settled" in said:
-                    self.settled = said["settled"]
+                message: dict[str, Any] = msgspec.json.decode(line)
+                if "settled" in message:
+                    self.settled = message["settled"]
                 else:
-                    self._said.put_nowait(said)
-            self._said.put_nowait(None)  # nothing follows
+                    self._messages.put_nowait(message)
+            self._messages.put_nowait(None)  # nothing follows
 
 
 class LocalWorker:
@@ -200,9 +200,9 @@ class ProcessGroup:
         """Let them work; returns when that was, in nanoseconds since the epoch."""
         began = time.time_ns()
         for member in self.members:
-            member.tell("go")
+            member.send("go")
         for member in self.members:
-            await member.said("working")
+            await member.receive("working")
         return began
 
     async def stop(self) -> None:
@@ -227,7 +227,7 @@ async def child(what: str, spec: Spec | Timers, *, within: float = PATIENCE) -> 
     """A process that runs worker.py and is ready. Raises BenchFault."""
     command = (sys.executable, "-P", worker_module.__file__, msgspec.json.encode(spec).decode())
     started = await Child.start(what, *command)
-    await started.said("ready", within=within)
+    await started.receive("ready", within=within)
     return started
 
 
