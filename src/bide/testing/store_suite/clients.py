@@ -116,21 +116,6 @@ class Scheduling(SuiteBase):
         assert (following.payload, following.attempt, following.losses) == (b"new", 1, 0)
         assert following.token > held.token
 
-    async def test_replacing_what_is_over_says_no_time_from_before(self, store: Store) -> None:
-        await bring(store, State.DONE)
-        [answer] = await store.add([new()], now=NOW)
-        assert (answer.result, answer.was) == (Result.REPLACED, None)
-
-    async def test_keep_meets_what_is_there_also_when_it_is_done(self, store: Store) -> None:
-        for state in (State.WAITING, State.LEASED, State.DONE):
-            there = await bring(store, state, state.value, topic=state.value)
-            [answer] = await store.add(
-                [new(state.value, topic=state.value, payload=b"second", on_conflict=OnConflict.KEEP)], now=NOW
-            )
-            assert answer.result is Result.KEPT
-            assert answer.record == there
-            assert answer.ok
-
     async def test_keep_schedules_again_once_the_done_task_is_forgotten(self, store: Store) -> None:
         await bring(store, State.DONE, keep_until=NOW + MINUTE)
         assert await store.purge(now=NOW + MINUTE, limit=10) == 1
@@ -180,22 +165,6 @@ class Scheduling(SuiteBase):
         [latest] = await store.add([new(due=At(NOW + HOUR), on_conflict=OnConflict.LATEST)], now=NOW)
         assert latest.result is Result.REPLACED
         assert not await settle(store, done(held))
-
-    async def test_refuse_answers_with_what_is_there(self, store: Store) -> None:
-        there = await put_one(store)
-        [answer] = await store.add([new(on_conflict=OnConflict.REFUSE)], now=NOW)
-        assert (answer.result, answer.record, answer.ok) == (Result.REFUSED, there, False)
-
-    @pytest.mark.parametrize("on_conflict", list(OnConflict), ids=str)
-    @pytest.mark.parametrize("state", [State.DEAD, State.CANCELLED], ids=str)
-    async def test_dead_and_cancelled_are_always_replaced(
-        self, store: Store, state: State, on_conflict: OnConflict
-    ) -> None:
-        await bring(store, state)
-        [answer] = await store.add([new(on_conflict=on_conflict)], now=NOW)
-        assert answer.result is Result.REPLACED
-        record = record_of(answer)
-        assert (record.state, record.error, record.attempt) == (State.WAITING, None, 0)
 
     async def test_the_same_key_twice_in_one_batch_goes_in_order(self, store: Store) -> None:
         first, second = new(payload=b"first"), new(payload=b"second", due=At(NOW + HOUR))
@@ -322,11 +291,6 @@ class Changing(SuiteBase):
         assert (await lease(store, 5, now=NOW + DAY)).tasks == [], "neither a retry nor a redelivery follows"
         assert (await see(store, held)).state is State.CANCELLED
 
-    async def test_a_second_cancel_finds_it_finished(self, store: Store) -> None:
-        cancelled = await bring(store, State.CANCELLED)
-        answer = await do(store, Cancel("t", "k", KEPT))
-        assert (answer.result, answer.record) == (Result.FINISHED, cancelled)
-
     async def test_a_redriven_task_starts_a_new_life_without_a_deadline(self, store: Store) -> None:
         gone = await bring(store, State.DEAD, deadline=NOW + MINUTE, group="g")
         assert gone is not None
@@ -339,11 +303,6 @@ class Changing(SuiteBase):
         assert (record.deadline, record.finished_at, record.keep_until) == (None, None, None)
         assert (record.due_at, record.created_at) == (NOW + SECOND + HOUR, NOW + SECOND)
         assert (await take(store, now=NOW + SECOND + HOUR)).attempt == 1
-
-    async def test_redrive_leaves_what_is_not_dead(self, store: Store) -> None:
-        waiting = await put_one(store)
-        answer = await do(store, Redrive("t", "k", new_id(), In(0)))
-        assert (answer.result, answer.record) == (Result.UNDER_WAY, waiting)
 
     @pytest.mark.parametrize(
         "asked",

@@ -13,7 +13,6 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
-    bring,
     do,
     done,
     extend,
@@ -270,9 +269,3 @@ class Extending(SuiteBase):
         asked = [hold(held[key]) for key in "abca"]
         assert await store.extend(asked, now=NOW, until=NOW + HOUR) == [True, False, True, True]
         assert await look(store, held["b"]) is None
-
-    async def test_a_waiting_task_has_no_lease_to_extend(self, store: Store) -> None:
-        for state in State:
-            record = await bring(store, state, topic=state.value)
-            assert record is not None
-            assert await extend(store, record, until=NOW + DAY) is (state is State.LEASED)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Redrive, Ref, Result, Settlement, State, Verdict
+from bide.core.records import At, Cancel, Filter, In, Move, Redrive, Ref, Result, Settlement, State, Verdict
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -22,7 +22,6 @@ from bide.testing.store_suite.acts import (
     defer,
     do,
     done,
-    extend,
     lease,
     listed,
     look,
@@ -115,13 +114,6 @@ class Settling(SuiteBase):
         assert await settle(store, retry(await put_and_take(store), In(5 * MINUTE)))
         assert (await lease(store, 5, now=NOW + 5 * MINUTE - 1)).tasks == []
         assert (await lease(store, 5, now=NOW + 5 * MINUTE)).tasks != []
-
-    async def test_dead_keeps_the_reason(self, store: Store) -> None:
-        held = await put_and_take(store)
-        assert await settle(store, dead(held, error="no such order"))
-        ended = await see(store, held)
-        assert (ended.state, ended.error, ended.keep_until) == (State.DEAD, "no such order", KEPT)
-        assert (await lease(store, 5, now=NOW + DAY)).tasks == []
 
     @pytest.mark.parametrize("failed", [False, True])
     async def test_a_death_counts_as_a_failure_if_a_delivery_failed(self, store: Store, *, failed: bool) -> None:
@@ -257,14 +249,6 @@ class Tokens(SuiteBase):
         await note()
         assert seen == sorted(set(seen)), "strictly rising"
 
-    async def test_what_changes_nothing_leaves_the_token(self, store: Store) -> None:
-        held = await put_and_take(store)
-        await store.add([new(on_conflict=OnConflict.KEEP), new(on_conflict=OnConflict.REFUSE)], now=NOW)
-        await do(store, Move("t", "k", In(0)))
-        await do(store, Redrive("t", "k", new_id(), In(0)))
-        assert await extend(store, held, until=NOW + LEASE + SECOND)
-        assert (await see(store, held)).token == held.token
-
     async def test_a_token_rises_also_after_the_key_was_done_and_forgotten(self, store: Store) -> None:
         last = 0
         for _ in range(5):
@@ -329,11 +313,6 @@ class Identity(SuiteBase):
         answer = await do(store, Redrive("t", "k", new_id(), In(0)))
         lives.append(record_of(answer).id)
         assert len(set(lives)) == 4
-
-    async def test_a_kept_task_keeps_its_id(self, store: Store) -> None:
-        there = await put_one(store)
-        [answer] = await store.add([new(on_conflict=OnConflict.KEEP)], now=NOW)
-        assert record_of(answer).id == there.id
 
     async def test_each_task_of_a_lease_has_the_token_that_settles_it(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(50)))
