@@ -19,8 +19,8 @@ from bide.testing.store_machine import play
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
 from bide.testing.store_suite.batches import Batches, OddInput
-from bide.testing.store_suite.capabilities import Listening, Remembering
-from bide.testing.store_suite.opening import Opening
+from bide.testing.store_suite.capabilities import Listening
+from bide.testing.store_suite.keeping import Opening, Remembering
 
 
 class Binding(SuiteBase):

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab import figures, journal, strategy
+from bide_lab import figures, strategy
 from bide_lab.figures import Result
 from bide_lab.report import charts, findings
 from bide_lab.report import page as pages
@@ -43,7 +43,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "module",
-    [figures, findings, charts, journal, strategy, s09_delay_levels, s13_ring],
+    [figures, findings, charts, strategy, s09_delay_levels, s13_ring],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:

@@ -47,7 +47,7 @@ class Figures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Messages to the servers while nothing is due."""
     verbs: Mapping[str, float | str] = {}
     """By verb: microseconds of a lone call (median), or why there is none."""
-    counts: Mapping[str, float] = {}
+    counts: dict[str, float] = {}
     """Further counts of the strategy and the workload."""
     curve: Mapping[str, Mapping[str, float]] = {}
     """By operation, by how many wait: nanoseconds or bytes, as the name of the operation says."""

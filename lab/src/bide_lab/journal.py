@@ -1,8 +1,7 @@
 """The journals of a cell, which its processes write and the judge reads: calls, and effects.
 
-Each line is written at once, so that it survives the end of its process by any signal. The file is mapped into the
-memory of the process: what is there is the system's as soon as it is written, and costs less than a microsecond, so
-that even the fastest strategy is hardly slowed by being watched.
+Each line is written at once by an append of its own, so that it survives the end of its process by any signal: a
+system call, of half a microsecond.
 
     > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
     < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
@@ -15,10 +14,7 @@ Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
 
 from __future__ import annotations
 
-import math
-import mmap
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,14 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bide.cli.bench.worker import percentile
 from bide_lab.figures import SHARES, Figures
 
-_PIECE = 16 << 20
-"""Bytes by which a file grows; they are zeros, and take no space until they are written."""
-_READ = 1 << 16
-"""Bytes that are read at once."""
-_AT_ONCE: int = getattr(mmap, "MAP_POPULATE", 0)
-"""Where the system can, the first pages are there before they are written, so that no effect waits for one."""
 _MS = 1_000_000
 """Nanoseconds."""
 
@@ -64,14 +55,10 @@ class Firing(NamedTuple):
 
 
 class Journal:
-    """One process's file, whose end is full of zeros. Any thread may write."""
+    """One process's file. Any thread may write: what is appended in one call stays together."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb+")
-        self._file.truncate(_PIECE)
-        self._map = mmap.mmap(self._file.fileno(), _PIECE, flags=mmap.MAP_SHARED | _AT_ONCE)
-        self._at = 0
-        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._number = 0
         self._effects = {sign: f"{sign} %b %d %d {os.getpid()}\n".encode() for sign in "!~."}
 
@@ -81,42 +68,25 @@ class Journal:
         lines = [f"> {number} {verb} {key} {'-' if due is None else due} {at}\n"
                  for number, (key, due) in enumerate(keys, start=first)]  # fmt: skip
         self._number += len(lines)
-        self._write("".join(lines).encode())
+        os.write(self._file, "".join(lines).encode())
         return list(range(first, self._number + 1))
 
     def answered(self, numbers: Iterable[int], word: str) -> None:
         at = time.time_ns()
-        self._write("".join(f"< {number} {word} {at}\n" for number in numbers).encode())
+        os.write(self._file, "".join(f"< {number} {word} {at}\n" for number in numbers).encode())
 
     def effect(self, key: str, due: int, sign: str = "!") -> None:
-        self._write(self._effects[sign] % (key.encode(), due, time.time_ns()))
-
-    def _write(self, lines: bytes) -> None:
-        with self._lock:
-            end = self._at + len(lines)
-            while end > len(self._map):
-                self._file.truncate(len(self._map) + _PIECE)
-                self._map.resize(len(self._map) + _PIECE)
-            self._map[self._at : end] = lines
-            self._at = end
+        os.write(self._file, self._effects[sign] % (key.encode(), due, time.time_ns()))
 
     def close(self) -> None:
-        self._map.close()
-        self._file.truncate(self._at)
-        self._file.close()
+        os.close(self._file)
 
 
 def whole_lines(path: Path, *, since: int = 0) -> bytes:
     """The journal from the byte `since` on, up to its last line that is whole."""
-    found = []
     with path.open("rb") as file:
         file.seek(since)
-        while piece := file.read(_READ):
-            written, zero, _ = piece.partition(b"\0")
-            found.append(written)
-            if zero:
-                break
-    new = b"".join(found)
+        new = file.read()
     return new[: new.rfind(b"\n") + 1]
 
 
@@ -221,12 +191,3 @@ def curve(late: Sequence[float]) -> Sequence[float]:
     """The lateness at each of `SHARES`, to the microsecond."""
     ordered = sorted(late)
     return [round(percentile(ordered, share), 3) for share in SHARES] if ordered else ()
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of sorted values: one that was really measured.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.0)
-    (2.0, 1.0)
-    """
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

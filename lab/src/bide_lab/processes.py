@@ -1,39 +1,42 @@
-"""The processes of a cell: clients of a strategy, and its consumers, each told what to do by the process of the lab.
+"""The processes of a cell: clients of a strategy and its consumers, which do what the process of the lab orders.
 
-A child is told by lines of JSON on its standard input, whose end means stop, and answers in lines of JSON.
+An order is a line of JSON on a child's standard input, whose end means stop, and names a method of `Child` with its
+arguments; each is answered by a line of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
+import pkgutil
 import resource
-import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from bide.cli.bench import workers as bench
 from bide_lab.journal import Journal
-from bide_lab.strategies import catalogue, chosen
-from bide_lab.strategy import Item, Setting, Strategy, Unsupported, now
+from bide_lab.strategies import chosen
+from bide_lab.strategy import Item, Setting, Unsupported, now
 
 _PATIENCE = 30.0
 """Seconds for a process to begin."""
 _GRACE = 5.0
 """Seconds for it to end."""
-_SAID = 3
-"""Last lines of its standard error that are repeated when it failed."""
 _PAUSE = 0.2
 """Seconds before a consumer that failed is started again, as its supervisor would."""
 _BATCH = 500
 """Tasks that are scheduled at once when very many are."""
+_LINE = 1 << 26
+"""Bytes of an order or an answer at most."""
 
 
 class LabFault(Exception):
@@ -45,7 +48,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     strategy: str
     source: str
-    """The file that it is in, if the lab did not come with it."""
+    """The file that it is in."""
     setting: Setting
     journal: Path
     role: str = ""
@@ -55,13 +58,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     """How long the effect of a key takes that begins with "slow"."""
 
-    def strategy_class(self) -> type[Strategy]:
-        if self.source:
-            return next(one for one in chosen([self.source]) if one.name == self.strategy)
-        return catalogue()[self.strategy]
+    @property
+    def name(self) -> str:
+        """What its failures are told by."""
+        return f"{self.strategy} {self.role or 'client'}"
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class Step(NamedTuple):
     """One call: when it is made and for which tasks. Times are milliseconds from the beginning of the play."""
 
     at: int
@@ -70,47 +73,29 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     """Keys, and when they are to be due."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One line to a child."""
-
-    do: str
-    """The method of `Child`."""
-    begin: int = 0
-    """Milliseconds since the epoch, from which steps count."""
-    steps: Sequence[Step] = ()
-    callers: int = 0
-    count: int = 0
-    ahead: int = 0
-    """Milliseconds."""
-    collect: bool = False
-
-
 class Process:
     """A child, as the process of the lab sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, spec: Spec, log: Path) -> None:
-        self._process = process
-        self._log = log
+    def __init__(self, spec: Spec, child: bench.Child) -> None:
         self.spec = spec
-        self.name = f"{spec.strategy} {spec.role or 'client'}"
         self.killed = False
+        self._child = child
         self._turn = asyncio.Lock()
 
     @classmethod
     async def start(cls, spec: Spec, *, log: Path) -> Process:
         """It runs and is connected. Raises `LabFault`."""
-        with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command(__name__, spec), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
-                limit=1 << 26,
-            )  # fmt: skip
-        child = cls(process, spec, log)
+        child = await bench.Child.start(
+            f"the process {spec.name}", sys.executable, "-P", "-c",
+            f"from {__name__} import main; main()", msgspec.json.encode(spec, enc_hook=str).decode(), errors=log,
+        )  # fmt: skip
+        process = cls(spec, child)
         try:
-            await asyncio.wait_for(child._answer(), _PATIENCE)
+            await process._answer(within=_PATIENCE)
         except BaseException:
-            await child.stop()
+            await process.stop()
             raise
-        return child
+        return process
 
     async def play(
         self, begin: int, steps: Sequence[Step], *, callers: int = 256, may_fail: bool = False
@@ -120,7 +105,7 @@ class Process:
         The `seconds` that they took in all, and how many `failed`. Raises `LabFault` if one did and none `may_fail`,
         or if the process ended meanwhile and was not killed.
         """
-        answer = await self._ask(Order(do="play", begin=begin, steps=steps, callers=callers))
+        answer = await self._ask("play", begin=begin, steps=steps, callers=callers)
         if answer.get("failed") and not may_fail:
             raise LabFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
         return answer
@@ -130,62 +115,46 @@ class Process:
 
         They are made in the child, so that its memory grows by them and not by an order for them.
         """
-        return float((await self._ask(Order(do="fill", count=count, ahead=ahead)))["seconds"])
+        return float((await self._ask("fill", count=count, ahead=ahead))["seconds"])
 
     async def usage(self, *, collect: bool = False) -> dict[str, Any]:
-        """`at`, `cpu` in seconds, `resident` bytes, `threads`, `restarts`, `counts`.
+        """`at`, `cpu` in seconds, `resident` bytes, `threads`, the last `failure` of its consumer, `counts`.
 
         `collect`: garbage is collected before, which costs it processor time.
         """
-        return await self._ask(Order(do="usage", collect=collect))
+        return await self._ask("usage", collect=collect)
 
-    async def _ask(self, order: Order) -> dict[str, Any]:
+    async def measure(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> dict[str, Any]:
+        """The figures of `function(strategy, *arguments)`, called in the child."""
+        return await self._ask(
+            "measure", function=f"{function.__module__}:{function.__qualname__}", arguments=arguments
+        )
+
+    async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Empty if it was killed."""
         async with self._turn:
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError, ConnectionResetError):  # its end is told by what it does not answer
-                self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-                await self._process.stdin.drain()
+            if self.killed:
+                return {}
+            self._child.tell(msgspec.json.encode([do, arguments]).decode())
             return await self._answer()
 
-    async def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if line := await self._process.stdout.readline():
-            answer: dict[str, Any] = msgspec.json.decode(line)
-            return answer
-        if self.killed:
-            return {}
-        raise LabFault(f"the process {self.name} ended: {self.complaints() or 'it said nothing'}")
-
-    def complaints(self) -> str:
-        """The last lines that it wrote on its standard error."""
-        return " | ".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SAID:])
+    async def _answer(self, within: float = math.inf) -> dict[str, Any]:
+        try:
+            return await self._child.hear(within=within)
+        except bench.BenchFault as error:
+            if self.killed:
+                return {}
+            raise LabFault(str(error)) from None
 
     def kill(self) -> None:
         """SIGKILL: it has no chance to do anything more."""
         self.killed = True
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
+        self._child.kill()
 
     async def stop(self) -> None:
         """It ends in order; if it does not, by SIGKILL."""
-        if self._process.returncode is None and self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _GRACE)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
-
-
-def command(module: str, spec: Spec, *more: str) -> Sequence[str]:
-    """The words that run `main` of a module in a process of its own."""
-    encoded = msgspec.json.encode(spec, enc_hook=str).decode()
-    return sys.executable, "-P", "-c", f"from {module} import main; main()", encoded, *more
-
-
-def told_spec() -> Spec:
-    """The spec in the words that this process was started by."""
-    return msgspec.json.decode(sys.argv[1], type=Spec, dec_hook=lambda kind, given: kind(given))
+        with suppress(bench.BenchFault):
+            await self._child.stop(within=_GRACE)
 
 
 class Recorded:
@@ -213,17 +182,18 @@ class Recorded:
 
 
 class Child:
-    """One process's strategy, and what it is told."""
+    """One process's strategy, and the orders that it is given."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._journal = Journal(spec.journal)
-        self._strategy = spec.strategy_class()(spec.setting)
-        self._restarts = 0
+        self._strategy = next(one for one in chosen([spec.source]) if one.name == spec.strategy)(spec.setting)
+        self._failure = ""
+        """The last one of the consumer."""
 
     async def run(self) -> None:
         """Until told to stop."""
-        orders = asyncio.StreamReader(limit=1 << 26)
+        orders = asyncio.StreamReader(limit=_LINE)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
         consumer: asyncio.Task[None] | None = None
         try:
@@ -237,8 +207,8 @@ class Child:
                 sys.stdout.flush()
                 if not (line := await orders.readline()):
                     break
-                order = msgspec.json.decode(line, type=Order)
-                answer = await {"play": self.play, "fill": self.fill, "usage": self.usage}[order.do](order)
+                do, arguments = msgspec.json.decode(line)
+                answer = await getattr(self, do)(**arguments)
         finally:
             while consumer is not None and not consumer.done():  # a driver loses a cancellation that meets an answer
                 consumer.cancel()
@@ -254,8 +224,7 @@ class Child:
                 await self._strategy.run(self._spec.role, effect)
                 raise RuntimeError(f"{self._spec.strategy}.run({self._spec.role!r}) came to an end")
             except Exception as error:  # noqa: BLE001 - whatever it was, it is told and counted
-                sys.stderr.write(f"{type(error).__name__}: {error}\n")
-                self._restarts += 1
+                self._failure = f"{type(error).__name__}: {error}"
             await asyncio.sleep(_PAUSE)
             if not self._strategy.in_process:
                 with suppress(Exception):  # it has failed already, and is thrown away
@@ -264,23 +233,22 @@ class Child:
                 with suppress(OSError):  # the server may be away still: `run` says so, and we come back
                     await self._strategy.open()
 
-    async def play(self, order: Order) -> dict[str, Any]:
-        steps = iter(order.steps)
+    async def play(self, begin: int, steps: Sequence[Step], callers: int) -> dict[str, Any]:
+        left = iter(steps)
         failures: list[str] = []
         began = time.time_ns()
 
         async def caller() -> None:
-            for step in steps:
-                pause = (order.begin + step.at) / 1000 - time.time()
+            for at, verb, items in left:
+                pause = (begin + at) / 1000 - time.time()
                 if pause > 0:
                     await asyncio.sleep(pause)
-                items = [(key, None if due is None else order.begin + due) for key, due in step.items]
                 try:
-                    await self._call(step.verb, items)
+                    await self._call(verb, [(key, None if due is None else begin + due) for key, due in items])
                 except Exception as error:  # noqa: BLE001 - the caller has no answer, and is told so
                     failures.append(f"{type(error).__name__}: {error}")
 
-        await asyncio.gather(*(caller() for _ in range(min(order.callers, len(order.steps)))))
+        await asyncio.gather(*(caller() for _ in range(min(callers, len(steps)))))
         return {"seconds": (time.time_ns() - began) / 1e9, "failed": len(failures), "failure": "".join(failures[:1])}
 
     async def _call(self, verb: str, items: Sequence[tuple[str, int | None]]) -> None:
@@ -302,19 +270,22 @@ class Child:
         finally:
             self._journal.answered(numbers, word)
 
-    async def fill(self, order: Order) -> dict[str, Any]:
-        due, began = now() + order.ahead, time.monotonic()
-        for begin in range(0, order.count, _BATCH):
-            numbers = range(begin, min(order.count, begin + _BATCH))
+    async def fill(self, count: int, ahead: int) -> dict[str, Any]:
+        due, began = now() + ahead, time.monotonic()
+        for begin in range(0, count, _BATCH):
+            numbers = range(begin, min(count, begin + _BATCH))
             await self._strategy.schedule([Item(f"w{number:07d}", due) for number in numbers])
         return {"seconds": time.monotonic() - began}
 
-    async def usage(self, order: Order) -> dict[str, Any]:
-        if order.collect:
+    async def measure(self, function: str, arguments: Sequence[Any]) -> Any:
+        return await pkgutil.resolve_name(function)(self._strategy, *arguments)
+
+    async def usage(self, collect: bool) -> dict[str, Any]:
+        if collect:
             gc.collect()
         return {
             "at": time.monotonic(), "cpu": processor_seconds(), "resident": resident(),
-            "threads": threading.active_count(), "restarts": self._restarts, "counts": dict(self._strategy.counts()),
+            "threads": threading.active_count(), "failure": self._failure, "counts": dict(self._strategy.counts()),
         }  # fmt: skip
 
 
@@ -333,4 +304,5 @@ def resident() -> int:
 def main() -> None:
     """In a child."""
     with suppress(KeyboardInterrupt):
-        asyncio.run(Child(told_spec()).run())
+        spec = msgspec.json.decode(sys.argv[1], type=Spec, dec_hook=lambda kind, given: kind(given))
+        asyncio.run(Child(spec).run())

@@ -1,40 +1,60 @@
-"""The second seam of the lab: what a workload is, and the trial that it is given to play."""
+"""The second seam of the lab: a workload, and the trial that it is given to play."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
 from bide_lab.figures import Figures
 from bide_lab.processes import LabFault, Process, Spec, Step
-from bide_lab.strategies import catalogue, source_of
+from bide_lab.strategies import source_of
 from bide_lab.strategy import Setting, Strategy, now
 
+HOUR = 3_600_000
+"""Milliseconds."""
 _LOOK = 0.02
 """Seconds between two looks at what has fired."""
 MARGIN = 1.0
 """Seconds that a firing may be late beyond the strategy's own precision before it counts as not there."""
+_SUBSCRIBES = (b"SUBSCRIBE", b"LISTEN ")
+"""The words of a connection that subscribes: to Redis, to PostgreSQL."""
 
 
-class Relay:
-    """A proxy between a strategy and one of its servers: it counts messages, and can cut the wire."""
+class Relay(FaultProxy):
+    """Stands between a strategy and one of its servers: it counts messages, and can cut the wire or make it deaf."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.proxy = FaultProxy(host, port)
-        self.proxy.hook = self._seen
-        self.to_server = 0
+        super().__init__(host, port)
+        self.hook = self._seen
+        self.sent = 0
+        """Messages to the server."""
+        self._subscribed: set[int] = set()
+        self._deaf: set[int] = set()
+
+    def deafen(self) -> int:
+        """The connections that subscribe to something get no more messages; how many there are.
+
+        Neither side knows: a half-open connection, as a firewall leaves it that has forgotten it.
+        """
+        self._deaf |= self._subscribed
+        return len(self._deaf)
 
     def _seen(self, chunk: Chunk) -> Act:
-        self.to_server += chunk.to_server
+        if chunk.connection in self._deaf:
+            return Act.HOLD
+        if chunk.to_server:
+            self.sent += 1
+            if any(word in chunk.data.upper() for word in _SUBSCRIBES):
+                self._subscribed.add(chunk.connection)
         return Act.FORWARD
 
 
@@ -78,10 +98,10 @@ class Trial:
         assert parts.hostname is not None
         assert parts.port is not None, "the lab's URLs name their ports"
         relay = Relay(parts.hostname, parts.port)
-        await stack.enter_async_context(relay.proxy)
+        await stack.enter_async_context(relay)
         self.relays.append(relay)
         user, at, _ = parts.netloc.rpartition("@")
-        return parts._replace(netloc=f"{user}{at}127.0.0.1:{relay.proxy.port}").geturl()
+        return parts._replace(netloc=f"{user}{at}127.0.0.1:{relay.port}").geturl()
 
     async def _stop_all(self) -> None:
         await asyncio.gather(*(process.stop() for process in self.processes))
@@ -99,7 +119,7 @@ class Trial:
     @property
     def to_servers(self) -> int:
         """Messages to the servers so far."""
-        return sum(relay.to_server for relay in self.relays)
+        return sum(relay.sent for relay in self.relays)
 
     def bearable(self, count: int) -> int:
         """So many tasks, or as many as the strategy is to be asked to hold."""
@@ -118,21 +138,21 @@ class Trial:
 
     async def client(self) -> Process:
         """A process that calls the verbs."""
-        return self.processes[-1] if self.strategy.in_process else await self._start("")
+        return self.processes[-1] if self.strategy.in_process else await self.alone()
 
-    async def _start(self, role: str, **more: float) -> Process:
-        log = self.setting.folder / f"log-{len(self.processes)}"
-        process = await Process.start(self.spec(role, **more), log=log)
+    async def alone(self) -> Process:
+        """A process that has the strategy and runs none of its roles."""
+        return await self._start("")
+
+    async def _start(self, role: str, **effects: float) -> Process:
+        number, folder = len(self.processes), self.setting.folder
+        spec = Spec(
+            strategy=self.strategy.name, source=source_of(self.strategy), setting=self.setting,
+            journal=folder / f"journal-{number}", role=role, **effects,
+        )  # fmt: skip
+        process = await Process.start(spec, log=folder / f"log-{number}")
         self.processes.append(process)
         return process
-
-    def spec(self, role: str, **more: float) -> Spec:
-        """The next process."""
-        return Spec(
-            strategy=self.strategy.name,
-            source="" if self.strategy.name in catalogue() else source_of(self.strategy),
-            setting=self.setting, journal=self.setting.folder / f"journal-{len(self.processes)}", role=role, **more,
-        )  # fmt: skip
 
     def fired(self) -> int:
         """Tasks that were done so far, in all processes, those that are gone too; a repeated one counts once."""
@@ -154,17 +174,26 @@ class Trial:
         """Give what should not fire the time to do so, and what was done the time to be met again."""
         await asyncio.sleep(seconds + self.setting.span(self.strategy.again))
 
+    async def outcome(self, count: int, *, by: float, until: float, rest: float = 0.3, **counts: float) -> Figures:
+        """Wait for so many tasks to be done, until `by` at most, and `rest`.
+
+        The figures of what was due by `until`, with these further counts; both times are seconds since the epoch.
+        """
+        await self.until_fired(count, by=by)
+        await self.rest(rest)
+        figures = self.judged(until=until)
+        figures.counts |= counts
+        return figures
+
     async def finish(self, count: int, *, end: float, more: float = 0.0, rest: float = 0.3) -> Figures:
-        """Wait until so many tasks are done, which are due by `end` (seconds since the epoch), and for what should not
-        happen. The figures, with all counts; `more`: seconds that the tasks may take besides.
+        """The outcome of tasks that are due by `end` (seconds since the epoch), with all counts; `more`: seconds that
+        the tasks may take besides.
 
         Raises `LabFault` if a consumer failed though nothing was done to anybody.
         """
-        await self.until_fired(count, by=end + self.patience + more)
-        await self.rest(rest)
+        figures = await self.outcome(count, by=end + self.patience + more, until=end, rest=rest)
         await self.unharmed()
-        figures = self.judged(until=end)
-        figures.counts = await self.counts()
+        figures.counts |= await self.counts()
         return figures
 
     async def through(
@@ -206,37 +235,51 @@ class Trial:
     async def unharmed(self) -> None:
         """Raises `LabFault` if a consumer failed."""
         for process in self.processes:
-            if not process.killed and (await process.usage())["restarts"]:
-                raise LabFault(f"{process.name} failed: {process.complaints()}")
+            if not process.killed and (failure := (await process.usage())["failure"]):
+                raise LabFault(f"{process.spec.name} failed: {failure}")
 
 
-class Workload:
-    """A few seconds in a trial. It starts the processes that it wants, and reports what they did.
+class Play(Protocol):
+    """A few seconds in a trial: starts the processes that it wants, and reports what they did.
 
-    The first sentence of a docstring says what is asked of a strategy, or done to it, to whoever reads a report.
+    The first sentence of its docstring says what is asked of a strategy, or done to it, in a report.
     """
 
-    name: ClassVar[str]
-    """One word."""
-    relayed: ClassVar[bool] = False
+    __name__: str
+
+    async def __call__(self, trial: Trial, *, quick: bool) -> Figures:
+        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
+        ...
+
+
+Reason: TypeAlias = Callable[[type[Strategy]], str]
+"""Why a workload makes no sense for a strategy; empty if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked of a strategy, and what is done to it meanwhile."""
+
+    play: Play
+    relayed: bool = False
     """The strategy's connections go through a relay: that counts and can cut them, and costs time."""
-    for_all: ClassVar[bool] = False
+    for_all: bool = False
     """Every strategy is to be seen under it, unless that makes no sense; else only those that name it."""
-    alone: ClassVar[bool] = True
+    alone: bool = True
     """Nothing else may be played meanwhile: its figures are times, and not only counts."""
-    verbs: ClassVar[Sequence[str]] = ()
+    verbs: Sequence[str] = ()
     """The verbs that it takes, besides to schedule."""
-    within: ClassVar[str] = ""
-    """Why it makes no sense for a strategy within one process; empty if it does."""
-    serverless: ClassVar[str] = ""
-    """Why it makes no sense for a strategy without a server; empty if it does."""
-    part: ClassVar[Mapping[str, str]] = {}
-    """The attribute that a strategy has to have and that must not be false, and why it makes no sense without it."""
+    senseless: Reason = lambda strategy: ""
+
+    @property
+    def name(self) -> str:
+        """One word."""
+        return self.play.__name__
 
     @property
     def about(self) -> str:
         """The sentence that its docstring begins with."""
-        return " ".join((inspect.getdoc(self) or "").partition("\n\n")[0].split()).rstrip(".")
+        return " ".join((inspect.getdoc(self.play) or "").partition("\n\n")[0].split()).rstrip(".")
 
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""
@@ -245,15 +288,29 @@ class Workload:
             strategy.skips.get(self.name, ""),
             "" if self.name in fit else strategy.unfit,
             *(strategy.cannot.get(verb, "") for verb in self.verbs),
-            self.within if strategy.in_process else "",
-            "" if strategy.needs else self.serverless,
-            *(why for name, why in self.part.items() if not getattr(strategy, name, None)),
+            self.senseless(strategy),
         ]
         return next(filter(None, reasons), "")
 
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
-        raise NotImplementedError
+
+def workload(**traits: Any) -> Callable[[Play], Workload]:
+    """The workload that the decorated function plays."""
+    return lambda play: Workload(play, **traits)
+
+
+def within(why: str) -> Reason:
+    """For the workloads that make no sense for a strategy within one process."""
+    return lambda strategy: why if strategy.in_process else ""
+
+
+def serverless(why: str) -> Reason:
+    """For those that make no sense without a server."""
+    return lambda strategy: "" if strategy.needs else why
+
+
+def without(attribute: str, why: str) -> Reason:
+    """For those that need an attribute which is not false."""
+    return lambda strategy: "" if getattr(strategy, attribute, None) else why
 
 
 def processor_share(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:

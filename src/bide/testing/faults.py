@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from bide.core.answers import Answer
 from bide.core.events import Event
@@ -27,6 +27,7 @@ from bide.core.records import (
 from bide.ports import COUNTED, Heard, KeepsEvents, Listening, Notifies, Shares, Store
 from bide.testing.virtual import VirtualLoop
 
+Answered = TypeVar("Answered")
 Fault = Callable[[str], BaseException | None]
 """Asked with "add:before", "add:after", "lease:before", ...: an error to raise there, or None to go on."""
 
@@ -54,7 +55,7 @@ class FaultyStore:
         """Whether subscriptions are taken and never served: every wake-up is lost."""
         self.calls: dict[str, int] = {}
 
-    async def _call(self, name: str, verb: Callable[[], Any]) -> Any:
+    async def _call(self, name: str, verb: Callable[[], Awaitable[Answered]]) -> Answered:
         self.calls[name] = self.calls.get(name, 0) + 1
         self._raise(f"{name}:before")
         if self.latency is not None:
@@ -77,42 +78,33 @@ class FaultyStore:
         await self.inner.close()
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        answers: list[Answer] = await self._call("add", lambda: self.inner.add(tasks, now=now))
-        return answers
+        return await self._call("add", lambda: self.inner.add(tasks, now=now))
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        answers: list[Answer] = await self._call("change", lambda: self.inner.change(changes, now=now))
-        return answers
+        return await self._call("change", lambda: self.inner.change(changes, now=now))
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        records: list[Record | None] = await self._call("get", lambda: self.inner.get(refs))
-        return records
+        return await self._call("get", lambda: self.inner.get(refs))
 
     async def find(self, where: Filter, page: Page) -> Found:
-        found: Found = await self._call("find", lambda: self.inner.find(where, page))
-        return found
+        return await self._call("find", lambda: self.inner.find(where, page))
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        tally: Tally = await self._call("tally", lambda: self.inner.tally(edges, upto=upto, topics=topics))
-        return tally
+        return await self._call("tally", lambda: self.inner.tally(edges, upto=upto, topics=topics))
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        leased: Leased = await self._call("lease", lambda: self.inner.lease(wants, now=now, until=until, holder=holder))
-        return leased
+        return await self._call("lease", lambda: self.inner.lease(wants, now=now, until=until, holder=holder))
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        kept: list[bool] = await self._call("extend", lambda: self.inner.extend(leases, now=now, until=until))
-        return kept
+        return await self._call("extend", lambda: self.inner.extend(leases, now=now, until=until))
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        settled: list[bool] = await self._call("settle", lambda: self.inner.settle(outcomes, now=now))
-        return settled
+        return await self._call("settle", lambda: self.inner.settle(outcomes, now=now))
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        purged: int = await self._call("purge", lambda: self.inner.purge(now=now, limit=limit))
-        return purged
+        return await self._call("purge", lambda: self.inner.purge(now=now, limit=limit))
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
@@ -120,10 +112,7 @@ class FaultyStore:
         inner = self.inner
         if not isinstance(inner, Shares):
             return {}
-        live: dict[str, list[Topic]] = await self._call(
-            "announce", lambda: inner.announce(holder, topics, until, now=now)
-        )
-        return live
+        return await self._call("announce", lambda: inner.announce(holder, topics, until, now=now))
 
     async def record(self, events: Sequence[Event]) -> None:
         inner = self.inner
@@ -134,8 +123,7 @@ class FaultyStore:
         inner = self.inner
         if not isinstance(inner, KeepsEvents):
             return []
-        events: list[Event] = await self._call("events", lambda: inner.events(ref, limit=limit))
-        return events
+        return await self._call("events", lambda: inner.events(ref, limit=limit))
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         if self.deaf or not isinstance(self.inner, Notifies):

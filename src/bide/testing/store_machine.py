@@ -61,7 +61,7 @@ from bide.testing.store_moves import (
     new_tasks,
     settlements,
 )
-from bide.testing.store_suite.acts import place
+from bide.testing.store_suite.acts import pages, place
 
 Answered = TypeVar("Answered")
 
@@ -252,7 +252,11 @@ class StoreMachine(RuleBasedStateMachine):
             wake_from=None if low is None else self.now + low,
             wake_before=None if high is None else self.now + high,
         )
-        mine, theirs = self.both(lambda store: pages(store, where, limit))
+
+        async def all_pages(store: Store) -> list[list[Record]]:
+            return [page async for page in pages(store, where, limit)]
+
+        mine, theirs = self.both(all_pages)
         assert [len(page) for page in theirs] == [len(page) for page in mine]
         ours, shown = [[record for page in each for record in page] for each in (mine, theirs)]
         by_ref = {record.ref: record for record in shown}
@@ -335,15 +339,6 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert now_is.subject > before.subject, f"the token of {ref} has to rise"
             seen.append(now_is)
-
-
-async def pages(store: Store, where: Filter, limit: int) -> list[list[Record]]:
-    found = await store.find(where, Page(limit=limit))
-    shown = [found.tasks]
-    while found.cursor is not None:
-        found = await store.find(where, Page(limit=limit, cursor=found.cursor))
-        shown.append(found.tasks)
-    return shown
 
 
 def fair_want(due: Sequence[Record], want: int, exact: bool) -> int:

@@ -23,6 +23,13 @@ NOW: Millis = 1_700_000_000_000
 """A present like any other: an instant of 2023."""
 
 
+def deadline_of(timer: Timer[Any]) -> Millis:
+    """Its next deadline; fails if nothing is in it."""
+    deadline = timer.next_deadline()
+    assert deadline is not None
+    return deadline
+
+
 class TimerSuite(ABC):
     """What every timer must do, whatever it is inside."""
 
@@ -111,9 +118,7 @@ class TimerSuite(ABC):
         timer.advance(NOW + 50)
         for at in (NOW + 50, NOW + 49, NOW, NOW - 10**9, 0):
             timer.add(at, at)
-        deadline = timer.next_deadline()
-        assert deadline is not None
-        assert deadline <= 0
+        assert deadline_of(timer) <= 0
         assert timer.advance(NOW + 50) == [0, NOW - 10**9, NOW, NOW + 49, NOW + 50]
 
     def test_before_1970(self, timer: Timer[Any]) -> None:
@@ -130,9 +135,7 @@ class TimerSuite(ABC):
     def test_a_short_delay_after_a_long_one_is_on_time(self, timer: Timer[Any]) -> None:
         timer.add("year", NOW + 365 * 86_400_000)
         timer.add("soon", NOW + 20)
-        deadline = timer.next_deadline()
-        assert deadline is not None
-        assert deadline <= NOW + 20
+        assert deadline_of(timer) <= NOW + 20
         assert timer.advance(NOW + 20) == ["soon"]
 
     def test_without_a_start_the_first_advance_does_not_count_ticks(self) -> None:
@@ -264,25 +267,19 @@ class TimerSuite(ABC):
         for step in (1, 1, 1, 100, 1000, 10**4, 10**5, 10**8):
             now += step
             timer.advance(now)
-            deadline = timer.next_deadline()
-            assert deadline is not None
-            assert deadline > now
+            assert deadline_of(timer) > now
 
     def test_next_deadline_sees_an_earlier_one_added_later(self, timer: Timer[Any]) -> None:
         for delay in (10**7, 10**5, 5000, 300, 3):
             timer.add(delay, NOW + delay)
-            deadline = timer.next_deadline()
-            assert deadline is not None
-            assert deadline <= NOW + delay
+            assert deadline_of(timer) <= NOW + delay
 
     def test_next_deadline_forgets_what_was_cancelled(self, timer: Timer[Any]) -> None:
         timer.add("a", NOW + 5)
         timer.add("b", NOW + 10**6)
         timer.cancel("a")
         timer.advance(NOW + 5)
-        deadline = timer.next_deadline()
-        assert deadline is not None
-        assert NOW + 5 < deadline <= NOW + 10**6
+        assert NOW + 5 < deadline_of(timer) <= NOW + 10**6
 
     def test_one_far_item_takes_few_wake_ups(self, timer: Timer[Any]) -> None:
         timer.add("a", NOW + 30 * 86_400_000)

@@ -6,16 +6,13 @@ import asyncio
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bide.core.instants import Millis
 from bide.ports import Timer
 from bide.timers import drive
 from bide_lab.figures import Figures
 from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
-
-if TYPE_CHECKING:
-    from bide.cli.bench.timers import Contestant
 
 Thing = TypeVar("Thing", bound=Hashable)
 
@@ -83,12 +80,6 @@ class InMemory(Strategy):
     def timer_of(self, start: Millis) -> Timer[Any]:
         """One whose present is `start`."""
         raise NotImplementedError
-
-    def structure(self) -> Contestant:
-        """The bare timer at its real scale, at time 0: what the workload `cost` measures."""
-        from bide.cli.bench.timers import Ours
-
-        return Ours(self.timer_of(0))
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for key, due in items:

@@ -29,14 +29,11 @@ emptied itself, which takes as long as its longest delay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide_lab.servers.memory import GONE, VISITED, GoingRound, Laps, Thing
 from bide_lab.strategy import Flaw, now, when
-
-if TYPE_CHECKING:
-    from bide.cli.bench.timers import Contestant
 
 SLOTS = 3600
 _NANOSECONDS = 1_000_000
@@ -157,11 +154,6 @@ class AsPublished(GoingRound):
 
     def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
         return PublishedRing(slots=slots, step=step, start=start, clock=now)
-
-    def structure(self) -> Contestant:
-        from bide.cli.bench.timers import Ours
-
-        return Ours(self.ring(slots=SLOTS, step=1.0, start=0))
 
 
 class Counted(AsPublished):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bide.core.instants import Millis
@@ -97,12 +97,8 @@ class IdleConnections(Strategy):
 
     def idle(self, uids: Iterable[str]) -> None:
         """Close them, at the same time."""
-
-        async def close(uid: str) -> None:
-            await self._effect(uid, now())
-
         for uid in uids:
-            task = asyncio.get_running_loop().create_task(close(uid))
+            task = asyncio.get_running_loop().create_task(self._effect(uid, now()))
             self._effects.add(task)
             task.add_done_callback(self._effects.discard)
 
@@ -113,17 +109,18 @@ class IdleConnections(Strategy):
         while True:
             at += self.slot
             await asyncio.sleep(at - loop.time())
-            began = time.thread_time_ns()
-            silent = self.turn()
-            self.took(time.thread_time_ns() - began)
-            self.idle(silent)
+            self.idle(self.timed(self.turn))
 
     def turn(self) -> Sequence[str]:
         """A slot's time has passed: who is idle."""
         raise NotImplementedError
 
-    def took(self, nanoseconds: int) -> None:
-        self._looks.append(nanoseconds)
+    def timed(self, look: Callable[[], Sequence[str]]) -> Sequence[str]:
+        """Whom a look finds; counted."""
+        began = time.thread_time_ns()
+        silent = look()
+        self._looks.append(time.thread_time_ns() - began)
+        return silent
 
     def counts(self) -> Mapping[str, float]:
         """`tick_us`: microseconds of processor time of a look on average, `tick_longest_us` of the longest."""
@@ -206,10 +203,7 @@ class _MeasuredRing(IdleRing[str]):
         self._owner = owner
 
     def advance(self, now: Millis) -> list[str]:
-        began = time.thread_time_ns()
-        silent = super().advance(now)
-        self._owner.took(time.thread_time_ns() - began)
-        return silent
+        return list(self._owner.timed(lambda: super(_MeasuredRing, self).advance(now)))
 
 
 class WholeScan(IdleConnections):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bide_lab.workload import Workload
-from bide_lab.workloads.faults import Away, Beyond, Cut, Deaf, Failover, Killed, Restarted, TwoAtOnce, Writer
-from bide_lab.workloads.load import Burst, Churn, Crowd, Gap, Head, Horizon, Many, Relay, Slow, Steady, Uneven
-from bide_lab.workloads.memory import Cost, Laps, Touch
-from bide_lab.workloads.waiting import Idle, Trips, Verbs
+from bide_lab.workloads import faults, load, memory, waiting
 
-_EVERY: tuple[Workload, ...] = (
-    Steady(), Burst(), Horizon(), Churn(), Idle(), Verbs(), Trips(), Killed(), Cut(), TwoAtOnce(), Away(), Restarted(),
-    Failover(), Beyond(), Deaf(), Gap(), Slow(), Many(), Uneven(), Relay(), Head(), Writer(), Crowd(), Cost(), Laps(),
-    Touch(),
+_EVERY = (
+    load.steady, load.burst, load.horizon, load.churn, waiting.idle, waiting.verbs, waiting.trips, faults.killed,
+    faults.cut, faults.two, faults.away, faults.restarted, faults.failover, faults.beyond, faults.deaf, load.gap,
+    load.slow, load.many, load.uneven, load.relay, load.head, faults.writer, load.crowd, memory.cost, memory.laps,
+    memory.touch,
 )  # fmt: skip
 WORKLOADS: Mapping[str, Workload] = {one.name: one for one in _EVERY}
 """By name, in the order in which they are run and reported."""

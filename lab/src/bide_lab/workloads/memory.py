@@ -1,14 +1,13 @@
-"""Workloads of what lies in one process's memory: what an operation costs, a lap, and a time-out that is put off."""
+"""Workloads of strategies in one process's memory: the cost of an operation, a lap, a time-out that is put off."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import random
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,14 +15,13 @@ from typing import Any
 import msgspec
 
 from bide.cli.bench.plan import rounded, uncollected
-from bide.cli.bench.timers import OPERATIONS, Contestant, timed_round
+from bide.cli.bench.timers import OPERATIONS, Contestant, Ours, timed_round
 from bide_lab.figures import Figures
 from bide_lab.journal import curve
-from bide_lab.processes import LabFault, Spec, Step, command, processor_seconds, resident, told_spec
+from bide_lab.processes import Step, processor_seconds, resident
 from bide_lab.strategy import now
-from bide_lab.workload import Trial, Workload, batches, keys_of, processor_share
+from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, without, workload
 
-_HOUR = 3_600_000
 _ROUNDS = 15
 _BATCH = 1_000
 _ALIKE = 100_000
@@ -38,25 +36,23 @@ _STEPS = 66_000
 """Milliseconds that are gone through one by one: more than one bucket of the hierarchical wheel's third level."""
 
 
-class Cost(Workload):
+@workload(for_all=True, senseless=without("timer_of", "it has no structure in memory that could be measured alone"))
+async def cost(trial: Trial, *, quick: bool) -> Figures:
     """nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting.
 
     Each size has a process of its own, whose tasks are due within an hour. The curve: `insert_ns`, `cancel_ns`,
     `advance_ns` (nanoseconds a task, medians of rounds without garbage collection), `bytes` a task (growth of
     resident memory), and `pause_ns`, the longest of the steps of a millisecond in which a minute is gone through.
     """
-
-    name = "cost"
-    for_all = True
-    part = {"structure": "it has no structure in memory that could be measured alone"}  # noqa: RUF012 - as in the base
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        curves: dict[str, dict[str, float]] = {}
-        sizes = [10**power for power in range(3, 6 if quick else 8) if 10**power * _NEEDED < _available()]
-        for size in sizes:
-            for name, value in (await _apart("cost", trial.spec("worker"), size)).items():
-                curves.setdefault(name, {})[str(size)] = value
-        return Figures(curve=curves, counts={"largest": sizes[-1]})
+    trial.setting = replace(trial.setting, minute=60.0)  # the bare timer, at its real scale
+    curves: dict[str, dict[str, float]] = {}
+    sizes = [10**power for power in range(3, 6 if quick else 8) if 10**power * _NEEDED < _available()]
+    for size in sizes:
+        process = await trial.alone()
+        for name, value in (await process.measure(cost_of, size)).items():
+            curves.setdefault(name, {})[str(size)] = value
+        await process.stop()
+    return Figures(curve=curves, counts={"largest": sizes[-1]})
 
 
 def _available() -> int:
@@ -65,43 +61,17 @@ def _available() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-async def _apart(what: str, spec: Spec, number: int) -> dict[str, Any]:
-    """The findings of a process of its own. Raises `LabFault`."""
-    process = await asyncio.create_subprocess_exec(
-        *command(__name__, spec, what, str(number)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        said, complaint = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise LabFault(f"{what} of {spec.strategy}: {complaint.decode(errors='replace').splitlines()[-1:]}")
-    found: dict[str, Any] = msgspec.json.decode(said)
-    return found
-
-
-def main() -> None:
-    """In that process."""
-    what, number = sys.argv[2:]
-    spec = told_spec()
-    strategy: Any = spec.strategy_class()(spec.setting)
-    found = cost_of(strategy.structure, int(number)) if what == "cost" else touched(strategy, int(number))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
-
-
-def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
+async def cost_of(strategy: Any, size: int) -> dict[str, float]:
     """One point of each curve. Raises ValueError if not everything that was inserted came due once."""
     source = random.Random(size)
     batch = min(_BATCH, size)
     items = list(range(size + (_ROUNDS + 1) * batch))
-    times = [source.randrange(1, _HOUR) for _ in range(size)]
+    times = [source.randrange(1, HOUR) for _ in range(size)]
     ordered = sorted(times)
     first = items[:size]
     with uncollected():
         before = resident()
-        alike = [structure() for _ in range(max(1, _ALIKE // size))]
+        alike = [Ours(strategy.timer_of(0)) for _ in range(max(1, _ALIKE // size))]
         for one in alike:
             one.advance(0)
             one.insert(first, times)
@@ -111,7 +81,7 @@ def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
         step = min(batch, max(1, size // 4 // (_ROUNDS + 1)))
         for number in range(_ROUNDS + 1):
             more = items[size + number * batch : size + (number + 1) * batch]
-            later = [present + source.randrange(1, _HOUR) for _ in more]
+            later = [present + source.randrange(1, HOUR) for _ in more]
             present = ordered[(number + 1) * step - 1]
             spent, came = timed_round(alike[0], more, later, source.sample(more, batch), present)
             fired += came
@@ -120,7 +90,7 @@ def cost_of(structure: Callable[[], Contestant], size: int) -> dict[str, float]:
                     taken[name].append(nanoseconds / count)
         pause, came = _longest(alike[0], present)
         fired += came
-        if size <= _WHOLE and (fired := fired + alike[0].advance(3 * _HOUR)) != size:
+        if size <= _WHOLE and (fired := fired + alike[0].advance(3 * HOUR)) != size:
             raise ValueError(f"{fired} of {size} items came due")
     return {
         **{f"{name}_ns": rounded(median(values)) for name, values in taken.items()},
@@ -138,59 +108,53 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
     return most, came
 
 
-class Laps(Workload):
+@workload(alone=False, senseless=without("has_laps", "it has no laps"))
+async def laps(trial: Trial, *, quick: bool) -> Figures:
     """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
-
-    name = "laps"
-    alone = False
-    part = {"has_laps": "it has no laps"}  # noqa: RUF012 - as in the base
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        far, near, laps = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
-        trial.option(lap="60")
-        lap = trial.setting.span(60)
-        ahead = round(lap * 1000)
-        [process] = await trial.start()
-        steps = batches([(key, _HOUR + 60 * ahead) for key in keys_of(far, "far")])
-        spread = [round(number * ahead / near) for number in range(near)]
-        steps += [Step(at, "schedule", [(key, at + ahead)]) for at, key in zip(spread, keys_of(near), strict=True)]
-        before, begin = await process.usage(), now()
-        await process.play(begin, steps, callers=near)
-        end = begin / 1000 + laps * lap
-        await asyncio.sleep(max(0.0, end - time.time()))
-        after = await process.usage()
-        await trial.until_fired(near, by=end + lap + trial.patience)
-        await trial.unharmed()
-        figures = trial.judged(until=begin / 1000 + 2 * lap)
-        late = [firing.at / 1e6 - firing.due for firing in trial.written()[1]]
-        figures.client_cpu_pct = processor_share([before], [after])
-        figures.counts = {
-            **after["counts"], "laps": round((after["at"] - before["at"]) / lap, 2), "far": far, "near": near,
-            "a_lap_late": sum(one > 0.8 * ahead for one in late),
-        }  # fmt: skip
-        return figures
+    far, near, turns = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
+    trial.option(lap="60")
+    lap = trial.setting.span(60)
+    ahead = round(lap * 1000)
+    [process] = await trial.start()
+    steps = batches([(key, HOUR + 60 * ahead) for key in keys_of(far, "far")])
+    spread = [round(number * ahead / near) for number in range(near)]
+    steps += [Step(at, "schedule", [(key, at + ahead)]) for at, key in zip(spread, keys_of(near), strict=True)]
+    before, begin = await process.usage(), now()
+    await process.play(begin, steps, callers=near)
+    end = begin / 1000 + turns * lap
+    await asyncio.sleep(max(0.0, end - time.time()))
+    after = await process.usage()
+    await trial.until_fired(near, by=end + lap + trial.patience)
+    await trial.unharmed()
+    figures = trial.judged(until=begin / 1000 + 2 * lap)
+    late = [firing.at / 1e6 - firing.due for firing in trial.written()[1]]
+    figures.client_cpu_pct = processor_share([before], [after])
+    figures.counts = {
+        **after["counts"], "laps": round((after["at"] - before["at"]) / lap, 2), "far": far, "near": near,
+        "a_lap_late": sum(one > 0.8 * ahead for one in late),
+    }  # fmt: skip
+    return figures
 
 
-class Touch(Workload):
+_CONNECTIONS = 10_000
+"""Quick or not: with a time-out of half a second more would be more packets than one process can send."""
+
+
+@workload(senseless=without("touch", "it has no connections to touch"))
+async def touch(trial: Trial, *, quick: bool) -> Figures:
     """10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when.
 
     A tenth of them fall silent. `lost` are silent ones that were not called idle, `early` those called idle before
     their time-out had passed, and lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's
     touch, and what a look cost.
     """
-
-    name = "touch"
-    connections = 10_000
-    """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
-    part = {"touch": "it has no connections to touch"}  # noqa: RUF012 - as in the base
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        return msgspec.convert(await _apart("touch", trial.spec("worker"), self.connections), Figures)
+    process = await trial.alone()
+    return msgspec.convert(await process.measure(touched, _CONNECTIONS), Figures)
 
 
-def touched(strategy: Any, connections: int) -> Figures:
-    """Play `Touch` on it, in real time."""
-    return asyncio.run(_Traffic(strategy, connections).play())
+async def touched(strategy: Any, connections: int) -> Figures:
+    """Play `touch` on it, in real time."""
+    return await _Traffic(strategy, connections).play()
 
 
 class _Traffic:
@@ -222,7 +186,6 @@ class _Traffic:
         strategy = self._strategy
         memory = resident()
         gc.freeze()
-        await strategy.open()
         running = asyncio.create_task(strategy.run("worker", self))
         await asyncio.sleep(0)
         began, spent = time.monotonic_ns(), processor_seconds()
@@ -232,7 +195,6 @@ class _Traffic:
         counts = dict(strategy.counts())
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await strategy.close()
         late = [ones[0] for ones in self._called.values()]
         fired = sum(uid in self._called for uid in self._silent)
         return Figures(

@@ -15,122 +15,106 @@ from bide.cli.bench.server import family, spent, stat
 from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
-from bide_lab.workload import Trial, Workload, batches, keys_of, processor_share
-
-_HOUR = 3_600_000
+from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, workload
 
 
-class Idle(Workload):
+@workload(for_all=True, relayed=True)
+async def idle(trial: Trial, *, quick: bool) -> Figures:
     """tasks due in an hour: what it costs to wait.
 
     Processor time of clients and servers, messages, and memory for each task.
     """
-
-    name = "idle"
-    for_all = True
-    relayed = True
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
-        count = trial.bearable(count)
-        await trial.start()
-        client = await trial.client()
-        # who holds what waits: the consumers, or the servers; a client beside them holds nothing
-        holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]
-        await asyncio.sleep(0.5)
-        servers = ServerUse(trial.server_urls)
-        empty, bytes_before = [await one.usage(collect=True) for one in holders], await servers.size()
-        took = await client.fill(count, ahead=_HOUR)
-        await asyncio.sleep(1.5)  # what was begun is finished, on the servers too
-        bytes_after, filled = await servers.size(), [await one.usage(collect=True) for one in holders]
-        before, cpu_before = [await one.usage() for one in holders], servers.cpu()
-        sent_before, began = trial.to_servers, time.monotonic()
-        await asyncio.sleep(seconds)
-        after, cpu_after = [await one.usage() for one in holders], servers.cpu()
-        sent, lasted = trial.to_servers - sent_before, time.monotonic() - began
-        await trial.unharmed()
-        figures = trial.judged()
-        figures.scheduled = count
-        figures.client_cpu_pct = processor_share(before, after)
-        grown = sum(one["resident"] - other["resident"] for one, other in zip(filled, empty, strict=True))
-        figures.client_bytes_per_task = round(max(0, grown) / count, 1)
-        figures.threads = sum(used["threads"] for used in after)
-        figures.counts = await trial.counts()
-        if not trial.relays:
-            figures.schedules_per_s = round(count / took, 1)
-            return figures
-        figures.idle_trips_per_s = round(sent / lasted, 2)
-        if cpu_before is not None and cpu_after is not None:
-            figures.server_cpu_pct = round((cpu_after - cpu_before) / lasted * 100, 3)
-        if bytes_before is not None and bytes_after is not None:
-            figures.server_bytes_per_task = round(max(0, bytes_after - bytes_before) / count, 1)
+    count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
+    count = trial.bearable(count)
+    await trial.start()
+    client = await trial.client()
+    # the consumers, or the servers, hold what waits; a client beside them holds nothing
+    holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]
+    await asyncio.sleep(0.5)
+    servers = ServerUse(trial.server_urls)
+    empty, bytes_before = [await one.usage(collect=True) for one in holders], await servers.size()
+    took = await client.fill(count, ahead=HOUR)
+    await asyncio.sleep(1.5)  # what was begun is finished, on the servers too
+    bytes_after, filled = await servers.size(), [await one.usage(collect=True) for one in holders]
+    before, cpu_before = [await one.usage() for one in holders], servers.cpu()
+    sent_before, began = trial.to_servers, time.monotonic()
+    await asyncio.sleep(seconds)
+    after, cpu_after = [await one.usage() for one in holders], servers.cpu()
+    sent, lasted = trial.to_servers - sent_before, time.monotonic() - began
+    await trial.unharmed()
+    figures = trial.judged()
+    figures.scheduled = count
+    figures.client_cpu_pct = processor_share(before, after)
+    grown = sum(one["resident"] - other["resident"] for one, other in zip(filled, empty, strict=True))
+    figures.client_bytes_per_task = round(max(0, grown) / count, 1)
+    figures.threads = sum(used["threads"] for used in after)
+    figures.counts = await trial.counts()
+    if not trial.relays:
+        figures.schedules_per_s = round(count / took, 1)
         return figures
+    figures.idle_trips_per_s = round(sent / lasted, 2)
+    if cpu_before is not None and cpu_after is not None:
+        figures.server_cpu_pct = round((cpu_after - cpu_before) / lasted * 100, 3)
+    if bytes_before is not None and bytes_after is not None:
+        figures.server_bytes_per_task = round(max(0, bytes_after - bytes_before) / count, 1)
+    return figures
 
 
-class Trips(Workload):
+def _uncounted(strategy: type[Strategy]) -> str:
+    if strategy.direct:  # nothing counts what goes past the relays, and nothing counted is not nothing sent
+        return "its connections cannot be relayed, so its messages are not counted"
+    return "" if strategy.needs else "it asks no server"
+
+
+@workload(for_all=True, relayed=True, senseless=_uncounted)
+async def trips(trial: Trial, *, quick: bool) -> Figures:
     """one task at a time, from schedule to done: messages to the servers.
 
     Each is fired before the next is scheduled.
     """
-
-    name = "trips"
-    for_all = True
-    relayed = True
-    serverless = "it asks no server"
-
-    def why_not(self, strategy: type[Strategy]) -> str:
-        if strategy.direct:  # nothing counts what goes past the relays, and nothing counted is not nothing sent
-            return "its connections cannot be relayed, so its messages are not counted"
-        return super().why_not(strategy)
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        ahead, seconds = 50, 1.0
-        each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
-        count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
-        await trial.start()
-        client = await trial.client()
-        await asyncio.sleep(0.5)
-        sent = trial.to_servers
-        await asyncio.sleep(seconds)
-        idle = (trial.to_servers - sent) / seconds
-        sent, began = trial.to_servers, time.monotonic()
-        for number, key in enumerate(keys_of(count)):
-            await client.play(now(), [Step(0, "schedule", [(key, ahead)])])
-            await trial.until_fired(number + 1, by=time.time() + ahead / 1000 + trial.patience)
-        sent, lasted = trial.to_servers - sent, time.monotonic() - began
-        await trial.unharmed()
-        figures = trial.judged()
-        figures.idle_trips_per_s = round(idle, 2)
-        figures.trips_per_task = round(max(0.0, sent - idle * lasted) / count, 2)
-        return figures
+    ahead, seconds = 50, 1.0
+    each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
+    count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
+    await trial.start()
+    client = await trial.client()
+    await asyncio.sleep(0.5)
+    sent = trial.to_servers
+    await asyncio.sleep(seconds)
+    at_rest = (trial.to_servers - sent) / seconds
+    sent, began = trial.to_servers, time.monotonic()
+    for number, key in enumerate(keys_of(count)):
+        await client.play(now(), [Step(0, "schedule", [(key, ahead)])])
+        await trial.until_fired(number + 1, by=time.time() + ahead / 1000 + trial.patience)
+    sent, lasted = trial.to_servers - sent, time.monotonic() - began
+    await trial.unharmed()
+    figures = trial.judged()
+    figures.idle_trips_per_s = round(at_rest, 2)
+    figures.trips_per_task = round(max(0.0, sent - at_rest * lasted) / count, 2)
+    return figures
 
 
-class Verbs(Workload):
+@workload(for_all=True)
+async def verbs(trial: Trial, *, quick: bool) -> Figures:
     """one call at a time: microseconds of each verb."""
-
-    name = "verbs"
-    for_all = True
-
-    async def play(self, trial: Trial, *, quick: bool) -> Figures:
-        count = 50 if quick else 200
-        await trial.start()
-        client = await trial.client()
-        verbs: dict[str, float | str] = dict(trial.strategy.cannot)
-        for verb in [verb for verb in VERBS if verb not in trial.strategy.cannot]:
-            keys = keys_of(count, "f" if verb == "fire_now" else "k")
-            if verb == "fire_now":  # of tasks that are there, and nobody has touched
-                await client.play(now(), batches([(key, _HOUR) for key in keys]))
-            due = {"schedule": _HOUR, "reschedule": 2 * _HOUR}.get(verb)
-            await client.play(now(), [Step(0, verb, [(key, due)]) for key in keys], callers=1)
-            verbs[verb] = round(median(
-                (call.answered - call.begun) / 1000
-                for call in trial.written()[0][-count:] if call.verb == verb and call.answered is not None
-            ), 1)  # fmt: skip
-        end = time.time()
-        await trial.until_fired(0 if "fire_now" in trial.strategy.cannot else count, by=end + trial.patience)
-        figures = trial.judged(until=end)
-        figures.verbs = verbs
-        return figures
+    count = 50 if quick else 200
+    await trial.start()
+    client = await trial.client()
+    costs: dict[str, float | str] = dict(trial.strategy.cannot)
+    for verb in [verb for verb in VERBS if verb not in trial.strategy.cannot]:
+        keys = keys_of(count, "f" if verb == "fire_now" else "k")
+        if verb == "fire_now":  # of tasks that are there, and nobody has touched
+            await client.play(now(), batches([(key, HOUR) for key in keys]))
+        due = {"schedule": HOUR, "reschedule": 2 * HOUR}.get(verb)
+        await client.play(now(), [Step(0, verb, [(key, due)]) for key in keys], callers=1)
+        costs[verb] = round(median(
+            (call.answered - call.begun) / 1000
+            for call in trial.written()[0][-count:] if call.verb == verb and call.answered is not None
+        ), 1)  # fmt: skip
+    end = time.time()
+    await trial.until_fired(0 if "fire_now" in trial.strategy.cannot else count, by=end + trial.patience)
+    figures = trial.judged(until=end)
+    figures.verbs = costs
+    return figures
 
 
 _LISTENS = "0A"

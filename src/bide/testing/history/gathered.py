@@ -7,8 +7,8 @@ These are places in the history, and no times: much may happen at one time, and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from bide.core.instants import Millis
 from bide.core.records import Result, Token, Topic
@@ -38,7 +38,7 @@ _MADE = {
     Result.REDRIVEN: REDRIVEN,
 }
 Lost: TypeAlias = ev.Asked | ev.Settling | ev.Extending
-_get = Asks.GET
+Question: TypeAlias = Lost | ev.Leasing
 _NO_QUESTION = (0, None)
 
 
@@ -91,28 +91,26 @@ class Leasings:
 class Clocks:
     """The store's clock as it was told, in the order of events: for the few questions that need more than one event."""
 
-    __slots__ = ("_highest", "_places", "clocks", "fallback")
+    __slots__ = ("_highest", "_places", "fallback")
 
-    def __init__(self, places: list[int], clocks: list[Millis]) -> None:
-        self._places = places
-        self.clocks = clocks
+    def __init__(self) -> None:
+        self._places: list[int] = []
         self._highest: list[Millis] = []
-        highest, fallback = 0, 0
-        for clock in clocks:
-            if clock > highest:
-                highest = clock
-            elif highest - clock > fallback:
-                fallback = highest - clock
-        self.fallback: Millis = fallback
+        """The latest time that had been shown at each place."""
+        self.fallback: Millis = 0
         """How far it ever went back."""
+
+    def add(self, place: int, clock: Millis) -> None:
+        highest = self._highest[-1] if self._highest else 0
+        if clock > highest:
+            highest = clock
+        elif highest - clock > self.fallback:
+            self.fallback = highest - clock
+        self._places.append(place)
+        self._highest.append(highest)
 
     def highest(self, place: int) -> Millis:
         """The latest time that it had shown until that place in the history."""
-        if not self._highest:
-            highest = 0
-            for clock in self.clocks:
-                highest = max(highest, clock)
-                self._highest.append(highest)
         count = bisect_right(self._places, place)
         return self._highest[count - 1] if count else 0
 
@@ -137,7 +135,7 @@ class Gathered:
         """And at which its outcome was first told."""
         self.left: list[tuple[int, ev.Left]] = []
         self.end: ev.End | None = None
-        self.clocks = Clocks([], [])
+        self.clocks = Clocks()
         self.exact = True
         """Whether leases end when their holders ask them to: stores with a clock of their own count from that."""
         self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
@@ -155,6 +153,159 @@ class Gathered:
         return known
 
 
+def gather(events: Iterable[Event]) -> Gathered:
+    """Take a history apart. Raises ValueError for an answer without its question."""
+    gathering = _Gathering()
+    number = 0
+    for number, event in enumerate(events, 1):
+        _STEPS[type(event)](gathering, number, event)
+    return gathering.end(number)
+
+
+class _Gathering:
+    """The pass over a history. Each step takes an event and its place."""
+
+    def __init__(self) -> None:
+        self._got = Gathered()
+        self._open: dict[int, tuple[int, Question]] = {}
+        """Questions that are not answered yet, with their places, by call."""
+        self._unsure: list[tuple[int, Question]] = []
+        """Those that failed and may have been done."""
+        self._maybe: list[tuple[int, Question]] = []
+        """Extends that were refused and may have been done before."""
+
+    def asked(self, place: int, event: ev.Asked | ev.Settling | ev.Extending) -> None:
+        self._open[event.call] = place, event
+        self._got.clocks.add(place, event.clock)
+        if type(event) is ev.Asked:
+            self._got.calls += 1
+        elif type(event) is ev.Settling:
+            self._got.settling.setdefault((event.topic, event.key, event.token), place)
+
+    def answered(self, place: int, event: ev.Answered) -> None:
+        asked, ask = self._open.pop(event.call, _NO_QUESTION)
+        if type(ask) is not ev.Asked:
+            raise _unasked(event, "asked")
+        self._got.answered += 1
+        self._got.clocks.add(place, event.clock)
+        seen = event.task
+        if seen is None:
+            op = Op(ABSENT, ask, event, asked, place, 0, None)
+        else:
+            kind = _MADE.get(event.result, SHOWN) if event.result is not None else SHOWN
+            op = Op(kind, ask, event, asked, place, seen.token, seen)
+        self._task(ask.topic, ask.key).ops.append(op)
+
+    def told(self, place: int, event: ev.Told) -> None:
+        asked, ask = self._open.pop(event.call, _NO_QUESTION)
+        self._got.clocks.add(place, event.clock)
+        if type(ask) is not ev.Settling and type(ask) is not ev.Extending:
+            raise _unasked(event, "settling or extending")
+        if not event.ok:
+            kind = REFUSED
+            self._got.refused += 1
+            if type(ask) is ev.Extending:  # sent twice, it may have been done at first, and then be refused
+                self._maybe.append((asked, ask))
+        elif type(ask) is ev.Settling:
+            kind = SETTLED
+            self._got.settled += 1
+        else:
+            kind = EXTENDED
+        self._task(ask.topic, ask.key).ops.append(Op(kind, ask, event, asked, place, ask.token, None))
+
+    def leasing(self, place: int, event: ev.Leasing) -> None:
+        self._open[event.call] = place, event
+        self._got.clocks.add(place, event.clock)
+        for topic in event.wants:
+            self._got.leasings.setdefault(topic, []).append((place, event))
+
+    def leased(self, place: int, event: ev.Leased) -> None:
+        asked, ask = self._open.pop(event.call, _NO_QUESTION)
+        if type(ask) is not ev.Leasing:
+            raise _unasked(event, "leasing")
+        if not event.tasks:
+            return
+        got = self._got
+        got.leased.append((place, ask, event))
+        for held in event.tasks:
+            task = held.task
+            since = asked
+            made_at = task.token // 1000 - got.header.slack  # at the earliest, by the clock of the questions
+            if made_at < ask.clock:
+                since = _made_since(got.leasings.get(held.topic, ()), ask.who, made_at, asked)
+            op = Op(LEASED, ask, event, since, place, task.token, task)
+            its = self._task(held.topic, held.key)
+            its.ops.append(op)
+            its.leases[task.token] = op
+            if task.wake_at != ask.until or got.header.own_clock:
+                got.exact = False
+
+    def began(self, place: int, event: ev.Began) -> None:
+        self._task(event.topic, event.key).began.append((place, event))
+        self._got.began_at.setdefault((event.topic, event.key, event.token), place)
+        self._got.clocks.add(place, event.clock)
+
+    def ended(self, place: int, event: ev.Ended) -> None:
+        self._got.ended[event.who, event.topic, event.key, event.token] = place
+
+    def failed(self, _: int, event: ev.Failed) -> None:
+        asked, ask = self._open.pop(event.call, _NO_QUESTION)
+        if ask is None:
+            raise _unasked(event, "asked")
+        if event.unknown:
+            self._unsure.append((asked, ask))
+        else:
+            self._got.failed += 1
+
+    def died(self, _: int, event: ev.Died) -> None:
+        self._got.deaths += 1
+
+    def fault(self, place: int, event: ev.Fault) -> None:
+        self._got.faults += 1
+        if event.clock is not None:
+            self._got.clocks.add(place, event.clock)
+
+    def left(self, place: int, event: ev.Left) -> None:
+        self._got.left.append((place, event))
+        self._got.clocks.add(place, event.clock)
+
+    def ending(self, place: int, event: ev.End) -> None:
+        self._got.end = event
+        self._got.clocks.add(place, event.clock)
+
+    def header(self, _: int, event: ev.Header) -> None:
+        self._got.header = event
+
+    def end(self, events: int) -> Gathered:
+        """The whole: there are so many events."""
+        got = self._got
+        got.events = events
+        self._unsure += self._open.values()  # nobody answered, or it died before it could say so
+        got.unknown = len(self._unsure)
+        for place, lost in sorted(self._unsure + self._maybe, key=_place):
+            if isinstance(lost, ev.Leasing):
+                got.lost_leasings.add(lost.call)
+            elif type(lost) is not ev.Asked or lost.asks is not Asks.GET:
+                self._task(lost.topic, lost.key).lost.append((place, lost))
+        _end(got)
+        return got
+
+    def _task(self, topic: Topic, key: str) -> Told:
+        its = self._got.tasks.get((topic, key))
+        if its is None:
+            its = self._got.tasks[topic, key] = Told(topic, key)
+        return its
+
+
+_STEPS: Mapping[type[Event], Callable[[_Gathering, int, Any], None]] = {
+    ev.Header: _Gathering.header, ev.Asked: _Gathering.asked, ev.Answered: _Gathering.answered,
+    ev.Failed: _Gathering.failed, ev.Leasing: _Gathering.leasing, ev.Leased: _Gathering.leased,
+    ev.Extending: _Gathering.asked, ev.Settling: _Gathering.asked, ev.Told: _Gathering.told,
+    ev.Began: _Gathering.began, ev.Ended: _Gathering.ended, ev.Died: _Gathering.died, ev.Fault: _Gathering.fault,
+    ev.Left: _Gathering.left, ev.End: _Gathering.ending,
+}  # fmt: skip
+
+
 def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis, place: int) -> int:
     """The place of the question, before the one at `place`, that a lease made at that time was the answer to.
 
@@ -168,136 +319,6 @@ def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis
             if one.clock <= clock:
                 break
     return place
-
-
-def gather(events: Iterable[Event]) -> Gathered:
-    """Take a history apart."""
-    got = Gathered()
-    tasks, leasings = got.tasks, got.leasings
-    asked: dict[int, tuple[int, Lost | ev.Leasing]] = {}
-    unsure: list[tuple[int, Lost | ev.Leasing]] = []
-    maybe: list[tuple[int, Lost | ev.Leasing]] = []
-    places: list[int] = []
-    clocks: list[Millis] = []
-    made, number = _MADE.get, 0
-
-    def told(topic: Topic, key: str) -> Told:
-        its = tasks.get((topic, key))
-        if its is None:
-            its = tasks[topic, key] = Told(topic, key)
-        return its
-
-    for number, event in enumerate(events, 1):
-        if type(event) is ev.Asked or type(event) is ev.Settling or type(event) is ev.Extending:
-            asked[event.call] = number, event
-            places.append(number)
-            clocks.append(event.clock)
-            if type(event) is ev.Asked:
-                got.calls += 1
-            elif type(event) is ev.Settling:
-                got.settling.setdefault((event.topic, event.key, event.token), number)
-        elif type(event) is ev.Answered:
-            place, ask = asked.pop(event.call, _NO_QUESTION)
-            if type(ask) is not ev.Asked:
-                raise _unasked(event, "asked")
-            got.answered += 1
-            places.append(number)
-            clocks.append(event.clock)
-            seen = event.task
-            if seen is None:
-                op = Op(ABSENT, ask, event, place, number, 0, None)
-            else:
-                write = made(event.result, SHOWN) if event.result is not None else SHOWN
-                op = Op(write, ask, event, place, number, seen.token, seen)
-            told(ask.topic, ask.key).ops.append(op)
-        elif type(event) is ev.Told:
-            place, ask = asked.pop(event.call, _NO_QUESTION)
-            places.append(number)
-            clocks.append(event.clock)
-            if type(ask) is ev.Settling:
-                what = SETTLED if event.ok else REFUSED
-            elif type(ask) is ev.Extending:
-                what = EXTENDED if event.ok else REFUSED
-                if not event.ok:  # the answer of a second sending, by which the lease had ended, may hide a first
-                    maybe.append((place, ask))
-            else:
-                raise _unasked(event, "settling or extending")
-            if what == SETTLED:
-                got.settled += 1
-            elif what == REFUSED:
-                got.refused += 1
-            told(ask.topic, ask.key).ops.append(Op(what, ask, event, place, number, ask.token, None))
-        elif type(event) is ev.Leasing:
-            asked[event.call] = number, event
-            places.append(number)
-            clocks.append(event.clock)
-            for topic in event.wants:
-                those = leasings.get(topic)
-                if those is None:
-                    leasings[topic] = [(number, event)]
-                else:
-                    those.append((number, event))
-        elif type(event) is ev.Leased:
-            place, ask = asked.pop(event.call, _NO_QUESTION)
-            if type(ask) is not ev.Leasing:
-                raise _unasked(event, "leasing")
-            if event.tasks:
-                got.leased.append((number, ask, event))
-                for held in event.tasks:
-                    task = held.task
-                    its = told(held.topic, held.key)
-                    since = place
-                    made_at = task.token // 1000 - got.header.slack  # at the earliest, by the clock of the questions
-                    if made_at < ask.clock:
-                        since = _made_since(leasings.get(held.topic, ()), ask.who, made_at, place)
-                    op = Op(LEASED, ask, event, since, number, task.token, task)
-                    its.ops.append(op)
-                    its.leases[task.token] = op
-                    if task.wake_at != ask.until or got.header.own_clock:
-                        got.exact = False
-        elif type(event) is ev.Began:
-            told(event.topic, event.key).began.append((number, event))
-            got.began_at.setdefault((event.topic, event.key, event.token), number)
-            places.append(number)
-            clocks.append(event.clock)
-        elif type(event) is ev.Ended:
-            got.ended[event.who, event.topic, event.key, event.token] = number
-        elif type(event) is ev.Failed:
-            place, ask = asked.pop(event.call, _NO_QUESTION)
-            if ask is None:
-                raise _unasked(event, "asked")
-            if event.unknown:
-                unsure.append((place, ask))
-            else:
-                got.failed += 1
-        elif type(event) is ev.Died:
-            got.deaths += 1
-        elif type(event) is ev.Fault:
-            got.faults += 1
-            if event.clock is not None:
-                places.append(number)
-                clocks.append(event.clock)
-        elif type(event) is ev.Left:
-            got.left.append((number, event))
-            places.append(number)
-            clocks.append(event.clock)
-        elif type(event) is ev.End:
-            got.end = event
-            places.append(number)
-            clocks.append(event.clock)
-        elif type(event) is ev.Header:
-            got.header = event
-    got.events = number
-    got.clocks = Clocks(places, clocks)
-    unsure += asked.values()  # nobody answered, or it died before it could say so
-    got.unknown = len(unsure)
-    for place, lost in sorted(unsure + maybe, key=_place):
-        if isinstance(lost, ev.Leasing):
-            got.lost_leasings.add(lost.call)
-        elif type(lost) is not ev.Asked or lost.asks is not _get:
-            told(lost.topic, lost.key).lost.append((place, lost))
-    _end(got)
-    return got
 
 
 def _end(got: Gathered) -> None:
@@ -321,7 +342,7 @@ def _end(got: Gathered) -> None:
                 its.ops.append(Op(ABSENT, end, end, got.events, got.events, 0, None))
 
 
-def _place(placed: tuple[int, Lost | ev.Leasing]) -> int:
+def _place(placed: tuple[int, Question]) -> int:
     return placed[0]
 
 

@@ -91,7 +91,7 @@ class Recording(Instrument):
                 leased = await lease(wants, now=now, until=until, holder=holder)
             except BaseException as error:
                 # what was leased all the same comes back when its lease ends
-                self._failed(call, error)
+                _tell(journal, call, error)
                 raise
             held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
             journal.say(ev.Leased(call, journal.time_ns(), leased.now, held, leased.next_wake))
@@ -107,7 +107,7 @@ class Recording(Instrument):
             at, clock = journal.time_ns(), journal.clock()
             for call, lease in zip(calls, leases, strict=True):
                 journal.say(ev.Extending(call, self._who, at, clock, *lease, until, now))
-            return await _told(calls, extend(leases, now=now, until=until), self._tell)
+            return await _told(journal, calls, extend(leases, now=now, until=until))
 
         return recorded
 
@@ -123,21 +123,9 @@ class Recording(Instrument):
                     out.error, out.next_id,
                 )  # fmt: skip
                 journal.say(told)
-            return await _told(calls, settle(outcomes, now=now), self._tell)
+            return await _told(journal, calls, settle(outcomes, now=now))
 
         return recorded
-
-    def _tell(self, call: int, answer: Any) -> None:
-        journal = self._journal
-        if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda done: self._tell(call, _result(done)))
-        elif isinstance(answer, BaseException):
-            self._failed(call, answer)
-        else:
-            journal.say(ev.Told(call, journal.time_ns(), journal.clock(), bool(answer)))
-
-    def _failed(self, call: int, error: BaseException) -> None:
-        self._journal.say(ev.Failed(call, self._journal.time_ns(), _unknown(error), repr(error)))
 
 
 class _Recorded:
@@ -150,19 +138,11 @@ class _Recorded:
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
         journal, record = self._journal, task.record
-        journal.say(
-            ev.Began(
-                self._who,
-                journal.time_ns(),
-                journal.clock(),
-                record.topic,
-                record.key,
-                record.id,
-                record.token,
-                record.attempt,
-                record.planned_at,
-            )
-        )
+        began = ev.Began(
+            self._who, journal.time_ns(), journal.clock(), record.topic, record.key, record.id, record.token,
+            record.attempt, record.planned_at,
+        )  # fmt: skip
+        journal.say(began)
         how = "returned"
         try:
             outcome = await self._sink.deliver(task)
@@ -286,65 +266,35 @@ class RecordedClient:
 
     async def told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
         """What `asked` answers, told call by call."""
-        return await _told(calls, asked, self._says)
+        return await _told(self._journal, calls, asked)
 
     # within
 
     def _asks(self, asks: Asks, topic: Topic, key: str, **details: Any) -> int:
         journal = self._journal
         call = journal.call()
-        keeps = None
         if asks is Asks.CANCEL:
-            keeps = self.app.terms.retention_of(topic).cancelled > 0
-        journal.say(
-            ev.Asked(
-                call,
-                self._who,
-                journal.time_ns(),
-                journal.clock(),
-                asks,
-                topic,
-                key,
-                grain=self.app.clock.grain,
-                keeps=keeps,
-                **details,
-            )
-        )
+            details["keeps"] = self.app.terms.retention_of(topic).cancelled > 0
+        at, clock = journal.time_ns(), journal.clock()
+        journal.say(ev.Asked(call, self._who, at, clock, asks, topic, key, grain=self.app.clock.grain, **details))
         return call
 
     def _asks_schedule(self, tasks: Sequence[NewTask]) -> list[int]:
         return [
             self._asks(
-                Asks.SCHEDULE,
-                task.topic,
-                task.key,
-                id=task.id,
-                due=task.due,
-                on_conflict=task.on_conflict,
+                Asks.SCHEDULE, task.topic, task.key, id=task.id, due=task.due, on_conflict=task.on_conflict,
                 deadline=task.deadline,
             )
             for task in tasks
-        ]
-
-    def _says(self, call: int, answer: object) -> None:
-        journal = self._journal
-        at = journal.time_ns()
-        if isinstance(answer, Answer):
-            task = None if answer.record is None else seen(answer.record)
-            journal.say(ev.Answered(call, at, journal.clock(), answer.result, task, answer.was))
-        elif isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda done: self._says(call, _result(done)))
-        else:
-            assert isinstance(answer, BaseException)
-            journal.say(ev.Failed(call, at, _unknown(answer), repr(answer)))
+        ]  # fmt: skip
 
     async def _answered(self, call: int, asked: Awaitable[Answer]) -> Answer:
         try:
             answer = await asked
         except BaseException as error:
-            self._says(call, error)
+            _tell(self._journal, call, error)
             raise
-        self._says(call, answer)
+        _tell(self._journal, call, answer)
         return answer
 
     @contextmanager
@@ -357,18 +307,31 @@ class RecordedClient:
             _of_a_group.reset(before)
 
 
-async def _told(calls: Sequence[int], asked: Awaitable[list[Any]], tell: Callable[[int, Any], None]) -> list[Any]:
-    """What `asked` answers; `tell` is told of each call its own answer, or the error that befell it."""
+async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
+    """What `asked` answers; each call's own answer, or the error that befell it, goes into the history."""
     try:
         answers = await asked
     except BaseException as error:
         each = error.answers if isinstance(error, PartlyFailed) else [error] * len(calls)
         for call, one in zip(calls, each, strict=True):
-            tell(call, one)
+            _tell(journal, call, one)
         raise
     for call, answer in zip(calls, answers, strict=True):
-        tell(call, answer)
+        _tell(journal, call, answer)
     return answers
+
+
+def _tell(journal: Journal, call: int, answer: object) -> None:
+    at = journal.time_ns()
+    if isinstance(answer, asyncio.Future):
+        answer.add_done_callback(lambda done: _tell(journal, call, _result(done)))
+    elif isinstance(answer, BaseException):
+        journal.say(ev.Failed(call, at, _unknown(answer), repr(answer)))
+    elif isinstance(answer, Answer):
+        task = None if answer.record is None else seen(answer.record)
+        journal.say(ev.Answered(call, at, journal.clock(), answer.result, task, answer.was))
+    else:
+        journal.say(ev.Told(call, at, journal.clock(), bool(answer)))
 
 
 def _unknown(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from bide.core.records import State
 from bide.testing.history.gathered import (
@@ -45,20 +45,15 @@ class Undecided(Exception):
     """Too many orders are possible."""
 
 
-class Stuck:
+class Stuck(NamedTuple):
     """The farthest that any order came."""
 
-    __slots__ = ("active", "done", "last", "task", "write", "wrong")
-
-    def __init__(
-        self, done: int, task: Task | None, last: int, active: list[Op], write: Op | None, wrong: Wrong
-    ) -> None:
-        self.done = done
-        self.last = last
-        self.task = task
-        self.active = active
-        self.write = write
-        self.wrong = wrong
+    done: int
+    task: Task | None
+    last: int
+    active: list[Op]
+    write: Op | None
+    wrong: Wrong
 
 
 class Search:

@@ -24,10 +24,7 @@ class _Any:
 
 
 ANY: Any = _Any()
-_NAMES = (
-    "id", "state", "due_at", "wake_at", "planned_at", "attempt", "failures", "losses", "token", "created_at", "group",
-    "deadline", "finished_at", "keep_until", "error",
-)  # fmt: skip
+_NAMES = Seen.__struct_fields__
 
 
 class Unsure:

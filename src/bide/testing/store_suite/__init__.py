@@ -16,19 +16,14 @@ argument of every call.
 from __future__ import annotations
 
 from bide.testing.store_suite.batches import Batches, OddInput
-from bide.testing.store_suite.capabilities import Announcing, Listening, Remembering
-from bide.testing.store_suite.changing import Changing
-from bide.testing.store_suite.counting import Counting
-from bide.testing.store_suite.finding import Finding
-from bide.testing.store_suite.joining import Joining
+from bide.testing.store_suite.capabilities import Announcing, Joining, Listening
+from bide.testing.store_suite.clients import Changing, Scheduling
+from bide.testing.store_suite.finding import Counting, Finding
+from bide.testing.store_suite.keeping import Opening, Remembering, Retention
 from bide.testing.store_suite.leasing import Extending, Fairness, Leasing
-from bide.testing.store_suite.opening import Opening
 from bide.testing.store_suite.racing import Racing
-from bide.testing.store_suite.retention import Retention
-from bide.testing.store_suite.scheduling import Scheduling
-from bide.testing.store_suite.settling import Settling
+from bide.testing.store_suite.settling import Identity, Settling, Tokens
 from bide.testing.store_suite.table import EveryCell
-from bide.testing.store_suite.tokens import Identity, Tokens
 
 __all__ = ["StoreSuite"]
 

@@ -7,7 +7,11 @@ be compared exactly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import pytest
 
 from bide.core.answers import Answer
 from bide.core.instants import Millis
@@ -32,7 +36,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.ports import Store, Verbs
+from bide.ports import Notifies, Store, Verbs
 from bide.testing.clock import FIRST_INSTANT
 
 NOW: Millis = FIRST_INSTANT
@@ -44,6 +48,8 @@ LEASE: Millis = 10 * SECOND
 """How long a lease lasts in these tests unless they say otherwise."""
 KEPT: Millis = NOW + 30 * DAY
 """A `keep_until` that no test reaches by accident."""
+Notices: TypeAlias = list[tuple[Topic, Millis]]
+"""Topics, each with the wake that a listener was notified of."""
 
 
 def new(
@@ -94,6 +100,12 @@ async def take(
     leased = await lease(store, topic=topic, now=now, lasts=lasts, holder=holder)
     assert len(leased.tasks) == 1, "there should be one due task to take"
     return leased.tasks[0]
+
+
+async def put_and_take(store: Store, task: NewTask | None = None) -> Record:
+    """Add one task (by default a plain one), and lease it at once; its record as leased."""
+    record = await put_one(store, task)
+    return await take(store, topic=record.topic)
 
 
 async def look(store: Verbs, which: Record | Ref) -> Record | None:
@@ -181,17 +193,21 @@ async def bring(
     return await see(store, held)
 
 
-async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Record]:
-    """Everything that a listing shows, page by page; checks that each page keeps to its limit."""
-    records: list[Record] = []
-    cursor: str | None = None
+async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[Record]]:
+    """The pages of a listing; checks that each keeps to its limit."""
+    page = Page(limit=limit)
     while True:
-        found = await store.find(where, Page(limit=limit, cursor=cursor))
+        found = await store.find(where, page)
         assert len(found.tasks) <= limit, "a page is never longer than asked for"
-        records += found.tasks
-        cursor = found.cursor
-        if cursor is None:
-            return records
+        yield found.tasks
+        if found.cursor is None:
+            return
+        page = Page(limit=limit, cursor=found.cursor)
+
+
+async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Record]:
+    """Everything that a listing shows, page by page."""
+    return [record async for page in pages(store, where, limit) for record in page]
 
 
 def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
@@ -204,13 +220,41 @@ def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
     return record.topic, record.wake_at if record.finished_at is None else record.finished_at
 
 
+def matches(record: Record, where: Filter) -> bool:
+    """What a filter means, said once more."""
+    if where.wake_from is not None or where.wake_before is not None:
+        wakes = record.state.live
+        wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)
+        wakes = wakes and (where.wake_before is None or record.wake_at < where.wake_before)
+        if not wakes:
+            return False
+    return (
+        (where.topic is None or record.topic == where.topic)
+        and (where.state is None or record.state is where.state)
+        and (where.group is None or record.group == where.group)
+    )
+
+
 def counted(tally: Tally, topic: Topic, state: State) -> Count:
     """The count of one topic and state; one that is not listed is zero."""
     return tally.counts.get((topic, state), Count(0))
 
 
+@asynccontextmanager
+async def notified(store: Store, topics: Collection[str]) -> AsyncIterator[Notices]:
+    """The notifications of earlier wakes that a listener to these topics gets. Skips a store that sends none."""
+    if not isinstance(store, Notifies):
+        pytest.skip("this store tells of nothing")
+    heard: Notices = []
+    listening = await store.listen(topics, lambda topic, wake: heard.append((topic, wake)))
+    try:
+        yield heard
+    finally:
+        await listening.close()
+
+
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Give the event loop time until `condition` holds: for tidings, which may take a moment. Fails after 5 s."""
+    """Give the event loop time until `condition` holds: a notification may take a moment. Fails after 5 s."""
     for _ in range(1_000):
         if condition():
             return

@@ -1,4 +1,4 @@
-"""What a binding of the suite says about its store, and the fixture that every test gets."""
+"""What a binding of the suite says about its store, and the fixtures that the tests get."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ class SuiteBase:
             yield store
         finally:
             await store.close()
+
+    @pytest_asyncio.fixture
+    async def rival(self, store: Store, tmp_path: Path) -> AsyncIterator[Store]:
+        """Another client of the same tasks, open; the store itself where there can be no other."""
+        rival = await self.peer(store, tmp_path)
+        try:
+            yield rival
+        finally:
+            await rival.close()
 
     async def peer(self, store: Store, tmp_path: Path) -> Store:
         """Another client of the same tasks, opened; the store itself where there can be no other. Close it."""

@@ -27,6 +27,7 @@ from bide.testing.store_suite.acts import (
     look,
     new,
     put,
+    put_and_take,
     put_one,
     record_of,
     retry,
@@ -136,8 +137,7 @@ class OddInput(SuiteBase):
 
     @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: repr(payload[:8]))
     async def test_a_payload_comes_back_byte_for_byte(self, store: Store, payload: bytes) -> None:
-        await put_one(store, new(payload=payload, options=payload))
-        held = await take(store)
+        held = await put_and_take(store, new(payload=payload, options=payload))
         assert (held.payload, held.options) == (payload, payload)
         assert type(held.payload) is bytes
         assert await settle(store, dead(held))

@@ -1,87 +1,87 @@
-"""What only some stores can: tell of an earlier wake, know who works, keep a log. Skipped where a store cannot."""
+"""Capabilities that only some stores have; skipped where there is none: notifications, presence, joining."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from bide.core.events import Event, EventKind
+from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, In, Move, Redrive, Ref, State
-from bide.ports import KeepsEvents, Notifies, Shares, Store
+from bide.core.records import At, Cancel, Filter, In, Move, Page, Redrive, Ref, Result, State
+from bide.ports import JoinsTransaction, Notifies, Shares, Store
 from bide.testing.store_suite.acts import (
     DAY,
+    HOUR,
+    KEPT,
+    LEASE,
     MINUTE,
     NOW,
     SECOND,
+    Notices,
     again,
     bring,
     defer,
     do,
+    done,
+    lease,
+    look,
     new,
+    notified,
     put,
+    put_and_take,
     put_one,
+    record_of,
     retry,
+    see,
     settle,
     take,
     until,
 )
 from bide.testing.store_suite.base import SuiteBase
 
-Tidings = list[tuple[str, Millis]]
-
 
 class Listening(SuiteBase):
-    """P8: a wake-up cuts a sleep short and carries the time. Tidings may be late or double; here none is lost."""
-
-    @asynccontextmanager
-    async def _ear(self, store: Store, topics: Collection[str]) -> AsyncIterator[Tidings]:
-        if not isinstance(store, Notifies):
-            pytest.skip("this store tells of nothing")
-        heard: Tidings = []
-        listening = await store.listen(topics, lambda topic, wake: heard.append((topic, wake)))
-        try:
-            yield heard
-        finally:
-            await listening.close()
+    """P8: a wake-up cuts a sleep short and carries the time. Notifications may be late or double; here none is lost."""
 
     @staticmethod
-    async def _hears(heard: Tidings, topic: str, wake: Millis) -> None:
-        """Tidings of a wake at that time or of one before it, which makes the listener look."""
-        await until(lambda: any(t == topic and at <= wake for t, at in heard), f"tidings of {topic} at {wake}")
+    async def _hears(heard: Notices, topic: str, wake: Millis) -> None:
+        """A notification of a wake at that time or of one before it, which makes the listener look."""
+        await until(lambda: any(t == topic and at <= wake for t, at in heard), f"notice of {topic} at {wake}")
         heard.clear()
 
     async def test_a_new_task_is_told_of(self, store: Store) -> None:
-        async with self._ear(store, ["t"]) as heard:
+        async with notified(store, ["t"]) as heard:
             await put_one(store, new(due=In(5 * SECOND)))
             await self._hears(heard, "t", NOW + 5 * SECOND)
             await put_one(store)
             await self._hears(heard, "t", NOW)
 
     async def test_one_that_was_moved_forward_is_told_of(self, store: Store) -> None:
-        async with self._ear(store, ["t"]) as heard:
+        async with notified(store, ["t"]) as heard:
             await put_one(store, new(due=In(DAY)))
             await do(store, Move("t", "k", In(SECOND)))
             await self._hears(heard, "t", NOW + SECOND)
 
     async def test_one_that_was_redriven_is_told_of(self, store: Store) -> None:
         await bring(store, State.DEAD)
-        async with self._ear(store, ["t"]) as heard:
+        async with notified(store, ["t"]) as heard:
             await do(store, Redrive("t", "k", new_id(), In(SECOND)))
             await self._hears(heard, "t", NOW + SECOND)
 
     async def test_one_that_waits_again_is_told_of(self, store: Store) -> None:
         await put_one(store)
-        async with self._ear(store, ["t"]) as heard:
+        async with notified(store, ["t"]) as heard:
             for outcome in (retry, defer, again):
                 assert await settle(store, outcome(await take(store, now=NOW + SECOND), At(NOW + SECOND)))
                 await self._hears(heard, "t", NOW + SECOND)
 
     async def test_the_earliest_of_a_batch_is_told_of(self, store: Store) -> None:
-        async with self._ear(store, ["a", "b"]) as heard:
+        async with notified(store, ["a", "b"]) as heard:
             await put(
                 store,
                 *(new(str(delay), topic="a", due=In(delay * SECOND)) for delay in (7, 3, 5)),
@@ -90,28 +90,28 @@ class Listening(SuiteBase):
             await self._hears(heard, "a", NOW + 3 * SECOND)
 
     async def test_a_listener_hears_of_its_own_topics_only(self, store: Store) -> None:
-        async with self._ear(store, ["mine"]) as heard:
+        async with notified(store, ["mine"]) as heard:
             await put(store, new(topic="other"), new(topic="mine", due=In(SECOND)), new(topic="mine too"))
-            await until(lambda: bool(heard), "tidings of my topic")
+            await until(lambda: bool(heard), "notice of my topic")
             assert {topic for topic, _ in heard} == {"mine"}
 
     async def test_every_listener_hears(self, store: Store) -> None:
-        async with self._ear(store, ["t"]) as one, self._ear(store, ["t", "u"]) as two:
+        async with notified(store, ["t"]) as one, notified(store, ["t", "u"]) as two:
             await put_one(store)
             await self._hears(one, "t", NOW)
             await self._hears(two, "t", NOW)
 
     async def test_after_a_close_nothing_more_is_heard(self, store: Store) -> None:
-        async with self._ear(store, ["t"]) as closed:
+        async with notified(store, ["t"]) as closed:
             pass
-        async with self._ear(store, ["t"]) as heard:
+        async with notified(store, ["t"]) as heard:
             await put_one(store)
             await self._hears(heard, "t", NOW)
         assert closed == []
 
     async def test_a_close_also_ends_what_is_on_its_way(self, store: Store) -> None:
-        async with self._ear(store, ["t"]) as other:
-            async with self._ear(store, ["t"]) as closed:
+        async with notified(store, ["t"]) as other:
+            async with notified(store, ["t"]) as closed:
                 await put_one(store)
             before = len(closed)
             await self._hears(other, "t", NOW)
@@ -126,7 +126,7 @@ class Listening(SuiteBase):
 
         failing = await store.listen(["t"], fail)
         try:
-            async with self._ear(store, ["t"]) as heard:
+            async with notified(store, ["t"]) as heard:
                 assert (await put_one(store)).key == "k"
                 await self._hears(heard, "t", NOW)
                 assert (await take(store)).attempt == 1
@@ -137,8 +137,8 @@ class Listening(SuiteBase):
 class Announcing(SuiteBase):
     """Who lives and works on what: known to all, and forgotten when its time has passed."""
 
-    @staticmethod
-    def sharing(store: Store) -> Shares:
+    @pytest.fixture
+    def shares(self, store: Store) -> Shares:
         if not isinstance(store, Shares):
             pytest.skip("this store does not know who works")
         return store
@@ -147,90 +147,213 @@ class Announcing(SuiteBase):
     def seen(live: dict[str, list[str]]) -> dict[str, list[str]]:
         return {holder: sorted(topics) for holder, topics in live.items()}
 
-    async def test_whoever_announces_is_seen_by_all(self, store: Store) -> None:
-        shares = self.sharing(store)
+    async def test_whoever_announces_is_seen_by_all(self, shares: Shares) -> None:
         first = await shares.announce("one", ["a", "b"], NOW + MINUTE, now=NOW)
         assert self.seen(first) == {"one": ["a", "b"]}
         second = await shares.announce("two", ["b"], NOW + MINUTE, now=NOW)
         assert self.seen(second) == {"one": ["a", "b"], "two": ["b"]}
 
-    async def test_one_whose_time_has_passed_is_gone(self, store: Store) -> None:
-        shares = self.sharing(store)
+    async def test_one_whose_time_has_passed_is_gone(self, shares: Shares) -> None:
         await shares.announce("one", ["a"], NOW + SECOND, now=NOW)
         before = await shares.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND - 1)
         assert set(before) == {"one", "two"}
         after = await shares.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND)
         assert set(after) == {"two"}
 
-    async def test_to_announce_again_prolongs_and_renews_the_topics(self, store: Store) -> None:
-        shares = self.sharing(store)
+    async def test_to_announce_again_prolongs_and_renews_the_topics(self, shares: Shares) -> None:
         await shares.announce("one", ["a"], NOW + SECOND, now=NOW)
         await shares.announce("one", ["b"], NOW + MINUTE, now=NOW)
-        assert self.seen(await shares.announce("two", ["c"], NOW + MINUTE, now=NOW + 2 * SECOND)) == {
-            "one": ["b"],
-            "two": ["c"],
-        }
+        seen = self.seen(await shares.announce("two", ["c"], NOW + MINUTE, now=NOW + 2 * SECOND))
+        assert seen == {"one": ["b"], "two": ["c"]}
 
-    async def test_no_topics_means_that_it_has_gone(self, store: Store) -> None:
-        shares = self.sharing(store)
+    async def test_no_topics_means_that_it_has_gone(self, shares: Shares) -> None:
         await shares.announce("one", ["a"], NOW + MINUTE, now=NOW)
         await shares.announce("two", ["a"], NOW + MINUTE, now=NOW)
         assert set(await shares.announce("one", [], NOW + MINUTE, now=NOW)) == {"two"}
         assert await shares.announce("two", [], NOW + MINUTE, now=NOW) == {}
 
 
-def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: str = "t") -> Event:
-    return Event(
-        at=at, topic=topic, key=key, id=new_id(), kind=kind, attempt=2, who="ann", what="it failed", was=NOW, wake_at=at
-    )
+Inside = TypeVar("Inside")
 
 
-class Remembering(SuiteBase):
-    """A capped log of what was out of the ordinary, found by task."""
+@asynccontextmanager
+async def _failing(transaction: AbstractAsyncContextManager[Inside]) -> AsyncIterator[Inside]:
+    """The transaction, whose block ends with an error."""
+    with suppress(ZeroDivisionError):
+        async with transaction as one:
+            yield one
+            raise ZeroDivisionError
 
-    @staticmethod
-    def keeping(store: Store) -> KeepsEvents:
-        if not isinstance(store, KeepsEvents):
-            pytest.skip("this store keeps no events")
+
+class Joining(SuiteBase):
+    """P12: where data and tasks share a database, completion joins the caller's own transaction."""
+
+    @pytest.fixture
+    def joins(self, store: Store) -> JoinsTransaction:
+        if not isinstance(store, JoinsTransaction):
+            pytest.skip("this store shares no database with the caller")
         return store
 
-    async def test_an_event_comes_back_as_it_was(self, store: Store) -> None:
-        log = self.keeping(store)
-        full = _event("k", NOW)
-        bare = Event(at=NOW + 1, topic="t", key="l", id="", kind=EventKind.CHANGE)
-        await log.record([full, bare])
-        assert await log.events() == [bare, full]
+    async def test_a_commit_does_all_of_it(self, store: Store, joins: JoinsTransaction) -> None:
+        await put(store, new("old"), new("moved", due=At(NOW + DAY)))
+        async with joins.transaction() as joined:
+            assert joined.connection is not None
+            [added] = await joined.add([new("new", topic="n")], now=NOW)
+            [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
+            assert (added.result, moved.result) == (Result.CREATED, Result.MOVED)
+            assert await joined.get([Ref("n", "new"), Ref("t", "nobody")]) == [added.record, None]
+            found = await joined.find(Filter(topic="n"), Page())
+            assert found.tasks == [added.record]
+        assert await see(store, Ref("n", "new")) == added.record
+        assert (await see(store, Ref("t", "moved"))).wake_at == NOW + HOUR
 
-    async def test_the_newest_come_first_up_to_the_limit(self, store: Store) -> None:
-        log = self.keeping(store)
-        events = [_event(str(number), NOW + number) for number in range(20)]
-        await log.record(events[:10])
-        await log.record(events[10:])
-        assert await log.events(limit=5) == events[:-6:-1]
-        assert await log.events(limit=1_000) == events[::-1]
+    async def test_a_rollback_undoes_all_of_it(self, store: Store, joins: JoinsTransaction) -> None:
+        there = await put_one(store, new("there", due=At(NOW + DAY)))
+        async with _failing(joins.transaction()) as joined:
+            await joined.add([new("new")], now=NOW)
+            await joined.change([Cancel("t", "there")], now=NOW)
+        assert await look(store, Ref("t", "new")) is None
+        assert await see(store, there) == there
+        asked = await lease(store, 5)
+        assert asked.tasks == []
+        assert self.wakes_at(asked.next_wake, NOW + DAY, NOW)
 
-    async def test_the_events_of_one_task_are_found_alone(self, store: Store) -> None:
-        log = self.keeping(store)
-        names = [("t", "k"), ("t", "l"), ("u", "k"), ("t", "k")]
-        events = [_event(key, NOW + i, topic=topic) for i, (topic, key) in enumerate(names)]
-        await log.record(events)
-        assert await log.events(Ref("t", "k")) == [events[3], events[0]]
-        assert await log.events(Ref("t", "k"), limit=1) == [events[3]]
-        assert await log.events(Ref("t", "nobody")) == []
+    async def test_a_settle_commits_with_the_transaction(self, store: Store, joins: JoinsTransaction) -> None:
+        held = await put_and_take(store)
+        async with joins.transaction() as joined:
+            assert await joined.settle([done(held, keep_until=KEPT)], now=NOW + SECOND) == [True]
+        assert (await see(store, held)).state is State.DONE
+        assert not await settle(store, done(held))
 
-    async def test_events_of_every_kind_are_kept(self, store: Store) -> None:
-        log = self.keeping(store)
-        await log.record([])
-        for number, kind in enumerate(EventKind):
-            await log.record([_event("k", NOW + number, kind=kind)])
-        assert [event.kind for event in await log.events(Ref("t", "k"))] == list(EventKind)[::-1]
+    async def test_a_rolled_back_settle_leaves_the_lease_live(self, store: Store, joins: JoinsTransaction) -> None:
+        held = await put_and_take(store)
+        async with _failing(joins.transaction()) as joined:
+            assert await joined.settle([done(held)], now=NOW) == [True]
+        assert await see(store, held) == held
+        assert await settle(store, retry(held, In(0)))
 
-    async def test_the_log_is_capped(self, store: Store) -> None:
-        log = self.keeping(store)
-        for start in range(0, 30_000, 5_000):
-            await log.record([_event(str(number), NOW + number) for number in range(start, start + 5_000)])
-        kept = await log.events(limit=1_000_000)
-        assert 100 <= len(kept) < 30_000
-        assert kept[0].key == "29999"
-        assert await log.events(Ref("t", "0")) == []
-        assert len(await log.events(Ref("t", "29999"))) == 1
+    async def test_a_lost_lease_cannot_be_settled_in_a_transaction_either(
+        self, store: Store, joins: JoinsTransaction
+    ) -> None:
+        first = await put_and_take(store)
+        second = await take(store, now=NOW + LEASE)
+        async with joins.transaction() as joined:
+            assert await joined.settle([done(first)], now=NOW + LEASE) == [False]
+        assert await see(store, second) == second
+
+    async def test_a_token_rises_also_after_a_rollback(self, store: Store, joins: JoinsTransaction) -> None:
+        before = await put_one(store)
+        seen: list[int] = []
+        async with _failing(joins.transaction()) as joined:
+            [answer] = await joined.change([Move("t", "k", In(HOUR))], now=NOW)
+            seen.append(record_of(answer).token)
+        assert seen[0] > before.token
+        assert await see(store, before) == before
+        assert (await take(store)).token > before.token
+
+    async def test_a_foreign_connection_is_refused(self, store: Store, joins: JoinsTransaction) -> None:
+        for foreign in (object(), None, "connection"):
+            with pytest.raises(BadInput):
+                joins.using(foreign)
+
+    async def test_a_task_scheduled_in_a_transaction_is_told_of(self, store: Store, joins: JoinsTransaction) -> None:
+        async with notified(store, ["t"]) as heard:
+            async with joins.transaction() as joined:
+                await joined.add([new(due=At(NOW + SECOND))], now=NOW)
+            await until(lambda: ("t", NOW + SECOND) in heard, "notice of the committed task")
+
+    async def test_the_callers_own_rows_are_committed_with_the_tasks(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        held = await put_and_take(store)
+        async with joins.transaction() as joined:
+            await self.write_text(joined.connection, "the effect")
+            assert await joined.settle([done(held)], now=NOW) == [True]
+        assert await self.texts(tmp_path) == ["the effect"]
+        assert await look(store, held) is None
+
+    async def test_the_callers_own_rows_are_undone_with_the_tasks(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        held = await put_and_take(store)
+        async with _failing(joins.transaction()) as joined:
+            await self.write_text(joined.connection, "the effect")
+            assert await joined.settle([done(held)], now=NOW) == [True]
+        assert await self.texts(tmp_path) == []
+        assert await see(store, held) == held
+
+    async def test_the_verbs_join_the_callers_own_transaction(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
+        held = await take(store)
+        async with self.callers_transaction(tmp_path) as connection:
+            joined = joins.using(connection)
+            await self.write_text(connection, "an order")
+            [added] = await joined.add([new("added", topic="n")], now=NOW)
+            assert await joined.settle([done(held)], now=NOW) == [True]
+            [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
+        assert await self.texts(tmp_path) == ["an order"]
+        assert await see(store, Ref("n", "added")) == added.record
+        assert await look(store, held) is None
+        assert await see(store, Ref("t", "moved")) == moved.record
+
+    async def test_the_verbs_are_undone_with_the_callers_own_transaction(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        held = await put_and_take(store)
+        async with _failing(self.callers_transaction(tmp_path)) as connection:
+            joined = joins.using(connection)
+            await self.write_text(connection, "an order")
+            await joined.add([new("added", topic="n")], now=NOW)
+            assert await joined.settle([done(held)], now=NOW) == [True]
+        assert await self.texts(tmp_path) == []
+        assert await look(store, Ref("n", "added")) is None
+        assert await see(store, held) == held
+        assert await settle(store, done(held))
+
+    async def test_a_verb_that_fails_leaves_the_callers_transaction_usable(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        there = await put_one(store, new("there", due=At(NOW + DAY)))
+        async with self.callers_transaction(tmp_path) as connection:
+            joined = joins.using(connection)
+            await self.write_text(connection, "an order")
+            with pytest.raises(BadInput):
+                await joined.add([new("ok"), new("a\ud800")], now=NOW)
+            [added] = await joined.add([new("added", topic="n")], now=NOW)
+        assert await self.texts(tmp_path) == ["an order"]
+        assert await look(store, Ref("t", "ok")) is None, "of the one that failed nothing is left"
+        assert await see(store, Ref("n", "added")) == added.record
+        assert await see(store, there) == there
+
+    async def test_the_callers_commit_tells_of_what_it_scheduled(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        if not self.hears_commits:
+            pytest.skip("this store tells of no commit of others")
+        async with notified(store, ["t"]) as heard:
+            async with self.callers_transaction(tmp_path) as connection:
+                await joins.using(connection).add([new(due=At(NOW + SECOND))], now=NOW)
+                assert heard == []
+            await until(lambda: any(topic == "t" for topic, _ in heard), "notice of the committed task")
+
+    async def test_several_calls_in_one_transaction_see_each_other(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    ) -> None:
+        async with self.callers_transaction(tmp_path) as connection:
+            joined = joins.using(connection)
+            tokens = []
+            for due in (DAY, HOUR, SECOND):
+                [answer] = await joined.add([new(due=At(NOW + due))], now=NOW)
+                tokens.append(record_of(answer).token)
+            [moved] = await joined.change([Move("t", "k", At(NOW))], now=NOW)
+            tokens.append(record_of(moved).token)
+            assert tokens == sorted(set(tokens))
+            assert await joined.get([Ref("t", "k")]) == [moved.record]
+            [cancelled] = await joined.change([Cancel("t", "k")], now=NOW)
+            assert cancelled.result is Result.CANCELLED
+            [again] = await joined.add([new()], now=NOW)
+            assert again.result is Result.CREATED
+        assert await see(store, Ref("t", "k")) == again.record
+        assert (await take(store)).token > tokens[-1]

@@ -1,4 +1,4 @@
-"""Finding: every filter, in pages that neither skip nor repeat what stays put."""
+"""Finding and counting: every filter, in pages that neither skip nor repeat what stays put; counts and forecasts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from bide.core.errors import BadInput
-from bide.core.records import At, Cancel, Filter, In, Move, Page, Record, Ref, State
+from bide.core.instants import LAST_INSTANT
+from bide.core.records import At, Cancel, Count, Filter, In, Move, Page, Record, Ref, State
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -22,6 +23,7 @@ from bide.testing.store_suite.acts import (
     NOW,
     SECOND,
     bring,
+    counted,
     dead,
     do,
     done,
@@ -30,10 +32,14 @@ from bide.testing.store_suite.acts import (
     lease,
     listed,
     look,
+    matches,
     new,
+    pages,
     place,
     put,
+    put_and_take,
     put_one,
+    retry,
     settle,
     take,
 )
@@ -54,21 +60,6 @@ FILTERS = [
 
 def _encoded(parts: Sequence[object]) -> str:
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(parts)).decode()
-
-
-def matches(record: Record, where: Filter) -> bool:
-    """What a filter means, said once more."""
-    if where.wake_from is not None or where.wake_before is not None:
-        wakes = record.state.live
-        wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)
-        wakes = wakes and (where.wake_before is None or record.wake_at < where.wake_before)
-        if not wakes:
-            return False
-    return (
-        (where.topic is None or record.topic == where.topic)
-        and (where.state is None or record.state is where.state)
-        and (where.group is None or record.group == where.group)
-    )
 
 
 async def stock(store: Store) -> list[Record]:
@@ -115,14 +106,7 @@ class Finding(SuiteBase):
     async def test_every_page_but_the_last_is_full_and_the_last_has_no_cursor(self, store: Store) -> None:
         await put(store, *(new(f"{number:02}") for number in range(12)))
         for where in (Filter(topic="t"), Filter(state=State.WAITING), Filter(wake_from=NOW), Filter()):
-            sizes: list[int] = []
-            cursor: str | None = None
-            while True:
-                found = await store.find(where, Page(limit=4, cursor=cursor))
-                sizes.append(len(found.tasks))
-                cursor = found.cursor
-                if cursor is None:
-                    break
+            sizes = [len(page) async for page in pages(store, where, 4)]
             assert sizes == [4, 4, 4], "a page that happens to be the last says so"
 
     async def test_an_empty_store_has_one_empty_page(self, store: Store) -> None:
@@ -157,17 +141,12 @@ class Finding(SuiteBase):
         await put(store, *(new(key, group="g", due=In(HOUR + (i % 6) * MINUTE)) for i, key in enumerate(staying)))
         await put(store, *(new(key, group="g", due=In(HOUR + (i % 6) * MINUTE)) for i, key in enumerate(moving)))
         shown: list[str] = []
-        cursor: str | None = None
         turn = 0
-        while True:
-            found = await store.find(where, Page(limit=4, cursor=cursor))
-            shown += keys(found.tasks)
-            if found.cursor is None:
-                break
-            cursor = found.cursor
+        async for page in pages(store, where, 4):
+            shown += keys(page)
             key = moving[turn % 30]
-            if found.tasks[-1].key.startswith("move"):
-                key = found.tasks[-1].key  # even the one that the cursor stands on
+            if page and page[-1].key.startswith("move"):
+                key = page[-1].key  # even the one that the cursor stands on
             if turn % 3 == 0:
                 await do(store, Cancel("t", key))
             elif turn % 3 == 1:
@@ -226,10 +205,8 @@ class Finding(SuiteBase):
         await put_one(store, new("other", topic="a", group="gg"))
         everywhere = await listed(store, Filter(group="g"), limit=3)
         assert [record.ref for record in everywhere] == [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]
-        assert [record.ref for record in await listed(store, Filter(group="g", topic="b"), limit=1)] == [
-            ("b", "1"),
-            ("b", "2"),
-        ]
+        narrowed = await listed(store, Filter(group="g", topic="b"), limit=1)
+        assert [record.ref for record in narrowed] == [("b", "1"), ("b", "2")]
 
     async def test_names_with_a_common_start_are_kept_apart(self, store: Store) -> None:
         names = ["a", "a ", "a:", "a:b", "aa", "ab", "A"]
@@ -301,3 +278,116 @@ class Finding(SuiteBase):
         await store.tally([0, NOW])
         await lease(store, 0, lasts=LEASE)
         assert await look(store, record) == record
+
+
+async def forecast(store: Store, *edges: int, topic: str = "t") -> list[int]:
+    """The forecast of one topic; a topic that is not listed has nothing waiting in any interval."""
+    tally = await store.tally(edges)
+    return [count.number for count in tally.forecast.get(topic, [Count(0)] * max(len(edges) - 1, 0))]
+
+
+class Counting(SuiteBase):
+    """P10 and P11: the counts are exact up to a limit, and go down again."""
+
+    async def test_an_empty_store_counts_nothing(self, store: Store) -> None:
+        tally = await store.tally()
+        assert not any(count.number for count in tally.counts.values())
+        assert not tally.forecast
+
+    async def test_each_state_of_each_topic_is_counted(self, store: Store) -> None:
+        for topic, times in (("a", 1), ("b", 2)):
+            for state in State:
+                for number in range(times):
+                    await bring(store, state, f"{state.value}-{number}", topic=f"{topic}")
+                    if state is State.WAITING:
+                        await do(store, Move(topic, f"{state.value}-{number}", At(NOW + HOUR)))
+        tally = await store.tally()
+        for state in State:
+            assert counted(tally, "a", state) == Count(1, True)
+            assert counted(tally, "b", state) == Count(2, True)
+            assert counted(tally, "c", state).number == 0
+
+    async def test_of_named_topics_nothing_else_is_counted(self, store: Store) -> None:
+        for topic in ("a", "b", "c"):
+            await put_one(store, new("1", topic=topic))
+        tally = await store.tally([0, NOW + 1], topics=["b", "nobody's", "c"])
+        assert {topic for topic, _ in tally.counts} == set(tally.forecast) == {"b", "c"}
+        assert tally.forecast["b"] == [Count(1)]
+        assert not (await store.tally([0, NOW + 1], topics=[])).counts
+
+    async def test_counts_follow_every_transition(self, store: Store) -> None:
+        async def counts() -> tuple[int, ...]:
+            tally = await store.tally()
+            return tuple(counted(tally, "t", state).number for state in State)
+
+        await put_one(store)
+        assert await counts() == (1, 0, 0, 0, 0)
+        await put_one(store)
+        assert await counts() == (1, 0, 0, 0, 0)
+        held = await take(store)
+        assert await counts() == (0, 1, 0, 0, 0)
+        assert await extend(store, held, until=NOW + 1)
+        held = await take(store, now=NOW + 1)
+        assert await counts() == (0, 1, 0, 0, 0), "a lost lease that is taken over is still one"
+        assert await settle(store, retry(held, At(0)))
+        assert await counts() == (1, 0, 0, 0, 0)
+        assert await settle(store, dead(await take(store)))
+        assert await counts() == (0, 0, 0, 0, 1)
+        await put_one(store)
+        assert await counts() == (1, 0, 0, 0, 0)
+        assert await settle(store, done(await take(store), keep_until=NOW + SECOND))
+        assert await counts() == (0, 0, 1, 0, 0)
+        await store.purge(now=NOW + SECOND, limit=5)
+        assert await counts() == (0, 0, 0, 0, 0)
+        await put_one(store)
+        await do(store, Cancel("t", "k", KEPT))
+        assert await counts() == (0, 0, 0, 1, 0)
+        await put_and_take(store)
+        await put_one(store)
+        assert await counts() == (1, 0, 0, 0, 0), "a replaced lease is no longer one"
+        assert await settle(store, done(await take(store)))
+        assert await counts() == (0, 0, 0, 0, 0)
+
+    async def test_an_interval_has_its_start_and_not_its_end(self, store: Store) -> None:
+        await put(store, *(new(str(number), due=At(NOW + number)) for number in range(10)))
+        assert await forecast(store, NOW, NOW + 3, NOW + 4, NOW + 10, NOW + 11) == [3, 1, 6, 0]
+
+    async def test_what_lies_outside_the_edges_is_not_counted(self, store: Store) -> None:
+        await put(store, *(new(str(number), due=At(NOW + number)) for number in range(10)))
+        assert await forecast(store, NOW + 4, NOW + 6) == [2]
+        assert await forecast(store, NOW + 100, LAST_INSTANT) == [0]
+        assert await forecast(store, 0, NOW) == [0]
+
+    async def test_fewer_than_two_edges_make_no_interval(self, store: Store) -> None:
+        await put_one(store)
+        assert not (await store.tally()).forecast
+        assert await forecast(store) == await forecast(store, NOW) == []
+        assert counted(await store.tally([0, LAST_INSTANT]), "t", State.WAITING).number == 1
+
+    async def test_the_forecast_counts_what_waits_and_nothing_else(self, store: Store) -> None:
+        for state in State:
+            await bring(store, state, state.value)
+            if state is State.WAITING:
+                await do(store, Move("t", state.value, At(NOW + HOUR)))
+        assert await forecast(store, 0, LAST_INSTANT) == [1]
+
+    async def test_the_forecast_is_by_topic_and_follows_a_move(self, store: Store) -> None:
+        await put(store, new("k", topic="a"), new("k", topic="b"), new("l", topic="b"))
+        edges = (NOW, NOW + 1, NOW + HOUR + 1)
+        assert await forecast(store, *edges, topic="a") == [1, 0]
+        assert await forecast(store, *edges, topic="b") == [2, 0]
+        await do(store, Move("b", "k", In(HOUR)))
+        assert await forecast(store, *edges, topic="b") == [1, 1]
+        await lease(store, 1, topic="b")
+        assert await forecast(store, *edges, topic="b") == [0, 1]
+
+    async def test_a_count_that_is_not_exact_says_so(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(500)))
+        count = counted(await store.tally([0, LAST_INSTANT]), "t", State.WAITING)
+        assert count.number == 500 or (count.number < 500 and not count.exact)
+
+    async def test_an_interval_is_counted_as_far_as_it_is_asked_to(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(50)))
+        for upto in (1, 49, 50, 10_000, 1_000_000):
+            [count] = (await store.tally([0, LAST_INSTANT], upto=upto)).forecast["t"]
+            assert count == Count(50) or (upto < 50 and count == Count(upto, False)), upto

@@ -13,7 +13,6 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
-    bring,
     do,
     done,
     extend,
@@ -23,6 +22,7 @@ from bide.testing.store_suite.acts import (
     look,
     new,
     put,
+    put_and_take,
     put_one,
     see,
     settle,
@@ -233,8 +233,7 @@ class Extending(SuiteBase):
     """P3: a late extend with an old token is refused and changes nothing."""
 
     async def test_an_extended_lease_ends_later(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await extend(store, held, until=NOW + HOUR, now=NOW + SECOND)
         kept = await see(store, held)
         assert (kept.wake_at, kept.token, kept.attempt, kept.planned_at) == (NOW + HOUR, held.token, 1, NOW)
@@ -242,8 +241,7 @@ class Extending(SuiteBase):
         assert (await take(store, now=NOW + HOUR)).losses == 1
 
     async def test_an_expired_lease_that_nobody_took_can_be_extended(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         late = NOW + LEASE + MINUTE
         assert (await lease(store, 0, now=late)).next_wake == NOW + LEASE
         assert await extend(store, held, until=late + LEASE, now=late)
@@ -251,15 +249,13 @@ class Extending(SuiteBase):
         assert await settle(store, done(held), now=late)
 
     async def test_an_old_token_is_refused_after_the_task_was_taken_over(self, store: Store) -> None:
-        await put_one(store)
-        first = await take(store)
+        first = await put_and_take(store)
         second = await take(store, now=NOW + LEASE)
         assert not await extend(store, first, until=NOW + DAY, now=NOW + LEASE)
         assert await see(store, second) == second
 
     async def test_an_extend_can_be_repeated(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         for step in range(1, 50):
             assert await extend(store, held, until=NOW + step * SECOND + LEASE, now=NOW + step * SECOND)
         assert (await lease(store, 0)).next_wake is not None
@@ -273,9 +269,3 @@ class Extending(SuiteBase):
         asked = [hold(held[key]) for key in "abca"]
         assert await store.extend(asked, now=NOW, until=NOW + HOUR) == [True, False, True, True]
         assert await look(store, held["b"]) is None
-
-    async def test_a_waiting_task_has_no_lease_to_extend(self, store: Store) -> None:
-        for state in State:
-            record = await bring(store, state, topic=state.value)
-            assert record is not None
-            assert await extend(store, record, until=NOW + DAY) is (state is State.LEASED)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from bide.core.answers import Answer
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, In, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
@@ -20,17 +18,18 @@ from bide.testing.store_suite.acts import (
     NOW,
     bring,
     dead,
+    do,
     done,
     extend,
     lease,
     look,
     new,
     put,
+    put_and_take,
     put_one,
     retry,
     see,
     settle,
-    take,
 )
 from bide.testing.store_suite.base import SuiteBase
 
@@ -44,20 +43,15 @@ async def both(
     number: int, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
 ) -> tuple[First, Second]:
     """Start both at once; who is called first alternates."""
-
-    async def run_first() -> First:
-        return await first()
-
-    async def run_second() -> Second:
-        return await second()
-
     if number % 2:
-        late = asyncio.ensure_future(run_second())
-        early = asyncio.ensure_future(run_first())
+        two, one = await asyncio.gather(_run(second), _run(first))
     else:
-        early = asyncio.ensure_future(run_first())
-        late = asyncio.ensure_future(run_second())
-    return await early, await late
+        one, two = await asyncio.gather(_run(first), _run(second))
+    return one, two
+
+
+async def _run(act: Callable[[], Awaitable[First]]) -> First:
+    return await act()
 
 
 async def in_batches(races: int, race: Callable[[int], Coroutine[Any, Any, None]]) -> None:
@@ -69,27 +63,19 @@ async def in_batches(races: int, race: Callable[[int], Coroutine[Any, Any, None]
 class Racing(SuiteBase):
     """P3: one holder. P4: a lost race is an answer. Where a store can have a second client, that one races."""
 
-    async def _change(self, rival: Store, asked: Move | Cancel | Redrive) -> Answer:
-        [answer] = await rival.change([asked], now=NOW)
-        return answer
+    async def test_fifty_workers_take_no_task_twice(self, store: Store, rival: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(1_500)))
+        taken: list[tuple[str, int]] = []
 
-    async def test_fifty_workers_take_no_task_twice(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-        try:
-            await put(store, *(new(str(number)) for number in range(1_500)))
-            taken: list[tuple[str, int]] = []
+        async def work(number: int) -> None:
+            mine = rival if number % 2 else store
+            while batch := (await lease(mine, 1 + number % 7, holder=f"w{number}")).tasks:
+                taken.extend((record.key, record.token) for record in batch)
+                assert all(await mine.settle([done(record) for record in batch], now=NOW))
 
-            async def work(number: int) -> None:
-                mine = rival if number % 2 else store
-                while batch := (await lease(mine, 1 + number % 7, holder=f"w{number}")).tasks:
-                    taken.extend((record.key, record.token) for record in batch)
-                    assert all(await mine.settle([done(record) for record in batch], now=NOW))
-
-            await asyncio.gather(*(work(number) for number in range(50)))
-            assert len(taken) == 1_500
-            assert len({key for key, _ in taken}) == 1_500
-        finally:
-            await rival.close()
+        await asyncio.gather(*(work(number) for number in range(50)))
+        assert len(taken) == 1_500
+        assert len({key for key, _ in taken}) == 1_500
 
     async def test_fifty_workers_hold_each_task_once(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(100)))
@@ -98,16 +84,14 @@ class Racing(SuiteBase):
         assert sorted(record.key for record in held) == sorted(str(number) for number in range(100))
         assert await asyncio.gather(*(settle(store, done(record)) for record in held)) == [True] * 100
 
-    async def test_lease_against_a_move(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_lease_against_a_move(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
             await put_one(store, new(topic=topic))
             leased, moved = await both(
                 number,
                 lambda: lease(store, topic=topic),
-                lambda: self._change(rival, Move(topic, "k", At(NOW + HOUR))),
+                lambda: do(rival, Move(topic, "k", At(NOW + HOUR))),
             )
             now_is = await see(store, Ref(topic, "k"))
             if leased.tasks:
@@ -115,21 +99,16 @@ class Racing(SuiteBase):
             else:
                 assert (moved.result, now_is) == (Result.MOVED, moved.record)
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_lease_against_a_conditional_fire_now(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_lease_against_a_conditional_fire_now(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
             record = await put_one(store, new(topic=topic))
             leased, fired = await both(
                 number,
                 lambda: lease(store, topic=topic),
-                lambda: self._change(rival, Move(topic, "k", In(0), record.token)),
+                lambda: do(rival, Move(topic, "k", In(0), record.token)),
             )
             [held] = leased.tasks
             assert fired.record is not None
@@ -139,19 +118,14 @@ class Racing(SuiteBase):
                 assert (fired.result, fired.record) == (Result.STALE_TOKEN, held)
             assert await see(store, held) == held
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_lease_against_a_cancel(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_lease_against_a_cancel(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
             await put_one(store, new(topic=topic))
             leased, cancelled = await both(
-                number, lambda: lease(store, topic=topic), lambda: self._change(rival, Cancel(topic, "k", KEPT))
+                number, lambda: lease(store, topic=topic), lambda: do(rival, Cancel(topic, "k", KEPT))
             )
             assert (await see(store, Ref(topic, "k"))).state is State.CANCELLED
             if leased.tasks:
@@ -161,14 +135,9 @@ class Racing(SuiteBase):
                 assert cancelled.result is Result.CANCELLED, "and no delivery starts afterwards"
             assert (await lease(store, topic=topic)).tasks == []
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_lease_against_a_redrive(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_lease_against_a_redrive(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
             gone = await bring(store, State.DEAD, topic=topic)
@@ -176,22 +145,18 @@ class Racing(SuiteBase):
             leased, redriven = await both(
                 number,
                 lambda: lease(store, topic=topic),
-                lambda: self._change(rival, Redrive(topic, "k", new_id(), In(0), gone.token)),
+                lambda: do(rival, Redrive(topic, "k", new_id(), In(0), gone.token)),
             )
             assert redriven.result is Result.REDRIVEN
             assert redriven.record is not None
             held = leased.tasks or (await lease(store, topic=topic)).tasks
             assert [record.id for record in held] == [redriven.record.id], "delivered once, as the new life"
-            assert (await self._change(rival, Redrive(topic, "k", new_id(), In(0)))).result is Result.UNDER_WAY
+            assert (await do(rival, Redrive(topic, "k", new_id(), In(0)))).result is Result.UNDER_WAY
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
     @pytest.mark.parametrize("on_conflict", list(OnConflict), ids=str)
-    async def test_lease_against_a_schedule(self, store: Store, tmp_path: Path, on_conflict: OnConflict) -> None:
-        rival = await self.peer(store, tmp_path)
+    async def test_lease_against_a_schedule(self, store: Store, rival: Store, on_conflict: OnConflict) -> None:
         due = At(NOW - HOUR if on_conflict is OnConflict.EARLIEST else NOW)
         if on_conflict is OnConflict.LATEST:
             due = At(NOW + 1)
@@ -211,18 +176,12 @@ class Racing(SuiteBase):
                 assert now_is.id == old.id
                 assert settled == [True]
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_two_workers_race_for_a_lost_lease(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_two_workers_race_for_a_lost_lease(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
-            await put_one(store, new(topic=topic))
-            lost = await take(store, topic=topic)
+            lost = await put_and_take(store, new(topic=topic))
             one, two = await both(
                 number,
                 lambda: lease(store, topic=topic, now=NOW + LEASE, holder="one"),
@@ -233,18 +192,12 @@ class Racing(SuiteBase):
             assert held.token > lost.token
             assert await see(store, held) == held
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_a_late_settle_against_the_next_lease(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_a_late_settle_against_the_next_lease(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
-            await put_one(store, new(topic=topic))
-            late = await take(store, topic=topic)
+            late = await put_and_take(store, new(topic=topic))
             settled, leased = await both(
                 number,
                 lambda: settle(store, done(late), now=NOW + LEASE),
@@ -253,18 +206,12 @@ class Racing(SuiteBase):
             assert settled is (leased.tasks == [])
             assert await look(store, late) == (None if settled else leased.tasks[0])
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_a_late_extend_against_the_next_lease(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_a_late_extend_against_the_next_lease(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
-            await put_one(store, new(topic=topic))
-            late = await take(store, topic=topic)
+            late = await put_and_take(store, new(topic=topic))
             extended, leased = await both(
                 number,
                 lambda: extend(store, late, until=NOW + HOUR, now=NOW + LEASE),
@@ -272,21 +219,15 @@ class Racing(SuiteBase):
             )
             assert extended is (leased.tasks == [])
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_a_settle_against_a_cancel(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-
+    async def test_a_settle_against_a_cancel(self, store: Store, rival: Store) -> None:
         async def race(number: int) -> None:
             topic = f"t{number}"
-            await put_one(store, new(topic=topic))
-            held = await take(store, topic=topic)
+            held = await put_and_take(store, new(topic=topic))
             outcome = (done(held, keep_until=KEPT), retry(held, In(0)), dead(held))[number % 3]
             settled, cancelled = await both(
-                number, lambda: settle(store, outcome), lambda: self._change(rival, Cancel(topic, "k", KEPT))
+                number, lambda: settle(store, outcome), lambda: do(rival, Cancel(topic, "k", KEPT))
             )
             now_is: Record = await see(store, held)
             if not settled:
@@ -298,21 +239,14 @@ class Racing(SuiteBase):
                 assert cancelled.result is Result.FINISHED
                 assert now_is == cancelled.record
 
-        try:
-            await in_batches(self.races, race)
-        finally:
-            await rival.close()
+        await in_batches(self.races, race)
 
-    async def test_many_schedules_of_one_free_key_make_one_task(self, store: Store, tmp_path: Path) -> None:
-        rival = await self.peer(store, tmp_path)
-        try:
-            tasks = [new(on_conflict=OnConflict.KEEP) for _ in range(100)]
-            answers = await asyncio.gather(
-                *((rival if number % 2 else store).add([task], now=NOW) for number, task in enumerate(tasks))
-            )
-            results = [answer.result for [answer] in answers]
-            assert (results.count(Result.CREATED), results.count(Result.KEPT)) == (1, 99)
-            winner = tasks[results.index(Result.CREATED)]
-            assert (await see(store, Ref("t", "k"))).id == winner.id
-        finally:
-            await rival.close()
+    async def test_many_schedules_of_one_free_key_make_one_task(self, store: Store, rival: Store) -> None:
+        tasks = [new(on_conflict=OnConflict.KEEP) for _ in range(100)]
+        answers = await asyncio.gather(
+            *((rival if number % 2 else store).add([task], now=NOW) for number, task in enumerate(tasks))
+        )
+        results = [answer.result for [answer] in answers]
+        assert (results.count(Result.CREATED), results.count(Result.KEPT)) == (1, 99)
+        winner = tasks[results.index(Result.CREATED)]
+        assert (await see(store, Ref("t", "k"))).id == winner.id

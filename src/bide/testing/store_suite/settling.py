@@ -1,4 +1,4 @@
-"""Settling: how a delivery's end is recorded, and what it counts."""
+"""Settling: the end of a delivery, the tokens that fence off a late one, and the ids that name one life."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, Ref, Result, Settlement, State, Verdict
+from bide.core.records import At, Cancel, Filter, In, Move, Redrive, Ref, Result, Settlement, State, Verdict
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -17,6 +17,7 @@ from bide.testing.store_suite.acts import (
     NOW,
     SECOND,
     again,
+    bring,
     dead,
     defer,
     do,
@@ -26,7 +27,9 @@ from bide.testing.store_suite.acts import (
     look,
     new,
     put,
+    put_and_take,
     put_one,
+    record_of,
     retry,
     see,
     settle,
@@ -39,8 +42,7 @@ class Settling(SuiteBase):
     """P2: delivered until settled. P3: a late settle with an old token is refused and changes nothing."""
 
     async def test_done_ends_it(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await settle(store, done(held, keep_until=KEPT), now=NOW + SECOND)
         ended = await see(store, held)
         assert (ended.state, ended.finished_at, ended.keep_until) == (State.DONE, NOW + SECOND, KEPT)
@@ -48,8 +50,7 @@ class Settling(SuiteBase):
         assert (await lease(store, 5, now=NOW + DAY)).tasks == []
 
     async def test_a_second_settle_is_refused(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await settle(store, done(held, keep_until=KEPT))
         ended = await see(store, held)
         for outcome in (done(held, keep_until=KEPT), retry(held, In(0)), defer(held, In(0)), dead(held)):
@@ -57,14 +58,12 @@ class Settling(SuiteBase):
         assert await see(store, held) == ended
 
     async def test_the_same_lease_twice_in_one_batch_is_settled_once(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await store.settle([retry(held, In(HOUR)), done(held)], now=NOW) == [True, False]
         assert (await see(store, held)).failures == 1
 
     async def test_a_lease_that_was_taken_over_cannot_be_settled(self, store: Store) -> None:
-        await put_one(store)
-        first = await take(store)
+        first = await put_and_take(store)
         second = await take(store, now=NOW + LEASE)
         for outcome in (done(first), retry(first, In(0)), dead(first), again(first, In(0))):
             assert not await settle(store, outcome, now=NOW + LEASE)
@@ -72,14 +71,12 @@ class Settling(SuiteBase):
         assert await settle(store, done(second), now=NOW + LEASE)
 
     async def test_an_expired_lease_that_nobody_took_can_be_settled(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await settle(store, done(held), now=NOW + DAY)
         assert await look(store, held) is None
 
     async def test_retry_counts_a_failure_and_forgives_the_losses(self, store: Store) -> None:
-        await put_one(store)
-        await take(store)
+        await put_and_take(store)
         held = await take(store, now=NOW + LEASE)
         assert (held.attempt, held.losses) == (2, 1)
         assert await settle(store, retry(held, In(MINUTE), error="refused"), now=NOW + LEASE)
@@ -92,8 +89,7 @@ class Settling(SuiteBase):
         assert following.planned_at == NOW + LEASE + MINUTE
 
     async def test_defer_counts_nothing(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(0), error="once"))
+        assert await settle(store, retry(await put_and_take(store), In(0), error="once"))
         for step in range(1, 6):
             held = await take(store, now=NOW + step * HOUR)
             assert (held.attempt, held.failures) == (2, 1)
@@ -102,8 +98,7 @@ class Settling(SuiteBase):
         assert (waiting.attempt, waiting.failures, waiting.losses, waiting.error) == (1, 1, 0, "once")
 
     async def test_defer_forgives_the_losses_and_gives_back_one_attempt(self, store: Store) -> None:
-        await put_one(store)
-        await take(store)
+        await put_and_take(store)
         held = await take(store, now=NOW + LEASE)
         assert (held.attempt, held.losses) == (2, 1)
         assert await settle(store, defer(held, In(0)), now=NOW + LEASE)
@@ -111,42 +106,29 @@ class Settling(SuiteBase):
         assert (waiting.attempt, waiting.losses) == (1, 0)
 
     async def test_a_retry_in_the_past_is_due_now(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), At(0)), now=NOW + SECOND)
+        assert await settle(store, retry(await put_and_take(store), At(0)), now=NOW + SECOND)
         assert (await see(store, Ref("t", "k"))).wake_at == NOW + SECOND
         assert (await take(store, now=NOW + SECOND)).attempt == 2
 
     async def test_a_retry_is_never_early(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(5 * MINUTE)))
+        assert await settle(store, retry(await put_and_take(store), In(5 * MINUTE)))
         assert (await lease(store, 5, now=NOW + 5 * MINUTE - 1)).tasks == []
         assert (await lease(store, 5, now=NOW + 5 * MINUTE)).tasks != []
 
-    async def test_dead_keeps_the_reason(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
-        assert await settle(store, dead(held, error="no such order"))
-        ended = await see(store, held)
-        assert (ended.state, ended.error, ended.keep_until) == (State.DEAD, "no such order", KEPT)
-        assert (await lease(store, 5, now=NOW + DAY)).tasks == []
-
     @pytest.mark.parametrize("failed", [False, True])
     async def test_a_death_counts_as_a_failure_if_a_delivery_failed(self, store: Store, *, failed: bool) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(0)))
+        assert await settle(store, retry(await put_and_take(store), In(0)))
         held = await take(store)
         assert await settle(store, replace(dead(held), failed=failed))
         assert ((await see(store, held)).failures, held.attempt) == (1 + failed, 2)
 
     async def test_dead_without_a_reason_keeps_the_last_failure(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(0), error="the last failure"))
+        assert await settle(store, retry(await put_and_take(store), In(0), error="the last failure"))
         assert await settle(store, dead(await take(store), error=None))
         assert (await see(store, Ref("t", "k"))).error == "the last failure"
 
     async def test_done_forgets_an_earlier_failure(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(0), error="an earlier failure"))
+        assert await settle(store, retry(await put_and_take(store), In(0), error="an earlier failure"))
         assert await settle(store, done(await take(store), keep_until=KEPT))
         ended = await see(store, Ref("t", "k"))
         assert (ended.error, ended.failures, ended.attempt) == (None, 1, 2)
@@ -168,8 +150,7 @@ class Settling(SuiteBase):
         assert (await take(store, now=NOW + HOUR)).attempt == 1
 
     async def test_a_next_life_in_the_past_is_due_now(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, again(await take(store), At(NOW - DAY)))
+        assert await settle(store, again(await put_and_take(store), At(NOW - DAY)))
         following = await see(store, Ref("t", "k"))
         assert (following.due_at, following.wake_at) == (NOW, NOW)
 
@@ -199,8 +180,7 @@ class Settling(SuiteBase):
         assert await store.get([Ref("t", key) for key in "abc"]) == [None, None, None]
 
     async def test_a_settled_retry_can_be_moved_and_cancelled_like_any_other(self, store: Store) -> None:
-        await put_one(store)
-        assert await settle(store, retry(await take(store), In(DAY)))
+        assert await settle(store, retry(await put_and_take(store), In(DAY)))
         assert (await do(store, Move("t", "k", In(HOUR)))).was == NOW + DAY
         assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
         assert (await lease(store, 1)).next_wake is None
@@ -225,3 +205,128 @@ class Settling(SuiteBase):
         await do(store, Cancel("t", waiting.key, at + DAY), now=at + MINUTE)
         ended = await see(store, waiting)
         assert (ended.started_at, ended.wake_at) == (None, at + SECOND + HOUR)
+
+
+FAR_OFF = 2**53 // 1_000 + SECOND
+"""An instant whose microseconds are more than a double counts one by one."""
+
+
+class Tokens(SuiteBase):
+    """P12: `token` only ever rises for a (topic, key), so that a receiver can refuse the old."""
+
+    async def test_every_transition_raises_the_token(self, store: Store) -> None:
+        seen = [(await put_one(store)).token]
+
+        async def note() -> None:
+            seen.append((await see(store, Ref("t", "k"))).token)
+
+        await do(store, Move("t", "k", In(0)))
+        await note()
+        held = await take(store)
+        await note()
+        assert await settle(store, retry(held, In(0)))
+        await note()
+        held = await take(store)
+        await note()
+        assert await settle(store, defer(held, In(0)))
+        await note()
+        held = await take(store)
+        held = await take(store, now=NOW + LEASE)
+        await note()
+        assert await settle(store, again(held, In(0)), now=NOW)
+        await note()
+        assert await settle(store, dead(await take(store)))
+        await note()
+        await do(store, Redrive("t", "k", new_id(), In(0)))
+        await note()
+        await put_one(store)
+        await note()
+        await do(store, Cancel("t", "k", KEPT))
+        await note()
+        await put_one(store)
+        await note()
+        assert await settle(store, done(await take(store), keep_until=KEPT))
+        await note()
+        assert seen == sorted(set(seen)), "strictly rising"
+
+    async def test_a_token_rises_also_after_the_key_was_done_and_forgotten(self, store: Store) -> None:
+        last = 0
+        for _ in range(5):
+            held = await put_and_take(store)
+            assert held.token > last
+            last = held.token
+            assert await settle(store, done(held))
+            assert await look(store, held) is None
+
+    async def test_a_token_rises_also_after_a_cancel_and_a_purge(self, store: Store) -> None:
+        await put_one(store)
+        cancelled = record_of(await do(store, Cancel("t", "k")))
+        held = await bring(store, None)
+        assert held is None
+        following = await put_one(store)
+        assert following.token > cancelled.token
+        ended = record_of(await do(store, Cancel("t", "k", NOW + SECOND)))
+        assert await store.purge(now=NOW + SECOND, limit=10) == 1
+        assert (await put_one(store, now=NOW)).token > ended.token
+
+    async def test_a_token_rises_although_the_clock_goes_back(self, store: Store) -> None:
+        last = 0
+        for now in (NOW, NOW - 1_000 * SECOND, NOW + SECOND, NOW - SECOND, FAR_OFF, FAR_OFF, FAR_OFF - SECOND, NOW):
+            record = await put_one(store, now=now)
+            assert record.token > last
+            last = record.token
+
+    async def test_a_token_is_at_least_the_clock_in_microseconds(self, store: Store) -> None:
+        assert (await put_one(store)).token >= NOW * 1_000
+
+    async def test_the_tokens_of_one_batch_differ_for_one_key(self, store: Store) -> None:
+        first, second = await put(store, new(), new())
+        assert first.token < second.token
+
+
+class Identity(SuiteBase):
+    """P12: `id` names one life of a key and stays the same over its retries."""
+
+    async def test_an_id_is_the_same_over_move_lease_retry_defer_and_loss(self, store: Store) -> None:
+        life = (await put_one(store)).id
+        assert record_of(await do(store, Move("t", "k", In(0)))).id == life
+        held = await take(store)
+        assert held.id == life
+        assert await settle(store, retry(held, In(0)))
+        held = await take(store)
+        assert held.id == life
+        assert await settle(store, defer(held, In(0)))
+        assert (await take(store)).id == life
+        held = await take(store, now=NOW + LEASE)
+        assert held.id == life
+        assert await settle(store, dead(held))
+        assert (await see(store, held)).id == life
+
+    async def test_an_id_is_new_at_replace_again_and_redrive(self, store: Store) -> None:
+        lives = [(await put_one(store)).id]
+        lives.append((await put_one(store)).id)
+        held = await take(store)
+        assert await settle(store, again(held, In(0)))
+        held = await take(store)
+        lives.append(held.id)
+        assert await settle(store, dead(held))
+        answer = await do(store, Redrive("t", "k", new_id(), In(0)))
+        lives.append(record_of(answer).id)
+        assert len(set(lives)) == 4
+
+    async def test_each_task_of_a_lease_has_the_token_that_settles_it(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(50)))
+        held = (await lease(store, 50)).tasks
+        assert await store.settle([done(record) for record in held], now=NOW) == [True] * 50
+
+    @pytest.mark.parametrize("if_token", [0, 1, 2**53, 2**56, 2**60, 2**63 - 1])
+    async def test_a_condition_that_no_token_meets_changes_nothing(self, store: Store, if_token: int) -> None:
+        before = await put_one(store)
+        for change in (
+            Move("t", "k", In(0), if_token),
+            Cancel("t", "k", if_token=if_token),
+            Redrive("t", "k", new_id(), In(0), if_token),
+        ):
+            [answer] = await store.change([change], now=NOW)
+            assert answer.result in (Result.STALE_TOKEN, Result.UNDER_WAY), change
+        assert await see(store, Ref("t", "k")) == before

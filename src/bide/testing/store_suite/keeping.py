@@ -1,12 +1,19 @@
-"""Retention: how long what is over is remembered, and that afterwards nothing of it is left."""
+"""Keeping: what survives a close, how long a task that is over is remembered, and the log of events."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
 import pytest
 
+from bide.core.errors import StoreUnavailable
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Change, Filter, In, Move, OnConflict, Redrive, Ref, Result, State
-from bide.ports import KeepsEvents, Store
+from bide.core.records import At, Cancel, Change, Filter, In, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
+from bide.ports import HasSchema, KeepsEvents, Store, TellsTime
 from bide.testing.store_suite.acts import (
     DAY,
     HOUR,
@@ -31,6 +38,117 @@ from bide.testing.store_suite.acts import (
     take,
 )
 from bide.testing.store_suite.base import SuiteBase
+
+
+class Opening(SuiteBase):
+    """P2: what was acknowledged is there again, within the store's stated durability."""
+
+    async def test_it_is_a_store(self, store: Store) -> None:
+        assert isinstance(store, Store)
+
+    async def test_a_second_close_does_nothing(self, store: Store) -> None:
+        await store.close()
+        await store.close()
+
+    async def test_a_closed_store_is_unavailable(self, store: Store) -> None:
+        await put_one(store)
+        await store.close()
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.add([new()], now=NOW),
+            lambda: store.change([Cancel("t", "k")], now=NOW),
+            lambda: store.get([Ref("t", "k")]),
+            lambda: store.find(Filter(), Page()),
+            lambda: store.tally(),
+            lambda: lease(store),
+            lambda: store.extend([Lease("t", "k", 1)], now=NOW, until=NOW),
+            lambda: store.settle([], now=NOW),
+            lambda: store.purge(now=NOW, limit=1),
+        ]
+        for call in calls:
+            with pytest.raises(StoreUnavailable):
+                await call()
+
+    async def test_two_stores_of_different_places_share_nothing(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        other = await self.make_store(tmp_path / "elsewhere")
+        await other.open()
+        try:
+            await put_one(store)
+            assert await listed(other, Filter()) == []
+        finally:
+            await other.close()
+
+    async def test_every_state_survives_a_close(self, store: Store, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store ends with its process")
+        for state in State:
+            await bring(store, state, topic=state.value, group="g")
+        await put_one(store, new("far", due=At(NOW + 400 * DAY), deadline=KEPT * 2, options=b"\x80"))
+        before = await listed(store, Filter())
+        await store.close()
+        again = await self.peer(store, tmp_path)
+        try:
+            assert await listed(again, Filter()) == before
+            assert len(await listed(again, Filter(group="g"))) == 5
+            held = await see(again, Ref("leased", "k"))
+            assert await settle(again, done(held)), "a lease outlives the connection it was taken on"
+            assert (await take(again, topic="waiting")).attempt == 1
+            assert await again.purge(now=KEPT, limit=100) == 3
+        finally:
+            await again.close()
+
+    async def test_a_token_rises_also_across_a_close(self, store: Store, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store ends with its process")
+        last = 0
+        for _ in range(3):
+            opened = await self.peer(store, tmp_path)
+            try:
+                await put_one(opened, now=NOW)
+                held = await take(opened)
+                assert held.token > last
+                last = held.token
+                assert await settle(opened, done(held)), "and nothing of the task itself is left to go by"
+            finally:
+                await opened.close()
+
+    async def test_what_one_client_did_another_sees_at_once(self, store: Store, rival: Store) -> None:
+        if not self.durable:
+            pytest.skip("this store has one client")
+        record = await put_one(store)
+        assert await look(rival, record) == record
+        held = await take(rival)
+        [answer] = await store.change([Move("t", "k", In(0))], now=NOW)
+        assert (answer.result, answer.record) == (Result.UNDER_WAY, held)
+        assert await settle(store, done(held)), "a lease is settled by whoever knows its token"
+        assert await look(rival, record) is None
+
+    async def test_twenty_clients_can_open_a_new_store_at_once(self, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store has one client")
+        stores = [await self.make_store(tmp_path) for _ in range(20)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            await asyncio.gather(*(put_one(store, new(str(number))) for number, store in enumerate(stores)))
+            for store in stores:
+                assert len(await listed(store, Filter())) == 20
+        finally:
+            await asyncio.gather(*(store.close() for store in stores))
+
+    async def test_an_open_store_has_the_schema_that_the_code_wants(self, store: Store) -> None:
+        if not isinstance(store, HasSchema):
+            pytest.skip("this store has no schema")
+        found, wanted = await store.schema_version()
+        assert found == wanted
+        await store.migrate()
+        assert await store.schema_version() == (found, wanted)
+
+    async def test_a_store_with_a_clock_tells_it(self, store: Store) -> None:
+        if not isinstance(store, TellsTime):
+            pytest.skip("this store has no clock of its own")
+        first = await store.time()
+        assert 1_600_000_000_000 < first <= await store.time()
+
 
 ENDED = [State.DONE, State.CANCELLED, State.DEAD]
 
@@ -173,3 +291,55 @@ class Retention(SuiteBase):
         assert (await lease(store, 0, topic=ref.topic)).next_wake is None
         if isinstance(store, KeepsEvents):
             assert await store.events(ref) == []
+
+
+def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: str = "t") -> Event:
+    return Event(
+        at=at, topic=topic, key=key, id=new_id(), kind=kind, attempt=2, who="ann", what="it failed", was=NOW, wake_at=at
+    )
+
+
+class Remembering(SuiteBase):
+    """A capped log of what was out of the ordinary, found by task."""
+
+    @pytest.fixture
+    def log(self, store: Store) -> KeepsEvents:
+        if not isinstance(store, KeepsEvents):
+            pytest.skip("this store keeps no events")
+        return store
+
+    async def test_an_event_comes_back_as_it_was(self, log: KeepsEvents) -> None:
+        full = _event("k", NOW)
+        bare = Event(at=NOW + 1, topic="t", key="l", id="", kind=EventKind.CHANGE)
+        await log.record([full, bare])
+        assert await log.events() == [bare, full]
+
+    async def test_the_newest_come_first_up_to_the_limit(self, log: KeepsEvents) -> None:
+        events = [_event(str(number), NOW + number) for number in range(20)]
+        await log.record(events[:10])
+        await log.record(events[10:])
+        assert await log.events(limit=5) == events[:-6:-1]
+        assert await log.events(limit=1_000) == events[::-1]
+
+    async def test_the_events_of_one_task_are_found_alone(self, log: KeepsEvents) -> None:
+        names = [("t", "k"), ("t", "l"), ("u", "k"), ("t", "k")]
+        events = [_event(key, NOW + i, topic=topic) for i, (topic, key) in enumerate(names)]
+        await log.record(events)
+        assert await log.events(Ref("t", "k")) == [events[3], events[0]]
+        assert await log.events(Ref("t", "k"), limit=1) == [events[3]]
+        assert await log.events(Ref("t", "nobody")) == []
+
+    async def test_events_of_every_kind_are_kept(self, log: KeepsEvents) -> None:
+        await log.record([])
+        for number, kind in enumerate(EventKind):
+            await log.record([_event("k", NOW + number, kind=kind)])
+        assert [event.kind for event in await log.events(Ref("t", "k"))] == list(EventKind)[::-1]
+
+    async def test_the_log_is_capped(self, log: KeepsEvents) -> None:
+        for start in range(0, 30_000, 5_000):
+            await log.record([_event(str(number), NOW + number) for number in range(start, start + 5_000)])
+        kept = await log.events(limit=1_000_000)
+        assert 100 <= len(kept) < 30_000
+        assert kept[0].key == "29999"
+        assert await log.events(Ref("t", "0")) == []
+        assert len(await log.events(Ref("t", "29999"))) == 1

@@ -1,11 +1,27 @@
-"""Changing: moving, firing now, cancelling, sending again; and what a change in a batch does to its neighbours."""
+"""Clients' verbs: schedule, move, fire now, cancel, send again; and a batch of several of them."""
 
 from __future__ import annotations
 
 import pytest
 
+from bide.core.instants import LAST_INSTANT
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Change, Due, Filter, In, Move, Redrive, Ref, Result, State
+from bide.core.records import (
+    At,
+    Cancel,
+    Change,
+    Due,
+    Filter,
+    In,
+    Move,
+    NewTask,
+    OnConflict,
+    Record,
+    Redrive,
+    Ref,
+    Result,
+    State,
+)
 from bide.ports import Store
 from bide.testing.store_suite.acts import (
     DAY,
@@ -25,6 +41,7 @@ from bide.testing.store_suite.acts import (
     look,
     new,
     put,
+    put_and_take,
     put_one,
     record_of,
     retry,
@@ -33,6 +50,142 @@ from bide.testing.store_suite.acts import (
     take,
 )
 from bide.testing.store_suite.base import SuiteBase
+
+
+class Scheduling(SuiteBase):
+    """P2: once `add` has answered, the task is there. P5: the newest word wins."""
+
+    async def test_a_new_task_has_every_field_as_given(self, store: Store) -> None:
+        life = new_id()
+        task = NewTask(
+            "orders", "42", life, At(NOW + HOUR), b"\x01payload", "user-7", b"\x80", NOW + DAY, OnConflict.REFUSE
+        )
+        [answer] = await store.add([task], now=NOW)
+        assert answer.result is Result.CREATED
+        assert answer.was is None
+        record = record_of(answer)
+        assert record == Record(
+            "orders", "42", life, "user-7", State.WAITING, NOW + HOUR, NOW + HOUR, 0, 0, 0, 0, record.token, None,
+            b"\x01payload", b"\x80", NOW + DAY, None, NOW, None, None,
+        )  # fmt: skip
+        assert record.token > 0
+        assert await see(store, record) == record
+
+    async def test_empty_optional_fields_stay_empty(self, store: Store) -> None:
+        task = NewTask("t", "k", new_id(), At(NOW))
+        record = await put_one(store, task)
+        assert (record.group, record.deadline, record.error, record.holder) == (None, None, None, None)
+        assert (record.payload, record.options) == (b"", b"")
+        assert (record.finished_at, record.keep_until) == (None, None)
+        assert await see(store, record) == record
+
+    async def test_a_relative_time_counts_from_now(self, store: Store) -> None:
+        record = await put_one(store, new(due=In(5 * MINUTE)))
+        assert (record.due_at, record.wake_at) == (NOW + 5 * MINUTE, NOW + 5 * MINUTE)
+
+    @pytest.mark.parametrize("due", [At(NOW - DAY), At(0), In(-DAY), At(-5), In(-2 * NOW)], ids=str)
+    async def test_a_time_in_the_past_is_due_now_and_keeps_what_was_asked(self, store: Store, due: Due) -> None:
+        record = await put_one(store, new(due=due))
+        assert record.wake_at == NOW
+        assert record.due_at == max(due.resolve(NOW), 0)
+        assert (await take(store, now=NOW)).key == "k"
+
+    async def test_nothing_lies_beyond_the_last_instant(self, store: Store) -> None:
+        far = await put_one(store, new("far", due=At(LAST_INSTANT)))
+        beyond = await put_one(store, new("beyond", due=In(LAST_INSTANT)))
+        assert far.wake_at == beyond.wake_at == LAST_INSTANT
+        assert (await lease(store, 2, now=LAST_INSTANT - 1)).tasks == []
+        assert len((await lease(store, 2, now=LAST_INSTANT)).tasks) == 2
+
+    async def test_a_replaced_task_has_only_the_new_time_and_payload(self, store: Store) -> None:
+        await put_one(store, new(due=At(NOW), payload=b"old", group="g", options=b"\x80", deadline=KEPT))
+        [answer] = await store.add([new(due=At(NOW + HOUR), payload=b"new")], now=NOW)
+        assert (answer.result, answer.was) == (Result.REPLACED, NOW)
+        record = record_of(answer)
+        assert (record.payload, record.group, record.options, record.deadline) == (b"new", None, b"", None)
+        assert (await lease(store, 5, now=NOW + HOUR - 1)).tasks == []
+        assert (await take(store, now=NOW + HOUR)).payload == b"new"
+        assert await listed(store, Filter(group="g")) == []
+
+    async def test_replacing_a_running_task_refuses_the_old_outcome(self, store: Store) -> None:
+        held = await put_and_take(store)
+        [answer] = await store.add([new(payload=b"new")], now=NOW + SECOND)
+        assert (answer.result, answer.was) == (Result.REPLACED, held.wake_at)
+        assert not await settle(store, done(held), now=NOW + SECOND)
+        following = await take(store, now=NOW + SECOND)
+        assert (following.payload, following.attempt, following.losses) == (b"new", 1, 0)
+        assert following.token > held.token
+
+    async def test_keep_schedules_again_once_the_done_task_is_forgotten(self, store: Store) -> None:
+        await bring(store, State.DONE, keep_until=NOW + MINUTE)
+        assert await store.purge(now=NOW + MINUTE, limit=10) == 1
+        [answer] = await store.add([new(on_conflict=OnConflict.KEEP)], now=NOW + MINUTE)
+        assert answer.result is Result.CREATED
+
+    @pytest.mark.parametrize(
+        ("on_conflict", "winning", "losing"),
+        [(OnConflict.EARLIEST, -HOUR, HOUR), (OnConflict.LATEST, HOUR, -HOUR)],
+        ids=["earliest", "latest"],
+    )
+    async def test_the_winning_time_brings_its_payload(
+        self, store: Store, on_conflict: OnConflict, winning: int, losing: int
+    ) -> None:
+        there = await put_one(store, new(due=At(NOW + DAY), payload=b"first"))
+        loser = new(due=At(NOW + DAY + losing), payload=b"loses", on_conflict=on_conflict)
+        tie = new(due=At(NOW + DAY), payload=b"ties", on_conflict=on_conflict)
+        winner = new(due=At(NOW + DAY + winning), payload=b"wins", on_conflict=on_conflict)
+        lost, tied, won = await store.add([loser, tie, winner], now=NOW)
+        assert (lost.result, lost.record) == (Result.KEPT, there)
+        assert (tied.result, tied.record) == (Result.KEPT, there)
+        assert (won.result, won.was) == (Result.REPLACED, NOW + DAY)
+        now_is = await see(store, there)
+        assert (now_is.payload, now_is.id, now_is.due_at) == (b"wins", winner.id, NOW + DAY + winning)
+
+    async def test_earliest_goes_by_the_time_asked_for_not_by_the_wake(self, store: Store) -> None:
+        there = await put_one(store, new(due=At(NOW - HOUR)))
+        [answer] = await store.add([new(due=At(NOW - MINUTE), on_conflict=OnConflict.EARLIEST)], now=NOW)
+        assert (answer.result, answer.record) == (Result.KEPT, there)
+
+    @pytest.mark.parametrize(
+        ("on_conflict", "result"),
+        [(OnConflict.EARLIEST, Result.KEPT), (OnConflict.LATEST, Result.REPLACED)],
+        ids=["earliest", "latest"],
+    )
+    async def test_which_time_wins_goes_by_what_was_asked_not_by_a_retry(
+        self, store: Store, on_conflict: OnConflict, result: Result
+    ) -> None:
+        assert await settle(store, retry(await put_and_take(store, new(due=At(NOW))), In(DAY)))
+        [answer] = await store.add([new(due=At(NOW + HOUR), on_conflict=on_conflict)], now=NOW)
+        assert answer.result is result
+
+    async def test_earliest_keeps_a_running_task_and_latest_starts_anew(self, store: Store) -> None:
+        held = await put_and_take(store)
+        [kept] = await store.add([new(due=At(0), on_conflict=OnConflict.EARLIEST)], now=NOW)
+        assert (kept.result, kept.record) == (Result.KEPT, held)
+        [latest] = await store.add([new(due=At(NOW + HOUR), on_conflict=OnConflict.LATEST)], now=NOW)
+        assert latest.result is Result.REPLACED
+        assert not await settle(store, done(held))
+
+    async def test_the_same_key_twice_in_one_batch_goes_in_order(self, store: Store) -> None:
+        first, second = new(payload=b"first"), new(payload=b"second", due=At(NOW + HOUR))
+        third = new(payload=b"third", on_conflict=OnConflict.KEEP)
+        answers = await store.add([first, second, third], now=NOW)
+        assert [answer.result for answer in answers] == [Result.CREATED, Result.REPLACED, Result.KEPT]
+        now_is = await see(store, Ref("t", "k"))
+        assert (now_is.payload, now_is.id) == (b"second", second.id)
+        assert record_of(answers[0]).token < record_of(answers[1]).token == now_is.token
+        assert answers[2].record == now_is
+
+    async def test_one_key_in_two_topics_is_two_tasks(self, store: Store) -> None:
+        await put(store, new("k", topic="a", payload=b"a"), new("k", topic="b", payload=b"b"))
+        assert (await take(store, topic="a")).payload == b"a"
+        other = await see(store, Ref("b", "k"))
+        assert (other.state, other.payload) == (State.WAITING, b"b")
+
+    async def test_a_deadline_before_the_due_time_is_kept_as_given(self, store: Store) -> None:
+        record = await put_one(store, new(due=At(NOW + HOUR), deadline=NOW))
+        assert (record.deadline, record.state) == (NOW, State.WAITING)
+        assert await look(store, record) == record
 
 
 class Changing(SuiteBase):
@@ -85,8 +238,7 @@ class Changing(SuiteBase):
         assert (await lease(store, 5, now=NOW + LEASE - 1)).tasks == []
 
     async def test_a_move_keeps_attempts_failures_and_the_last_error(self, store: Store) -> None:
-        await put_one(store)
-        await settle(store, retry(await take(store), In(HOUR), error="no answer"))
+        await settle(store, retry(await put_and_take(store), In(HOUR), error="no answer"))
         moved = record_of(await do(store, Move("t", "k", In(MINUTE))))
         assert (moved.attempt, moved.failures, moved.error) == (1, 1, "no answer")
         assert (await take(store, now=NOW + MINUTE)).attempt == 2
@@ -100,11 +252,8 @@ class Changing(SuiteBase):
     async def test_a_move_may_bring_a_new_deadline(self, store: Store) -> None:
         await put(store, new(deadline=NOW + HOUR))
         later = await do(store, Move("t", "k", At(NOW + DAY), None, NOW + DAY))
-        assert (later.result, record_of(later).due_at, record_of(later).deadline) == (
-            Result.MOVED,
-            NOW + DAY,
-            NOW + DAY,
-        )
+        moved = record_of(later)
+        assert (later.result, moved.due_at, moved.deadline) == (Result.MOVED, NOW + DAY, NOW + DAY)
         assert await store.get([Ref("t", "k")]) == [later.record]
         over = await do(store, Move("t", "k", At(NOW + DAY), None, NOW + HOUR))
         assert (over.result, over.record) == (Result.REFUSED, later.record)
@@ -135,18 +284,12 @@ class Changing(SuiteBase):
         assert (await do(store, Cancel("t", "k"))).result is Result.NOT_FOUND
 
     async def test_cancelling_a_running_task_tells_the_holder_at_its_next_extend(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert (await do(store, Cancel("t", "k", KEPT))).result is Result.CANCELLED_WHILE_LEASED
         assert not await extend(store, held, until=NOW + HOUR)
         assert not await settle(store, retry(held, In(0)))
         assert (await lease(store, 5, now=NOW + DAY)).tasks == [], "neither a retry nor a redelivery follows"
         assert (await see(store, held)).state is State.CANCELLED
-
-    async def test_a_second_cancel_finds_it_finished(self, store: Store) -> None:
-        cancelled = await bring(store, State.CANCELLED)
-        answer = await do(store, Cancel("t", "k", KEPT))
-        assert (answer.result, answer.record) == (Result.FINISHED, cancelled)
 
     async def test_a_redriven_task_starts_a_new_life_without_a_deadline(self, store: Store) -> None:
         gone = await bring(store, State.DEAD, deadline=NOW + MINUTE, group="g")
@@ -161,11 +304,6 @@ class Changing(SuiteBase):
         assert (record.due_at, record.created_at) == (NOW + SECOND + HOUR, NOW + SECOND)
         assert (await take(store, now=NOW + SECOND + HOUR)).attempt == 1
 
-    async def test_redrive_leaves_what_is_not_dead(self, store: Store) -> None:
-        waiting = await put_one(store)
-        answer = await do(store, Redrive("t", "k", new_id(), In(0)))
-        assert (answer.result, answer.record) == (Result.UNDER_WAY, waiting)
-
     @pytest.mark.parametrize(
         "asked",
         [Move("t", "k", In(0)), Cancel("t", "k"), Redrive("t", "k", new_id(), In(0))],
@@ -179,25 +317,17 @@ class Changing(SuiteBase):
     async def test_a_mixed_batch_keeps_its_order_though_some_are_refused(self, store: Store) -> None:
         waiting, other = await put(store, new("waiting"), new("other"))
         await bring(store, State.DEAD, "dead", topic="d")
-        changes: list[Change] = [
-            Move("t", "nobody", In(0)),
-            Move("t", "waiting", At(NOW + HOUR)),
-            Move("t", "waiting", At(NOW + DAY), waiting.token),
-            Cancel("t", "other", 0, other.token),
-            Cancel("t", "other"),
-            Redrive("d", "dead", new_id(), In(0)),
-            Redrive("d", "dead", new_id(), In(0)),
+        asked: list[tuple[Change, Result]] = [
+            (Move("t", "nobody", In(0)), Result.NOT_FOUND),
+            (Move("t", "waiting", At(NOW + HOUR)), Result.MOVED),
+            (Move("t", "waiting", At(NOW + DAY), waiting.token), Result.STALE_TOKEN),
+            (Cancel("t", "other", 0, other.token), Result.CANCELLED),
+            (Cancel("t", "other"), Result.NOT_FOUND),
+            (Redrive("d", "dead", new_id(), In(0)), Result.REDRIVEN),
+            (Redrive("d", "dead", new_id(), In(0)), Result.UNDER_WAY),
         ]
-        answers = await store.change(changes, now=NOW)
-        assert [answer.result for answer in answers] == [
-            Result.NOT_FOUND,
-            Result.MOVED,
-            Result.STALE_TOKEN,
-            Result.CANCELLED,
-            Result.NOT_FOUND,
-            Result.REDRIVEN,
-            Result.UNDER_WAY,
-        ]
+        answers = await store.change([change for change, _ in asked], now=NOW)
+        assert [answer.result for answer in answers] == [result for _, result in asked]
         assert (await see(store, waiting)).wake_at == NOW + HOUR
         assert await look(store, Ref("t", "other")) is None
 
@@ -211,8 +341,7 @@ class Changing(SuiteBase):
         assert fresh.result is Result.CANCELLED
 
     async def test_a_deferred_task_can_be_moved_forward(self, store: Store) -> None:
-        await put_one(store)
-        held = await take(store)
+        held = await put_and_take(store)
         assert await settle(store, defer(held, In(HOUR)))
         assert (await do(store, Move("t", "k", In(MINUTE)))).was == NOW + HOUR
         following = await take(store, now=NOW + MINUTE)
