@@ -15,8 +15,7 @@ from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
-from bide.service.access import Token, Tokens, check_id, verbs_of
-from bide.service.authz import ALL_VERBS, Verb, check_pattern
+from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 _COMMANDS = ("add", "ls", "revoke")
 
